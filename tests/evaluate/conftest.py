@@ -1,4 +1,4 @@
-"""What the end-to-end tests share: the tiny model and suite, and stock lm-eval's scores of it, made once a session."""
+"""Share end-to-end fixtures: the tiny model and suite, and stock lm-eval's scores, once a session."""
 
 from collections.abc import Callable, Iterator
 
@@ -13,7 +13,7 @@ def e2e(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 @pytest.fixture(scope="session")
 def light(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """Without tasks and models, for engines that need none."""
+    """Make a world without tasks and models, for engines that need none."""
     return World(tmp_path_factory.mktemp("light"))
 
 
@@ -25,7 +25,7 @@ def one_stock_lm_eval(e2e: World) -> Iterator[Callable[..., list[list[dict]]]]:
 
 @pytest.fixture(scope="session")
 def stock(e2e: World, stock_lm_eval: Callable[..., list[list[dict]]]) -> list[dict]:
-    """Stock lm-eval's results of the whole suite, in one process."""
+    """Return stock lm-eval's results of the whole suite, from one process."""
     [found] = stock_lm_eval([(PLAIN, False), (CHAT, True)], e2e.model())
     return found
 

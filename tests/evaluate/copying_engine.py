@@ -1,4 +1,4 @@
-"""A simulated engine that keeps a copy of the folder that it is given, for tests of how models come to engines."""
+"""Provide a simulated engine that copies its model folder, for tests of the weights' path."""
 
 import shutil
 from pathlib import Path
@@ -10,7 +10,7 @@ from holdfast.evaluate.types.engine import EngineSpec
 
 
 class CopyingEngine(SimulatedEngine):
-    """Its option `copy` names the folder to be made."""
+    """Copy the model folder to the path in the option `copy`."""
 
     def __init__(self, spec: EngineSpec) -> None:
         options = dict(spec.options)

@@ -1,4 +1,4 @@
-"""A tiny model, a suite with every kind of task, `holdfast` as a command, and stock lm-eval as the truth."""
+"""Provide a tiny model, a suite with every kind of task, the command, and stock lm-eval's scores."""
 
 import json
 import math
@@ -34,13 +34,13 @@ PARTS = (
     "higher_is_better",
     "n-samples",
 )
-"""Of lm-eval's results: all that says what was scored, and what it came to."""
+"""The parts of lm-eval's results that describe tasks and scores."""
 PLAIN = ("t_group", "t_mutual", "t_score", "t_rolling", "t_votes", "t_own", "t_code")
 CHAT = ("t_inputs", "t_long")
 MEASURED = ("perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte", "brier_score")
 """The metrics of the suite that are made of log-probabilities as they are; all others count."""
 REQUESTS = 86
-"""Of the whole suite, those that differ."""
+"""The distinct requests of the whole suite."""
 TIMEOUT_S = 240
 
 CODE_TASK = """\
@@ -84,8 +84,8 @@ def build(resps, docs):
     return [[doc["program"] + "  # " + repr(resp) for resp in answers] for answers, doc in zip(resps, docs)]
 """
 
-# Stock lm-eval as its own command has it, once for each line that it is asked. Its `code_eval` cannot be fetched
-# offline: one that runs the program stands for it.
+# Stock lm-eval's own command, once per input line. Its `code_eval` cannot be fetched offline, so a
+# module that runs the program replaces it.
 STOCK = """
 import json, sys
 import evaluate
@@ -129,7 +129,7 @@ for line in sys.stdin:
 
 @dataclass(frozen=True)
 class World:
-    """Where everything is. `home` is where evaluations go."""
+    """Name the paths of a test; `home` is the folder of evaluations."""
 
     folder: Path
 
@@ -174,7 +174,7 @@ class World:
         }
 
     def start(self, *words: object, home: Path | None = None, **more: str) -> subprocess.Popen[str]:
-        """`holdfast eval WORDS…`, in a session of its own, as a terminal has it."""
+        """Start `holdfast eval WORDS…` in a session of its own, as in a terminal."""
         return subprocess.Popen(
             [*HOLDFAST, "eval", *map(str, words)],
             env=self.environment(home, **more),
@@ -188,7 +188,7 @@ class World:
     def run(
         self, *words: object, code: int = 0, home: Path | None = None, **more: str
     ) -> tuple[str, str]:
-        """What `holdfast eval WORDS…` printed, on its two streams; it ends with `code`."""
+        """Run `holdfast eval WORDS…` to exit code `code`; return standard output and error."""
         process = self.start(*words, home=home, **more)
         try:
             out, err = process.communicate(timeout=TIMEOUT_S)
@@ -199,7 +199,7 @@ class World:
         return out, err
 
     def look(self, *words: object, home: Path) -> str:
-        """What `holdfast eval WORDS…` prints that starts nothing; in this process."""
+        """Run a `holdfast eval` command that starts no process, in this one; return its output."""
         arguments = ["eval", *map(str, words)]
         env = {"HOLDFAST_HOME": str(home)}
         return (
@@ -209,16 +209,16 @@ class World:
         )
 
     def json(self, *words: object, **more) -> dict:
-        """What it answered, as JSON."""
+        """Run a command with --json; return the decoded output."""
         return json.loads(self.run(*words, "--json", **more)[0])
 
 
 @contextmanager
 def stock_lm_eval(world: World) -> Iterator[Callable[..., list[list[dict]]]]:
-    """Stock lm-eval in a process of its own.
+    """Run stock lm-eval in a process of its own.
 
-    What it yields takes (task names, chat template) pairs and models, and returns lm-eval's results object of each pair
-    for each model.
+    The yielded function takes (task names, chat template) pairs and models, and returns lm-eval's
+    results object of each pair for each model.
     """
     log = world.folder / "stock.log"
     with (
@@ -248,7 +248,7 @@ def stock_lm_eval(world: World) -> Iterator[Callable[..., list[list[dict]]]]:
 
 
 def make_world(folder: Path) -> World:
-    """The tasks and the first model."""
+    """Make the tasks and the first model."""
     world = World(folder)
     bench_world.make_tasks(world.tasks, documents=5)
     rows = [
@@ -267,12 +267,12 @@ def make_world(folder: Path) -> World:
 
 
 def task_entry(task: str, *, samples: int = 10, tokens: int = 4) -> TaskEntry:
-    """A task that needs no model."""
+    """Make a task that needs no model."""
     return synthetic_entry(task, prompt_tokens=[8] * samples, new_tokens=[tokens] * samples)
 
 
 def entry(task: str, *, samples: int = 10, tokens: int = 4, **more: object) -> str:
-    """The same in a suite's file; `more` of `SyntheticHarness`'s options."""
+    """Format such a task for a suite's file; `more` are options of `SyntheticHarness`."""
     made = task_entry(task, samples=samples, tokens=tokens)
     options = ", ".join(
         f"{key} = {json.dumps(value)}" for key, value in {**made.options, **more}.items()
@@ -281,7 +281,7 @@ def entry(task: str, *, samples: int = 10, tokens: int = 4, **more: object) -> s
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    """End a command that a test started, if it has not ended."""
+    """End a command that a test started, unless it has ended."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
         try:
@@ -292,7 +292,7 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 def wait_until(holds: Callable[[], bool], process: "subprocess.Popen[str] | None" = None) -> None:
-    """Look until something holds, which it must while a command still runs."""
+    """Wait until `holds()`, during the life of a command if given."""
     deadline_s = time.monotonic() + TIMEOUT_S
     while not holds():
         assert process is None or process.poll() is None, process.communicate()
@@ -301,13 +301,13 @@ def wait_until(holds: Callable[[], bool], process: "subprocess.Popen[str] | None
 
 
 def answers(evaluation: Path) -> int:
-    """How many requests the timeline in an evaluation's folder has so far."""
+    """Count the requests so far in the timeline of an evaluation's folder."""
     timeline = evaluation / "timeline.jsonl"
     return timeline.read_text().count('"request"') if timeline.exists() else 0
 
 
 def check_equal(evaluation: dict, stock: list[dict]) -> None:
-    """An evaluation of the suite has the scores of stock lm-eval, bit for bit."""
+    """Check that an evaluation has the scores of stock lm-eval, bit for bit."""
     _check_done(evaluation)
     for part, task, ours, theirs in _side_by_side(evaluation, stock):
         # As text: NaN is NaN, and 0.0 is not -0.0.
@@ -315,7 +315,7 @@ def check_equal(evaluation: dict, stock: list[dict]) -> None:
 
 
 def check_close(evaluation: dict, stock: list[dict]) -> None:
-    """An evaluation of the suite counts what stock lm-eval counts, and measures the same but for 1e-6 of it."""
+    """Check that counts equal stock lm-eval's, and measured values agree to 1e-6."""
     _check_done(evaluation)
     for part, task, ours, theirs in _side_by_side(evaluation, stock):
         if part not in ("results", "groups"):
@@ -325,7 +325,7 @@ def check_close(evaluation: dict, stock: list[dict]) -> None:
         for metric, value in theirs.items():
             is_measured = metric.partition(",")[0].removesuffix("_stderr") in MEASURED
             if is_measured and isinstance(value, float):
-                # A perplexity is the exponential of what was measured.
+                # A perplexity is the exponential of the measured value.
                 both = [
                     math.log(one) if "perplexity" in metric else one
                     for one in (ours[metric], value)
@@ -346,7 +346,7 @@ def _check_done(evaluation: dict) -> None:
 
 
 def _side_by_side(evaluation: dict, stock: list[dict]) -> Iterator[tuple[str, str, Any, Any]]:
-    """What was scored and what it came to: part, task, ours, theirs."""
+    """Yield (part, task, ours, theirs) for all results."""
     for results in stock:
         for part in PARTS:
             for task, theirs in (results.get(part) or {}).items():
@@ -357,7 +357,7 @@ def _side_by_side(evaluation: dict, stock: list[dict]) -> Iterator[tuple[str, st
 
 
 def check_nothing_was_redone(folder: Path) -> None:
-    """Of the whole suite, no request was begun again after it had been answered; a straggler's may be asked twice."""
+    """Check that no answered request was started again, except for a straggler's duplicate."""
     spans = [span for span in read_timeline(folder / "timeline.jsonl").requests if not span.error]
     doubles = sum(
         any(
@@ -373,7 +373,7 @@ def check_nothing_was_redone(folder: Path) -> None:
 
 
 def leftovers(folder: Path) -> list[str]:
-    """Command lines of Holdfast's processes that name this folder and still live."""
+    """Return command lines of live Holdfast processes that name this folder."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():

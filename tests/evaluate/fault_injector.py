@@ -1,4 +1,4 @@
-"""Send signals to the processes of an evaluation, and record what is finished at the time of each."""
+"""Send signals to the processes of an evaluation, and record the finished requests each time."""
 
 import os
 import random
@@ -14,7 +14,7 @@ PATIENCE_S = 120.0  # of the test, for a machine that is busy
 
 
 class FaultInjector:
-    """Injects faults into an evaluation's processes, and checks that nothing finished was done again for them."""
+    """Inject faults into an evaluation's processes, and check that no finished work is repeated."""
 
     def __init__(self, evaluation: FaultInjectedEvaluation, seed: int) -> None:
         self.evaluation, self.chance = evaluation, random.Random(seed)
@@ -22,7 +22,7 @@ class FaultInjector:
         self.kept: list[tuple[float, set[str]]] = []
 
     def inject(self, *roles: Role, number: signal.Signals = signal.SIGKILL) -> int:
-        """Send a signal to one process of one of the roles, as soon as there is any; returns its pid."""
+        """Send a signal to the first process of one of the roles; return its pid."""
         deadline_s = time.monotonic() + PATIENCE_S
         while True:
             now_s, processes = time.monotonic(), self.evaluation.processes()
@@ -39,7 +39,7 @@ class FaultInjector:
         return pid
 
     def end(self, agent: int, kill: Callable[[], None]) -> None:
-        """Have `kill` end a node, and with it its agent and engines; a machine's memory ends with it, too."""
+        """End a node by `kill`, with its agent, engines and memory."""
         engines, now_s = self.evaluation.engines_by_agent().get(agent, []), time.monotonic()
         kill()
         for session in Path(f"/dev/shm/holdfast-{os.getuid()}").glob(f"{agent}-*"):
@@ -51,7 +51,7 @@ class FaultInjector:
         self.kept.append((time.monotonic(), self.evaluation.committed()))
 
     def check(self, requests: int) -> None:
-        """All requests were answered, none again for a fault, and nothing of the evaluation is left."""
+        """Check that all requests were answered, none again after a fault, and nothing is left."""
         evaluation = self.evaluation
         record = evaluation.record()
         assert redone(record, self.killed_s, self.kept) == []

@@ -1,6 +1,6 @@
-"""An engine that keeps a record of what it is asked and goes only as far as a test lets it, and the test's side of it.
+"""Provide an engine that records its requests and stops at a gate, and the test's side of both.
 
-So a test strikes when a stated part of the work is done and the rest is not, however fast the machine is.
+A test can thus act when a stated part of the work is done, at any speed of the machine.
 """
 
 import os
@@ -22,25 +22,25 @@ _LOOK_S = 0.01
 
 
 def finished_keys(record: Path) -> set[str]:
-    """The different requests that engines finished so far."""
+    """Return the distinct requests that engines finished so far."""
     return {line.key for line in read_record(record) if line.what == "finished"}
 
 
 @dataclass(frozen=True)
 class Gate:
-    """What engines of a kind share: a record and a gate, both files in `folder`."""
+    """Hold the record and the gate of some engines, both files in `folder`."""
 
     folder: Path
     kind: str = "hf"
 
     @property
     def record(self) -> Path:
-        """As `holdfast.testing.engine` has it."""
+        """The path of the record."""
         return self.folder / "record"
 
     @property
     def flags(self) -> list[str]:
-        """Of `holdfast eval run` and `watch`, with this folder in their PYTHONPATH."""
+        """Return options of `holdfast eval run` and `watch`, which need this folder in PYTHONPATH."""
         options = {"engine": self.kind, "record": self.record, "gate": self.folder / "gate"}
         words = [
             word
@@ -50,22 +50,22 @@ class Gate:
         return ["--engine", "gated_engine:GatedEngine", *words]
 
     def asked(self) -> set[int]:
-        """The processes of the engines that were asked for anything so far."""
+        """Return the process ids of the engines that received requests so far."""
         return {line.pid for line in read_record(self.record) if line.what == "asked"}
 
     def let(self, count: int) -> None:
-        """Let the engines finish so many different requests in all, or a few more."""
+        """Let the engines finish `count` distinct requests in all, or a few more."""
         write_atomic(self.folder / "gate", str(count).encode())
 
     def open(self) -> None:
-        """Let them finish all."""
+        """Let the engines finish all requests."""
         self.let(1 << 30)
 
 
 class GatedEngine:
-    """An `Engine` around another: its option `engine` names that one's kind, `record` and `gate` are a `Gate`'s files.
+    """Wrap an `Engine` of the kind in the option `engine`, with a `Gate`'s `record` and `gate`.
 
-    What the gate does not let through waits here, as it would behind others' requests.
+    Requests behind the gate wait here, as behind other requests.
     """
 
     def __init__(self, spec: EngineSpec) -> None:
@@ -104,7 +104,7 @@ class GatedEngine:
         return finished
 
     def _write(self, what: Any, ids: Sequence[int]) -> None:
-        """Append to the record; whoever is finished or recalled is forgotten."""
+        """Append to the record, and forget finished and recalled requests."""
         now_s, pid = time.monotonic(), os.getpid()
         lines = [Recorded(what=what, key=self._keys[id_], pid=pid, at_s=now_s) for id_ in ids]
         os.write(self._file, b"".join(msgspec.json.encode(line) + b"\n" for line in lines))

@@ -1,7 +1,7 @@
-"""`holdfast eval` on a real Slurm and a real Ray of several nodes on this machine, whole and with a node that dies.
+"""Run `holdfast eval` on a real Slurm and a real Ray of several nodes, also with a dying node.
 
-Whole, it is the real harness and engine, and stock lm-eval's scores. Where something dies, no model is needed: what
-nodes, engines and answers come to is looked at request by request.
+The whole runs use the real harness and engine, and compare with stock lm-eval's scores. The runs
+with faults need no model and check nodes, engines and answers by request.
 """
 
 import os
@@ -39,7 +39,7 @@ def slurm(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ray_cluster():
-    """A head that offers nothing, and three nodes."""
+    """Start a head without resources, and three nodes."""
     ray = pytest.importorskip("ray", reason="Ray is not installed (pip install 'holdfast[ray]')")
     from ray.cluster_utils import Cluster
 
@@ -69,7 +69,7 @@ def slurm_environment(slurm: PrivateSlurm) -> dict[str, str]:
 
 
 def agents(folder: Path) -> dict[int, psutil.Process]:
-    """The nodes' agents of an evaluation, by place."""
+    """Return the nodes' agents of an evaluation, by place."""
     found = {}
     for process in psutil.process_iter():
         try:
@@ -86,7 +86,10 @@ def agents(folder: Path) -> dict[int, psutil.Process]:
 
 
 class FaultInjectedRun:
-    """An evaluation with an engine a node, all at work; 20 requests are finished, and no more until the gate opens."""
+    """Run an evaluation with one engine per node, until 20 requests are finished.
+
+    The gate holds all further requests.
+    """
 
     def __init__(self, folder: Path, on: str, nodes: int, environment: dict[str, str]) -> None:
         self.gate = Gate(folder, kind="simulated")
@@ -108,7 +111,7 @@ class FaultInjectedRun:
         assert self.evaluation.wait_until_finished(20, PATIENCE_S), self.evaluation.output()
 
     def lose_a_node(self, kill: Callable[[psutil.Process], None]) -> None:
-        """`kill` ends the node of an agent; all is then finished by the others."""
+        """End an agent's node by `kill`; the others finish everything."""
         agent = agents(self.evaluation.paths.root)[1]
         self.injector.end(agent.pid, lambda: kill(agent))
         self.gate.open()

@@ -1,4 +1,4 @@
-"""`holdfast eval` with an engine that needs no model: stopped, killed, gone on with, and used wrongly."""
+"""Test `holdfast eval` without a model: stops, kills, resumes and wrong use."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def home(tmp_path):
 
 
 def states(world, home) -> dict[str, str]:
-    """As a person would see them."""
+    """Return the states by evaluation, as `holdfast eval ls` shows them."""
     listed = json.loads(world.look("ls", "--json", home=home))["evaluations"]
     return {one["id"]: one["state"] for one in listed}
 
@@ -119,7 +119,7 @@ def test_a_command_that_was_killed_when_all_tasks_had_ended(light, suite, home):
 
 
 def commit(folder: Path, step: int) -> Path:
-    """A checkpoint as transformers' Trainer commits it: the state of the training comes last."""
+    """Commit a checkpoint as transformers' Trainer does, with the training state last."""
     path = write_model(folder / f"checkpoint-{step}", size_bytes=4096 * step)
     (path / "trainer_state.json").touch()
     return path
@@ -180,7 +180,7 @@ def test_an_unknown_task_is_one_sentence_and_leaves_nothing(light, suite, home):
 
 
 def invoked(home, *words) -> HoldfastError | str:
-    """What the command raises for its `main` to print, or click's own sentence; in this process."""
+    """Run a command in this process; return its error, or click's own sentence."""
     result = CliRunner(env={"HOLDFAST_HOME": str(home)}).invoke(
         cli, ["eval", *map(str, words)], standalone_mode=False
     )

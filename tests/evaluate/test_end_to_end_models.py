@@ -1,4 +1,4 @@
-"""Every form of a model through the whole system, and a training run whose checkpoints are evaluated as they come."""
+"""Evaluate every form of a model, and a training run's checkpoints as they come."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ pytestmark = [
 ]  # real engines, real harness
 TASKS = ("t_score", "t_generate")
 
-# A training script: it writes what it begins with under names of its own, then trains.
+# A training script, which saves its initial weights under other names and then trains.
 TRAIN = """
 import sys
 
@@ -74,7 +74,7 @@ transposed = ["blocks.{n}.mlp.up_proj.weight"]
 
 @pytest.fixture(scope="module")
 def trained(e2e: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `holdfast run` made of the script, with an evaluation beside it: checkpoints, and the home of both."""
+    """Run the script by `holdfast run` with an evaluation; return checkpoints and home."""
     folder = tmp_path_factory.mktemp("trained")
     (folder / "train.py").write_text(TRAIN)
     (folder / "names.toml").write_text(NAMES)
@@ -98,7 +98,7 @@ def trained(e2e: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def check(e2e: World, tmp_path):
-    """An engine is given the Hugging Face folder, bit for bit, wherever it came from."""
+    """Check that an engine receives the Hugging Face folder bit for bit, from any form."""
     suite = tmp_path / "one.toml"
     suite.write_text(entry("a"))
 
@@ -115,7 +115,7 @@ def check(e2e: World, tmp_path):
 
 
 def contents(folder: Path) -> dict[str, object]:
-    """Files by name, and the weights by tensor."""
+    """Return files by name, and the weights by tensor."""
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     tensors = safetensors.torch.load(files.pop("model.safetensors"))
     return {

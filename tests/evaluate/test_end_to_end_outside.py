@@ -1,4 +1,4 @@
-"""`holdfast eval` with what is not Holdfast's: a model server, a judge, generated code, inspect-ai."""
+"""Test `holdfast eval` with external parts: a model server, a judge, generated code, inspect-ai."""
 
 import json
 import os
@@ -118,7 +118,7 @@ def test_generated_code_is_refused_unless_it_is_allowed(e2e, tmp_path):
 
 
 class JudgeServer(ThreadingHTTPServer):
-    """A judge that counts how often it was asked, and answers a few times before it is told to go on."""
+    """Count requests to a judge that pauses after `answers_first` answers."""
 
     daemon_threads = True
 
@@ -129,7 +129,7 @@ class JudgeServer(ThreadingHTTPServer):
         self.lock = threading.Lock()
 
     def handle_error(self, *_) -> None:
-        """Whoever asked was killed."""
+        """Ignore clients that were killed."""
 
     def __enter__(self):
         threading.Thread(
@@ -219,7 +219,7 @@ def test_a_judge_never_costs_more_than_it_may_also_when_its_proxy_is_killed(e2e,
         assert process.returncode == 4, err
         assert "cost limit" in json.loads(out)["errors"]["t_judged"]
         assert before < judge.asked <= limit / JUDGE_TOKENS
-        # With money for all, only what had no answer is asked.
+        # With enough budget, only unanswered requests are sent.
         said = e2e.json(*words, **where)
         assert count <= judge.asked <= count + at_once, (
             "what was under way when the proxy died may be asked again"

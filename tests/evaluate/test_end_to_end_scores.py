@@ -1,4 +1,4 @@
-"""`holdfast eval` on all kinds of tasks against stock lm-eval: the same bits, however it is run."""
+"""Compare `holdfast eval` with stock lm-eval on all kinds of tasks: the same bits in every mode."""
 
 import json
 import os
@@ -75,7 +75,7 @@ def test_engines_on_two_nodes_are_stopped_in_the_middle_and_one_goes_on(e2e, sto
     assert profiled.ranks == [0, 1], "the two nodes"
     assert profiled.of("host_memory_used")
 
-    # lm-eval's own table reads what was written.
+    # lm-eval's own table function reads the written files.
     from lm_eval.utils import make_table
 
     [written] = (tmp_path / "out").rglob("results_*.json")
@@ -92,7 +92,7 @@ def test_engines_on_two_nodes_are_stopped_in_the_middle_and_one_goes_on(e2e, sto
     again = e2e.json("rescore", "one", home=home)
     check_equal(again, stock)
     assert again["makespan_s"] == before["makespan_s"]
-    # A second evaluation of the same weights asks no engine anything.
+    # A second evaluation of the same weights sends no request to an engine.
     reused = e2e.json(
         "run", "--suite", e2e.suite(), "--model", e2e.model(), "--threads", 1, home=home
     )

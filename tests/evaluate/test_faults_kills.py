@@ -1,6 +1,6 @@
-"""Real processes of an evaluation are killed: nothing finished is done again, the scores are the same, nothing is left.
+"""Kill real processes of an evaluation: nothing is repeated, scores are equal, nothing is left.
 
-`benchmarks/evaluate_faults.py` does the same two hundred times, and says how long it takes.
+`benchmarks/evaluate_faults.py` repeats this two hundred times, and measures the time.
 """
 
 import random
@@ -115,7 +115,7 @@ def test_processes_of_two_nodes_are_killed_at_random(start):
 
 
 def test_what_counts_as_done_again():
-    """The measure itself: a request that is asked for after it was kept is found."""
+    """Test the measure itself: a request repeated after its answer was kept is found."""
     from holdfast.testing.engine import Recorded
 
     def line(what, key, pid, at_s):

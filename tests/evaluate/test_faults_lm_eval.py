@@ -1,4 +1,4 @@
-"""The real harness and the reference engine, each part killed once: stock lm-eval's scores, and nothing done twice."""
+"""Kill each part of a real evaluation once: stock lm-eval's scores, and nothing done twice."""
 
 import json
 import os
@@ -19,7 +19,7 @@ SILENT_S = 5
 
 @dataclass(kw_only=True)
 class FaultInjectedSuite(FaultInjectedEvaluation):
-    """The whole suite, answered by two reference engines behind a gate in `folder`."""
+    """Run the whole suite on two reference engines behind a gate in `folder`."""
 
     world: World
 
@@ -63,15 +63,13 @@ def test_every_kind_of_process_is_killed_in_one_run(e2e, stock, tmp_path):
             wait_until_finished(count)
             zygotes = evaluation.processes()["zygote"]
             injector.inject(role)
-            if role == "host":  # with whom what it started ends
+            if role == "host":  # its children end with it
                 assert zygotes
                 wait_until(
                     lambda pids=zygotes: all(process_state(pid) in (None, "zombie") for pid in pids)
                 )
         wait_until_finished(50)
-        stopped = evaluation.record()[
-            -1
-        ].pid  # at work a moment ago, and now silent with what it holds
+        stopped = evaluation.record()[-1].pid  # recently at work, now silent with its requests
         os.kill(stopped, signal.SIGSTOP)
         injector.killed_s[stopped] = time.monotonic()
         wait_until_finished(60)

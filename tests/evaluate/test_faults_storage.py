@@ -1,4 +1,4 @@
-"""An evaluation whose disk or shared memory is full: one sentence, soon, and nothing lost."""
+"""Fill the disk or the shared memory of an evaluation: one prompt error, and no loss."""
 
 import random
 import shutil

@@ -1,14 +1,14 @@
-"""HOW GOOD IT IS: the scores of a checkpoint in the shortest time the cluster permits, exactly the harness's own.
+"""Evaluate a checkpoint as fast as the cluster permits, with exactly the harness's own scores.
 
-What enters is a suite (benchmarks of lm-evaluation-harness or inspect-ai, by name) and a model; what leaves is an
-`Evaluation`: the harness's own scores, what each engine-second went to, and the lower bound on the time it could
-have taken. The stages, in order:
+The input is a suite (benchmarks of lm-evaluation-harness or inspect-ai, by name) and a model. The
+result is an `Evaluation`: the harness's own scores, the use of each engine-second, and a lower
+bound on the time. The stages, in order:
 
 | package | one idea |
 |---|---|
 | `run` | from a suite and a model, or a stream of models, to an `Evaluation` |
 | `report` | scores as a table, as the harness's JSON and as a page |
-| `harness` | an unmodified harness on CPU builds every request and, from the answers, computes its metrics |
+| `harness` | an unmodified harness on CPU builds every request and computes its metrics from the answers |
 | `engines` | answer requests: transformers, vLLM, any OpenAI-compatible server, a simulated one |
 | `coordinator` | one light process: workers connect, the policy decides, the journal commits |
 | `metrics` | generated code in a sandbox, model-as-judge under a quota |
@@ -17,7 +17,8 @@ have taken. The stages, in order:
 | `wire` | messages between the coordinator and its workers, and the journal of answers |
 | `types` | the data that all of these exchange |
 
-Other rooms import from here, from `policy` (to simulate it) and from `testing` (to stand in for engines and harnesses).
+Other packages import from here, from `policy` (to simulate it) and from `testing` (for stand-ins of
+engines and harnesses).
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,7 +1,7 @@
-"""A coordinator over real TCP with nodes, engines, hosts and clients that are tasks of the test's own event loop.
+"""Run a coordinator over real TCP with fake nodes, engines, hosts and clients in one event loop.
 
-Everything may be killed at any await: a coordinator by cutting all its connections and forgetting its state, a peer by
-cutting its line.
+Everything may be killed at any await: a coordinator by cutting all its connections and dropping its
+state, a peer by cutting its connection.
 """
 
 import asyncio
@@ -94,7 +94,7 @@ def samples_of(task: TaskEntry):
 
 
 def answer_to(key: bytes, folder: str) -> Answer:
-    """Depends on the question and on the weights."""
+    """Return an answer that depends on the request and on the weights."""
     digest = hashlib.blake2b(key + folder.encode(), digest_size=4).digest()
     return Answer(logprob=-int.from_bytes(digest, "big") / 2**28, new_tokens=1)
 
@@ -159,9 +159,9 @@ class World:
         self.ticking = self.spawn(self._tick(self.live))
 
     def _watch(self, live):
-        """Note what is asked although it is committed, or an engine that lives has finished it.
+        """Record requests that are sent although committed, or finished by a live engine.
 
-        What another engine is known to hold may be asked of a second one, too: the first to answer wins.
+        A request that another engine holds may be sent to a second one: the first answer wins.
         """
         ask = live._dispatcher.ask
 
@@ -192,14 +192,15 @@ class World:
             live.tick()
 
     def kill_coordinator(self):
-        """As kill -9: nothing is said, nothing is written."""
+        """Act like kill -9: send and write nothing."""
         self.committing.cancel()
         self.ticking.cancel()
         self.server.close()
         for task in asyncio.all_tasks():
             if getattr(task.get_coro(), "__name__", "") == "attend":
                 task.cancel()
-        # Also of connections that nobody attends to yet. By type: isinstance would wake what pretends to have a class.
+        # Abort unattended connections, too. The check is by type, since isinstance would wake lazy
+        # objects.
         for transport in gc.get_objects():
             if type(transport).__name__ != "_SelectorSocketTransport" or transport.is_closing():
                 continue
@@ -238,7 +239,7 @@ class World:
                     self.statuses.append(message)
 
     def kill_node(self, place):
-        """The machine is gone, and everything on it."""
+        """Remove the machine with everything on it."""
         for task in self.nodes.pop(place):
             task.cancel()
         for engine in [one for one in self.engines.values() if one.place == place]:
@@ -293,7 +294,7 @@ class World:
                 case messages.StopEngine(name=name):
                     if (
                         name in started
-                    ):  # as the agent: of one that it was told to end it does not say so
+                    ):  # like an agent, which does not report children that it ended on order
                         started.pop(name).cancel()
                         self.engines[name].die()
 
@@ -322,7 +323,7 @@ class World:
 
 
 class FakeEngine:
-    """Answers by the content of the question and of the weights, one at a time."""
+    """Answer by the content of the request and of the weights, one at a time."""
 
     def __init__(self, world: World, name: str, place: int) -> None:
         self.world, self.name, self.place = world, name, place
@@ -401,7 +402,7 @@ class FakeEngine:
         return self.serving.model if self.serving else -1
 
     def die(self):
-        """As kill -9: what it had is gone, and its agent says so."""
+        """Act like kill -9: drop everything; the agent reports the end."""
         self.serving, self.held, self.unacked, self.folder = None, [], [], ""
         self.task.cancel()
         if self.line:
@@ -433,7 +434,7 @@ class FakeEngine:
 
 
 class FakeHost:
-    """Runs clients, and measures by counting."""
+    """Run clients, and measure by counting."""
 
     def __init__(self, world: World, place: int) -> None:
         self.world, self.place = world, place
@@ -472,7 +473,7 @@ class FakeHost:
             async for message in line.messages():
                 yield message
         except EvaluationError:
-            raise asyncio.CancelledError from None  # refused: nobody wants the scores any more
+            raise asyncio.CancelledError from None  # refused: the scores are no longer needed
 
     async def client(self, run: messages.RunTask):
         model, task = run.facts.model, run.task

@@ -1,4 +1,4 @@
-"""Somebody speaks for every swap, whatever becomes of the engine that does."""
+"""Check that every swap gets its certificate, even if the certifying engine fails."""
 
 import asyncio
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Which node is told to fetch what, above all when one cannot: it is asked for nothing without end."""
+"""Check the orders to fetch models, above all for nodes that fail: retries are bounded."""
 
 from types import SimpleNamespace
 
@@ -20,7 +20,7 @@ MANIFEST = ModelManifest(
 
 
 class Cluster:
-    """Nodes that only write down what they are told."""
+    """Nodes that only record their orders."""
 
     def __init__(self, folder, *nodes, **changes):
         self.models = Models(folder / "models")
@@ -71,7 +71,7 @@ class Cluster:
         self.dealing.deal()
 
     def rates(self, node):
-        """What a node was told since it was asked last: (model, MiB/s)."""
+        """Return a node's orders since the last call: (model, MiB/s)."""
         found = [
             (one.model, one.max_read_mib_s)
             for one in self.said[node]
@@ -81,7 +81,7 @@ class Cluster:
         return found
 
     def told(self):
-        """What each node was told since it was asked last: (model, owners), or -model for a release."""
+        """Return each node's orders since the last call: (model, owners), or -model for a release."""
         found = {}
         for number, said in self.said.items():
             found[number] = [
@@ -94,7 +94,7 @@ class Cluster:
 
 @pytest.fixture
 def one(tmp_path):
-    """One node that has model 0, and was told of model 1."""
+    """Make one node that has model 0 and an order for model 1."""
     cluster = Cluster(tmp_path, 0)
     cluster.add(0, 1)
     cluster.tick()
@@ -105,7 +105,7 @@ def one(tmp_path):
 
 @pytest.fixture
 def two(tmp_path):
-    """Two nodes that were told of model 0."""
+    """Make two nodes with orders for model 0."""
     cluster = Cluster(tmp_path, 0, 1)
     cluster.add(0)
     cluster.tick()

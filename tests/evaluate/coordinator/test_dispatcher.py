@@ -1,4 +1,4 @@
-"""What an engine says is taken for what it was asked, and for nothing else."""
+"""Check that an engine's answers count for its own requests only."""
 
 from types import SimpleNamespace
 
@@ -16,7 +16,7 @@ QUESTION, REQUEST = b"asked for two models", 7
 
 @pytest.fixture
 def world():
-    """An engine that serves model 1 and was asked the question for it."""
+    """Make an engine that serves model 1 and holds a request for it."""
     slot = EngineSlot(
         name="engine",
         place=0,

@@ -1,4 +1,4 @@
-"""Which model an engine is given, when it was started anew for one; and when it is the model that fails."""
+"""Check the choice of a restarted engine's model, and failures of the model itself."""
 
 from types import SimpleNamespace
 
@@ -27,7 +27,7 @@ class Peer:
 
 
 class Small:
-    """A node with one engine that serves model 0; model 1 lies there, too. `digest` is of a model's weights."""
+    """A node with model 0 on its one engine, and with model 1; `digest` maps a model to its digest."""
 
     def __init__(self, folder, certify="beside", digest=str):
         self.models, self.events, self.clock = Models(folder / "models"), [], FakeClock()
@@ -62,10 +62,10 @@ class Small:
         self.start_engine()
 
     def model_known(self, model):
-        """What the coordinator does with the journals is not of interest here."""
+        """Ignore the journals."""
 
     def model_failed(self, model, why, *, wrong_use=False):
-        """As the coordinator does, of one model."""
+        """End a failed model, like the coordinator."""
         self.failures.append((model and model.number, why, wrong_use))
         if model:
             self.models.end(model, messages.ModelOutcome(model=model.number, error=why))
@@ -191,7 +191,7 @@ def test_where_there_is_no_such_engine_no_model_can_be_evaluated(tmp_path):
 
 
 def test_weights_that_are_others_than_in_an_earlier_life_are_refused(tmp_path):
-    """What was scored then would be of one checkpoint, and the rest of another."""
+    """Earlier scores would belong to one checkpoint, later ones to another."""
     Small(tmp_path)
     again = Small(tmp_path)
     assert again.failures == []
@@ -199,7 +199,8 @@ def test_weights_that_are_others_than_in_an_earlier_life_are_refused(tmp_path):
     ((number, why, _),) = changed.failures
     assert number == 0
     assert why == (
-        "The weights of 0 changed since this evaluation began: node node-0 has other bytes than were there first. "
+        "The weights of 0 changed since this evaluation began: node node-0 has other bytes than "
+        "were there first. "
         "Put the old ones back, or evaluate these under another --id."
     )
     assert changed.asked() == [1]

@@ -1,4 +1,4 @@
-"""The coordinator is a light process: it starts at once, again and again."""
+"""Check that the coordinator starts fast, since it may restart often."""
 
 import subprocess
 import sys

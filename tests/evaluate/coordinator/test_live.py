@@ -1,4 +1,4 @@
-"""The coordinator as everybody sees it: who is killed when does not matter to what comes out."""
+"""Check the coordinator through its peers: the results are independent of any kills."""
 
 import asyncio
 import random
@@ -20,7 +20,7 @@ ENTRIES = [
 
 @pytest.fixture(autouse=True)
 def everybody_is_back_soon(monkeypatch):
-    """Waits in proportion to those of the processes, of which a hundred are on this one event loop."""
+    """Scale the waits for a hundred processes on this one event loop."""
     monkeypatch.setattr("holdfast.evaluate.wire.client._BACK_OFF_S", (0.05, 0.1))
     monkeypatch.setattr("holdfast.evaluate.coordinator.engine_pool._CUT_GRACE_S", 3.0)
 
@@ -185,7 +185,7 @@ async def until(condition, within_s=240.0):
 
 
 def test_what_a_model_cost_is_written_before_its_end_is_told(tmp_path):
-    """A stream goes on for days: what each checkpoint taught is for whoever begins meanwhile."""
+    """A stream lasts for days, and evaluations that start meanwhile need its measured costs."""
 
     async def scenario():
         world = World(config(tmp_path, ENTRIES, is_stream=True))
@@ -206,7 +206,7 @@ def test_a_newer_model_drops_the_one_that_no_engine_has_begun(tmp_path):
             config(tmp_path, ENTRIES, engines_per_node=1, is_stream=True, drop_stale=True)
         )
         await world.start()
-        world.silent = {"node-0/0"}  # it never ends what it has begun
+        world.silent = {"node-0/0"}  # this engine never finishes its requests
         world.spawn(world.command(model(0), finish=False))
         world.spawn(world.node(0))
         await until(lambda: "node-0/0" in world.engines and world.engines["node-0/0"].held)
@@ -214,7 +214,7 @@ def test_a_newer_model_drops_the_one_that_no_engine_has_begun(tmp_path):
         await until(lambda: any(number == 1 for number, _task in world.live._delivery._clients))
         world.command_line.send(model(2))
         await until(lambda: 1 in world.models)
-        world.command_line.send(model(2))  # said again after a cut
+        world.command_line.send(model(2))  # repeated after a cut
         world.command_line.send(messages.Finish())
         world.silent = set()
         world.engines["node-0/0"].gate.set()
@@ -288,7 +288,7 @@ def test_a_model_that_no_node_can_have_fails_with_the_reason_and_the_next_goes_o
 
 @pytest.mark.parametrize("seed", range(12))
 def test_whoever_is_killed_at_whatever_moment_the_scores_are_the_same(tmp_path, seed):
-    """Coordinator, engines, hosts and clients lose their lines or their lives; nothing committed is done again."""
+    """Cut or kill coordinator, engines, hosts and clients; no committed work may be repeated."""
     chance = random.Random(seed)
     entries = [
         entry("choices", 60, requests=4),
@@ -297,7 +297,7 @@ def test_whoever_is_killed_at_whatever_moment_the_scores_are_the_same(tmp_path, 
     ]
 
     async def scenario():
-        # On a slow machine, too, engines that live are heard before what they have is asked of others.
+        # Even on a slow machine, live engines report before their requests go to others.
         world = World(config(tmp_path, entries, nodes=2, settle_s=4.0))
         await world.start()
         world.spawn(world.command(model(0), model(1)))

@@ -1,4 +1,4 @@
-"""Metrics in progress: whoever waits for one hears of it, whoever else has the same."""
+"""Check metrics in progress: all samples of an equal metric receive the result."""
 
 from types import SimpleNamespace
 
@@ -17,7 +17,7 @@ ASKED = keyed(Request(kind="loglikelihood", prompt=pack_tokens([1]), continuatio
 
 
 class World:
-    """One model, one host, and two samples whose one question and whose metric are the same."""
+    """One model, one host, and two samples with the same request and metric."""
 
     def __init__(self, folder, text=""):
         self.sent, self.events, self.delivered = [], [], []

@@ -1,4 +1,4 @@
-"""What of models and of their tasks outlives the coordinator, and what it holds of those that ended."""
+"""Check the durable state of models and tasks, and the memory after their end."""
 
 import pytest
 from cluster_of_fakes import MANIFEST, config, entry
@@ -29,7 +29,7 @@ def test_what_the_weights_were_and_said_is_known_to_the_next_life(models, tmp_pa
 
 
 def test_a_digest_that_the_command_gives_needs_no_file(tmp_path):
-    """Scores are computed again from answers that are kept under it."""
+    """A rescore gives the digest under which its answers are kept."""
     Models(tmp_path).add(messages.AddModel(model=0, name="0", manifest=MANIFEST, digest="given"))
     assert Models(tmp_path).get(0).digest == "given"
 

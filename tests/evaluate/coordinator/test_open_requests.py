@@ -1,4 +1,4 @@
-"""Who waits for what: every sample is complete once, when its last request is answered, whoever asked for it."""
+"""Check that each sample is complete once, with its last answer, for shared requests too."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Tiny models with random weights, made once a session, and what stock lm-eval answers with them."""
+"""Make tiny random models once a session, and stock lm-eval's answers with them."""
 
 from pathlib import Path
 
@@ -69,7 +69,10 @@ def make_gpt2(folder: Path, *, seed: int = 0):
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory):
-    """Folders by name; "llama-2" and "gpt2-2" are other weights of the same shapes, gpt2's are tied."""
+    """Make folders by name; "llama-2" and "gpt2-2" have other weights of the same shapes.
+
+    The weights of gpt2 are tied.
+    """
     root = tmp_path_factory.mktemp("models")
     return {
         "llama": make_llama(root / "llama"),
@@ -81,13 +84,13 @@ def models(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def llama_of():
-    """Makes a folder with a tiny Llama: `(folder, seed=, **config)`."""
+    """Return a function that makes a folder with a tiny Llama: `(folder, seed=, **config)`."""
     return make_llama
 
 
 @pytest.fixture(scope="session")
 def stock(models):
-    """Stock lm-eval's `--model hf` at batch size 1, by model name."""
+    """Return stock lm-eval's `--model hf` at batch size 1, by model name."""
     import torch
 
     torch.set_num_threads(1)

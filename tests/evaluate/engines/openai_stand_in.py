@@ -1,6 +1,7 @@
-"""A small OpenAI-compatible server over HTTP: imported by tests, or run in the place of `vllm serve`.
+"""Serve a small OpenAI-compatible API over HTTP, in tests or in place of `vllm serve`.
 
-What it answers depends on the request and on `weights`, so that a test can compute it (`logprob_of`, `text_of`).
+The answers depend on the request and on `weights`, so that a test can compute them (`logprob_of`,
+`text_of`).
 """
 
 import argparse
@@ -17,7 +18,7 @@ TOKENS = 5  # of every generation
 
 
 def logprob_of(weights, tokens, place):
-    """Of the token at `place` after those before it."""
+    """Return the log-probability of the token at `place` after the earlier ones."""
     digest = hashlib.sha256(repr((weights, list(tokens[: place + 1]))).encode()).digest()
     return -(digest[0] + 1) / 16
 
@@ -27,8 +28,11 @@ def text_of(prompt):
 
 
 class StandIn(ThreadingHTTPServer):
-    """`script`: what to do with the next requests instead of answering: a status, or (status, headers, body), "cut",
-    "hang", or a raw body to answer with 200."""
+    """Serve requests; `script` replaces the next answers.
+
+    An entry of `script` is a status, (status, headers, body), "cut", "hang", or a raw body for a
+    200.
+    """
 
     daemon_threads = True
 
@@ -58,7 +62,7 @@ class StandIn(ThreadingHTTPServer):
         self.server_close()
 
     def handle_error(self, request, client_address):
-        """A client that went away is no news."""
+        """Ignore clients that went away."""
 
 
 class Handler(BaseHTTPRequestHandler):

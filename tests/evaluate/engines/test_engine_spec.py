@@ -1,4 +1,4 @@
-"""How many engines a node has, by what they run on."""
+"""Check the number of engines on a node."""
 
 import pytest
 

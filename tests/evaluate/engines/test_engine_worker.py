@@ -45,7 +45,7 @@ class Connection:
         self.writer.write(messages.encode(message))
 
     async def expect(self, kind):
-        """The next message of a kind; `Alive` and `Holding` in between are passed over."""
+        """Return the next message of a kind, without `Alive` and `Holding`."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 message = await messages.read(self.reader)
@@ -54,7 +54,7 @@ class Connection:
                 assert isinstance(message, messages.Alive | messages.Holding), message
 
     async def end_of_life(self):
-        """Read until nothing has come for longer than a living worker is silent."""
+        """Read until a silence that is too long for a live worker."""
         for _ in range(10):
             await asyncio.wait_for(messages.read(self.reader), 2.5)
 
@@ -67,7 +67,7 @@ class Connection:
 
 
 class Coordinator:
-    """Accepts what dials in; `worker` starts a real worker process that does."""
+    """Accept connections; `worker` starts a real worker process."""
 
     async def __aenter__(self):
         self._connections = asyncio.Queue()
@@ -109,7 +109,7 @@ class Coordinator:
         return process
 
     async def gone(self):
-        """Nobody listens any more."""
+        """Stop listening."""
         self._server.close()
 
     async def __aexit__(self, *_):
@@ -141,7 +141,7 @@ def ask(*requests, model=0):
 
 
 async def answers_of(connection, count):
-    """Until so many requests are answered: key to answer, and the last number."""
+    """Read `count` answers: key to answer, and the last number."""
     found, last = {}, 0
     while len(found) < count:
         done = await connection.expect(messages.Done)
@@ -220,7 +220,7 @@ def test_a_cut_line_loses_nothing_and_what_is_committed_is_not_said_again(tmp_pa
             third.send(messages.Acked(number=last))
             third.send(
                 ask(*early)
-            )  # asked anew by one that has forgotten: done again, and only that is said
+            )  # a coordinator without memory repeats them: only these are computed again
             found, _ = await answers_of(third, 5)
             assert found == expected(*early)
 

@@ -1,4 +1,4 @@
-"""Whether a model fits, from headers alone."""
+"""Check the fit of models, from headers alone."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Free mode against exact mode: equal tokens, log-probabilities within 1e-6, whatever comes when."""
+"""Compare free mode with exact mode: equal tokens, log-probabilities within 1e-6, in any order."""
 
 import random
 
@@ -52,7 +52,7 @@ def requests_of(seed, count):
 
 
 def run(engine, requests, *, at_a_time):
-    """Answers in order; some are submitted while others are under way."""
+    """Return answers in order; some requests are submitted while others run."""
     found, place = {}, 0
     while len(found) < len(requests):
         if place < len(requests):

@@ -1,4 +1,4 @@
-"""Forwards repeated without their Python: the same bits, or not at all."""
+"""Check that replayed forwards have the same bits, or are refused."""
 
 import pytest
 import torch

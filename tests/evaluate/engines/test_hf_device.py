@@ -1,4 +1,4 @@
-"""The device that the engine hf is told to run on."""
+"""Check the choice of the engine hf's device."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Exact mode against stock lm-eval: the same bits, whatever the order."""
+"""Compare exact mode with stock lm-eval: the same bits in any order."""
 
 import random
 
@@ -42,7 +42,7 @@ def engine(models, name):
 
 
 def run(engine, requests, *, order=None):
-    """Answers in the requests' own order; submitted in another, in pieces."""
+    """Return answers in the order of requests, submitted in another order, in pieces."""
     order = order or list(range(len(requests)))
     found = {}
     for start in range(0, len(order), 7):
@@ -72,7 +72,7 @@ def scored(pairs):
 
 
 def random_pairs():
-    """Short and long ones, beyond the model's length, and groups with one input (multiple choice)."""
+    """Make pairs: short, long, beyond the model's length, and groups with one input."""
     rng = random.Random(5)
 
     def tokens(count):
@@ -99,7 +99,7 @@ def test_log_probabilities_have_the_bits_of_stock_in_any_order(engine, stock, na
 def test_one_input_cut_in_different_places_is_answered_as_stock_answers_each_by_itself(
     engine, stock, name
 ):
-    """Asked together, stock takes the wrong row for the shorter continuations (its gather starts at the first)."""
+    """Stock lm-eval takes wrong rows for shorter continuations in one call: its gather starts at 0."""
     context = [5, 9, 17, 33, 65]
     pairs = [(context, [7]), (context[:-3], [*context[-3:], 7]), (context[:-1], [context[-1], 9])]
     want = [
@@ -157,7 +157,7 @@ GENERATIONS = [
 
 
 def stock_generations(lm):
-    """What stock says, and the same asked as requests."""
+    """Return stock lm-eval's generations, and the same as requests."""
     from lm_eval.api.instance import Instance
 
     rng = random.Random(3)
@@ -199,7 +199,7 @@ def test_generations_are_those_of_stock_in_any_order(engine, stock, name):
 
 
 def test_every_token_is_that_of_generate(engine, stock, name):
-    """Not only the text: prompts of all lengths, to the end of the model's length."""
+    """Tokens, not only text, are equal, for all prompt lengths up to the model's."""
     lm = stock(name)
     for length in (1, 17, 64):
         prompt = torch.randint(2, 300, (1, length), generator=torch.Generator().manual_seed(length))
@@ -303,7 +303,7 @@ def test_recalled_requests_are_gone_and_the_others_are_answered(engine):
 
 
 def test_stop_strings_stop_where_those_of_lm_eval_do(stock):
-    """Token for token: also where a string spans tokens, or stands further back than lm-eval looks."""
+    """The stop is equal token for token, also for strings over several tokens."""
     from lm_eval.models.utils_hf import stop_sequences_criteria
 
     from holdfast.evaluate.engines.hf.sampling import StopStrings
@@ -321,7 +321,7 @@ def test_stop_strings_stop_where_those_of_lm_eval_do(stock):
         tokens = [token for token in tokens for _ in range(rng.choice([1, 1, 2]))]
         is_stop = stops.watch(until)
         for length in range(1, len(tokens) + 1):
-            # Anew at each length: what it says of this moment alone.
+            # New at each length, so that the criterion has no memory.
             theirs = stop_sequences_criteria(tokenizer, until, 0, 1)(
                 torch.tensor([tokens[:length]]), None
             )

@@ -1,4 +1,4 @@
-"""The engine notes the phases of its work for a profile: prompts are read, then tokens are generated."""
+"""Check the phases that the engine records for a profile: prefill, then decode."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Weights swapped into a running engine: the bits of a fresh load, or a refusal that leaves all as it was."""
+"""Check swaps into a running engine: the bits of a fresh load, or a refusal without changes."""
 
 import json
 import shutil

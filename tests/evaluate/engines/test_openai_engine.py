@@ -1,4 +1,4 @@
-"""The engine for OpenAI-compatible servers, against a real HTTP server that answers well, badly, late or not."""
+"""Test the engine for OpenAI-compatible servers against a real HTTP server with faults."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ def server(monkeypatch):
 
 @pytest.fixture
 def engine_for(tmp_path):
-    """Makes loaded engines; what they would have slept stands in `slept`."""
+    """Return a function that makes loaded engines; `slept` collects their sleeps."""
     made = []
 
     def make(server, **given):
@@ -85,7 +85,7 @@ def test_log_probabilities_of_tokens_are_those_of_the_continuation(server, engin
 
 
 def test_what_is_too_long_is_cut_from_the_left_as_lm_eval_does(server, engine_for):
-    engine = engine_for(server)  # the server says 64
+    engine = engine_for(server)  # the server's limit is 64
     assert engine.max_length() == 64
     tokens = list(range(100, 200))
     request = Request(

@@ -71,7 +71,8 @@ def test_a_third_waits_for_room_and_is_read_while_the_others_stand_still():
     clock = FakeClock()
     engine = engine_of(clock)
     engine.submit([(1, generation(4)), (2, generation(10)), (3, generation(1))])
-    # At 8 s the first leaves, the third is read until 9 s, decodes a step with the second; then five steps alone.
+    # At 8 s the first leaves, the third is read until 9 s, decodes a step with the second; then
+    # five steps alone.
     assert run(engine, clock) == {
         1: pytest.approx(8.0),
         3: pytest.approx(10.5),

@@ -1,4 +1,4 @@
-"""The contract with `vllm serve`, against a stand-in for it in a process of its own."""
+"""Test the contract with `vllm serve`, against a stand-in in a process of its own."""
 
 import json
 import sys

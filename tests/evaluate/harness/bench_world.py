@@ -1,4 +1,4 @@
-"""A tiny model and tasks of every kind, made here; and a reference engine that answers as lm-eval's own model does."""
+"""Make a tiny model, tasks of every kind, and a reference engine with lm-eval's own answers."""
 
 import json
 import random
@@ -46,7 +46,7 @@ def as_lists(resps, docs):
 
 
 def make_model(folder: Path, *, seed: int = 0) -> Path:
-    """A random two-layer Llama of 64 tokens with a tokenizer and a chat template."""
+    """Make a random two-layer Llama of 64 tokens with a tokenizer and a chat template."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -99,7 +99,7 @@ def sentence(rng: random.Random, count: int) -> str:
 
 
 def make_tasks(folder: Path, *, documents: int = 6) -> Path:
-    """Tasks of every kind in `folder`, by name."""
+    """Make tasks of every kind in `folder`, by name."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = random.Random(2)
     for split, count in (("test", documents), ("train", 12)):
@@ -213,7 +213,8 @@ def make_tasks(folder: Path, *, documents: int = 6) -> Path:
         "t_several": "metric_list:\n"
         "  - metric: !function utils.several\n    aggregation: median\n    higher_is_better: true\n"
         "filter_list:\n  - name: lists\n    filter:\n"
-        "      - function: custom\n        filter_fn: !function utils.as_lists\n      - function: take_first\n",
+        "      - function: custom\n        filter_fn: !function utils.as_lists\n      - function: "
+        "take_first\n",
         "t_raising": "process_results: !function utils.raising\nmetric_list:\n"
         "  - metric: length\n    aggregation: mean\n    higher_is_better: true\n",
     }
@@ -230,7 +231,7 @@ def make_tasks(folder: Path, *, documents: int = 6) -> Path:
 
 
 def make_code_task(folder: Path, *, marked: bool) -> None:
-    """A task that runs what the model writes, as HumanEval does; `marked` as such or not."""
+    """Make a task that runs the model's code, like HumanEval; `marked` as such or not."""
     name = "t_code" if marked else "t_code_unmarked"
     (folder / "code_utils.py").write_text(
         "import evaluate as hf_evaluate\n\n"
@@ -241,12 +242,14 @@ def make_code_task(folder: Path, *, marked: bool) -> None:
         '    return [[doc["text"] + resp for resp in resp_list] for resp_list, doc in zip(resps, docs)]\n'
     )
     (folder / f"{name}.yaml").write_text(
-        f"task: {name}\ndataset_path: json\ndataset_kwargs:\n  data_files:\n    test: {folder / 'test.jsonl'}\n"
+        f"task: {name}\ndataset_path: json\ndataset_kwargs:\n  data_files:\n    test: "
+        f"{folder / 'test.jsonl'}\n"
         "test_split: test\noutput_type: generate_until\n"
         + ("unsafe_code: true\n" if marked else "")
         + 'doc_to_text: "{{text}}"\ndoc_to_target: "{{target}}"\nrepeats: 2\n'
         'generation_kwargs:\n  until: ["\\n"]\n  max_gen_toks: 5\n'
-        "metric_list:\n  - metric: !function code_utils.pass_at_k\n    aggregation: mean\n    higher_is_better: true\n"
+        "metric_list:\n  - metric: !function code_utils.pass_at_k\n    aggregation: mean\n    "
+        "higher_is_better: true\n"
         "    k: [1, 2]\n"
         "filter_list:\n  - name: code\n    filter:\n"
         "      - function: custom\n        filter_fn: !function code_utils.build\n"

@@ -1,4 +1,4 @@
-"""A tiny model, tasks of every kind and a reference engine, once for all tests of this folder."""
+"""Make a tiny model, tasks of every kind and a reference engine, once for this folder."""
 
 import os
 from collections.abc import Iterator
@@ -56,5 +56,5 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 @pytest.fixture
 def environment(world: World) -> dict[str, str]:
-    """For processes."""
+    """Return the environment for processes."""
     return {**os.environ, **ENVIRONMENT}

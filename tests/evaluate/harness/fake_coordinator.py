@@ -1,4 +1,4 @@
-"""A coordinator for tests of the harness host: answers clients by a reference engine, in random order and pieces."""
+"""Provide a coordinator for the harness host, with answers in random order and pieces."""
 
 import asyncio
 import random
@@ -12,7 +12,7 @@ TOKEN = "a token"
 
 
 class FakeCoordinator:
-    """Runs on the test's event loop. `answer` answers a request; `entries` are numbered as its suite has them."""
+    """Run in the test's event loop; `answer` answers a request; `entries` are the suite's."""
 
     def __init__(
         self, answer, entries, facts, folder, *, include_paths=(), seed=0, confirm_unsafe_code=False
@@ -58,14 +58,14 @@ class FakeCoordinator:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def hang_up(self) -> None:
-        """As if it were killed: every connection is cut, and nobody listens."""
+        """Act like a killed coordinator: cut every connection and stop listening."""
         self._server.close()
         for writer in list(self._writers):
             writer.transport.abort()
         await self._server.wait_closed()
 
     def forget(self) -> None:
-        """As if it were started anew."""
+        """Act like a restarted coordinator."""
         self._open, self._clients, self.asked_of = {}, {}, {}
         self._ready.clear()
         self.hellos.clear()

@@ -1,4 +1,4 @@
-"""A tiny model with a chat template, tasks for inspect in a file, and clients without a coordinator."""
+"""Make a tiny model with a chat template, inspect tasks, and clients without a coordinator."""
 
 import asyncio
 import json
@@ -87,7 +87,7 @@ TASKS = """
 
 
 def make_model(folder: Path) -> Path:
-    """A random Llama of two layers."""
+    """Make a random Llama of two layers."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
@@ -125,7 +125,7 @@ def write_tasks(folder: Path) -> Path:
 
 
 class ModelClient:
-    """Answers each request alone by the model; keeps what was asked, in no order that means anything."""
+    """Answer each request alone by the model; record the requests in arbitrary order."""
 
     def __init__(self, folder: Path, *, max_length: int = 4096) -> None:
         self.facts = ModelFacts(
@@ -171,7 +171,7 @@ class ModelClient:
 
 
 class TextClient:
-    """Says the last word of the last message but one, and then more than was wanted."""
+    """Reply with the last word of the last message but one, followed by further text."""
 
     facts = ModelFacts(model=1, name="far", tokenizer="", max_length=512, takes_text=True)
 
@@ -195,7 +195,7 @@ class TextClient:
 
 
 class FailingClient:
-    """Cannot answer."""
+    """Fail every request."""
 
     facts = TextClient.facts
 
@@ -206,7 +206,7 @@ class FailingClient:
 
 
 class JudgeServer:
-    """An OpenAI-compatible server that finds everything correct."""
+    """Run an OpenAI-compatible server that finds everything correct."""
 
     def __init__(self) -> None:
         asked = self.asked = []

@@ -1,4 +1,4 @@
-"""An engine that answers one request at a time, by the same calls of transformers that lm-eval makes; in any order."""
+"""Provide an engine with lm-eval's own calls of transformers, one request at a time, in any order."""
 
 import random
 from pathlib import Path
@@ -8,7 +8,7 @@ from holdfast.evaluate.types.requests import Answer, Request, pack_tokens, unpac
 
 
 class ReferenceEngine:
-    """See `Engine`. Finishes requests in random order, a few at a time."""
+    """See `Engine`; finishes requests in random order, a few at a time."""
 
     def __init__(self, folder: Path, *, seed: int = 0) -> None:
         import torch

@@ -20,7 +20,7 @@ values = st.recursive(
 
 
 def same(one, other) -> bool:
-    """Equal in type, order and every bit."""
+    """Return True if equal in type, order and every bit."""
     if type(one) is not type(other):
         return False
     if isinstance(one, float):

@@ -1,4 +1,4 @@
-"""The host's real processes against a coordinator over TCP: killed, cut off, told to stop."""
+"""Test the host's real processes with a coordinator over TCP: kills, cuts, and orders to stop."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,7 @@ def toy(name: str, **options) -> TaskEntry:
 
 @contextlib.asynccontextmanager
 async def a_host(entries, folder, *arguments, prepared=True):
-    """A coordinator and a host that has prepared; both end with the block."""
+    """Run a coordinator and a prepared host during the block."""
     async with (
         asyncio.timeout(LONG_S),
         FakeCoordinator(answer, entries, FACTS, folder) as coordinator,
@@ -89,7 +89,7 @@ def test_tasks_run_and_their_metrics_come_back(tmp_path):
             return coordinator, process
 
     coordinator, process = asyncio.run(scenario())
-    assert process.returncode == 0  # the coordinator said Stop
+    assert process.returncode == 0  # after the coordinator's Stop
     assert [coordinator.ended[task].error for task in range(2)] == ["", ""]
     assert len(coordinator.ended[0].result.results["texts"]) == 5
     measured = [json.loads(text) for text in coordinator.ended[1].result.results["measured"]]
@@ -212,7 +212,7 @@ def test_a_metric_that_raises_is_told_and_one_that_takes_too_long_is_stopped_onc
     assert raised.error.startswith("ValueError: no such metric (in measure, toy_harness.py:")
     lost = [said for said in measured if said.lost]
     assert {said.error for said in lost} == {"It took longer than 0 s and was stopped."}
-    assert len({said.seconds for said in lost}) == 1  # asked for again, it is not begun again
+    assert len({said.seconds for said in lost}) == 1  # a repeated request is not computed again
 
 
 def test_a_coordinator_that_dies_and_comes_back_finds_everything_going_on(tmp_path):
@@ -233,7 +233,7 @@ def test_a_coordinator_that_dies_and_comes_back_finds_everything_going_on(tmp_pa
             coordinator.forget()
             await coordinator.listen()
             again = await coordinator.prepared.get()
-            for task in range(3):  # it knows of none: the host does
+            for task in range(3):  # the new coordinator has no tasks, but the host still runs them
                 coordinator.run(task)
             await coordinator.until(
                 lambda: coordinator.asked_of.get(0) == 5 and coordinator.asked_of.get(1) == 5
@@ -260,7 +260,7 @@ def test_a_host_that_is_killed_leaves_nobody(tmp_path):
             coordinator.run(0)
             await coordinator.until(lambda: coordinator.asked_of.get(0) == 5)
             family = psutil.Process(process.pid).children(recursive=True)
-            assert len(family) >= 3  # the zygote, a client, what that forked
+            assert len(family) >= 3  # the zygote, a client, and the client's own child
             process.kill()
             _, alive = await asyncio.to_thread(psutil.wait_procs, family, timeout=LONG_S)
             assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]

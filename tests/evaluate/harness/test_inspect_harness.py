@@ -56,7 +56,7 @@ def judge():
 
 @pytest.fixture(autouse=True)
 def _own_environment(monkeypatch, tmp_path):
-    """What a task's process sets for itself does not reach the next test."""
+    """Keep a task process's settings away from the next test."""
     monkeypatch.setenv("INSPECT_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("INSPECT_TRACE_FILE", str(tmp_path / "trace.log"))
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
@@ -66,7 +66,7 @@ def _own_environment(monkeypatch, tmp_path):
 
 @pytest.fixture
 def stock(monkeypatch, model_folder, tmp_path):
-    """Inspect's own run of a task, by its own Hugging Face provider, one sample a batch."""
+    """Run a task by inspect's own Hugging Face provider, one sample a batch."""
     from inspect_ai.model import get_model
     from inspect_ai.model._providers import hf
 
@@ -100,7 +100,7 @@ def run(client, name: Path | str, folder: Path, **fields):
 
 
 def said(log) -> dict:
-    """Of each sample: what was said in it, and how that was scored."""
+    """Return, by sample, its messages and its scores."""
     return {
         (sample.id, sample.epoch): (
             [(message.role, message.text) for message in sample.messages],

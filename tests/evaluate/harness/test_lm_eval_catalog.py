@@ -1,4 +1,4 @@
-"""Which tasks there are: found, named nearly, kept on disk."""
+"""Check the catalog of tasks: lookups, suggestions, and the cache on disk."""
 
 import pytest
 
@@ -9,7 +9,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # lm-eval's and its dependenc
 
 @pytest.fixture
 def builds(monkeypatch):
-    """Which folders lm-eval read whole."""
+    """Collect the folders that lm-eval read whole."""
     from lm_eval.tasks._index import TaskIndex
 
     read = []
@@ -25,7 +25,7 @@ def builds(monkeypatch):
 
 @pytest.fixture
 def defaults(monkeypatch, tmp_path):
-    """A few tasks in the place of lm-eval's thousands."""
+    """Replace lm-eval's thousands of tasks by a few."""
     from holdfast.evaluate.harness.lm_eval import catalog
 
     folder = tmp_path / "defaults"
@@ -93,7 +93,7 @@ def test_the_index_is_kept_and_made_anew_when_a_file_changed(defaults, builds, t
     assert builds == [defaults, defaults]
     for kept in (tmp_path / "cache").iterdir():
         kept.write_text('[["gsm8k", "NO KIND", "gsm.yaml", []]]')
-    assert set(index()) == {*first, "new"}  # what is not ours is not believed
+    assert set(index()) == {*first, "new"}  # foreign files are ignored
 
 
 def test_a_kept_index_that_cannot_be_written_costs_time_alone(defaults, builds, tmp_path):

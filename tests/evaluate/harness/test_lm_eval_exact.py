@@ -1,4 +1,4 @@
-"""Every kind of task through Holdfast and through stock lm-eval: equal in every bit."""
+"""Compare every kind of task with stock lm-eval: equal in every bit."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ def lm_eval_harness(world):
 
 @pytest.fixture(scope="module")
 def stock(world):
-    """Stock lm-eval's results and samples of an entry, as its files would have them."""
+    """Return stock lm-eval's results and samples of an entry, in the form of its files."""
     import torch
     from lm_eval.evaluator import simple_evaluate
     from lm_eval.tasks import TaskManager

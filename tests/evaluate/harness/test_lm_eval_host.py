@@ -1,4 +1,4 @@
-"""lm-eval in the host's own processes, over TCP: equal in every bit to stock lm-eval, whatever is killed."""
+"""Run lm-eval in the host's processes, over TCP: equal bits to stock lm-eval, after any kill."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ NAMES = (
 
 @pytest.fixture(scope="module")
 def stock(world):
-    """Results and samples of stock lm-eval, a process's worth for each name."""
+    """Return stock lm-eval's results and samples, from one process for each name."""
     import torch
     from lm_eval.evaluator import simple_evaluate
     from lm_eval.tasks import TaskManager

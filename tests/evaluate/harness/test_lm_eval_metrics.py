@@ -1,4 +1,4 @@
-"""A metric computed elsewhere is used where it is exactly the one wanted, and nowhere else."""
+"""Check that a metric computed elsewhere is used for exactly the same inputs only."""
 
 import sys
 import types
@@ -26,7 +26,7 @@ def lm_eval_harness(world):
 
 
 class Changing(LocalClient):
-    """Hands over what `measure` returned, changed; notes the metric keys."""
+    """Pass on changed results of `measure`, and record the metric keys."""
 
     def __init__(self, *args, change=lambda measured: measured) -> None:
         super().__init__(*args)
@@ -42,7 +42,7 @@ class Changing(LocalClient):
 
 
 def with_values(change):
-    """`measured`, with the value of each filter changed."""
+    """Return `measured`, with the value of each filter changed."""
 
     def changed(measured: bytes) -> bytes:
         return exact_json.encode(
@@ -156,7 +156,7 @@ def test_a_metric_that_raises_is_left_to_the_client(world, lm_eval_harness):
 
 @pytest.fixture
 def sandbox(monkeypatch):
-    """In the place of the real one: notes what it was given, and lets every other program pass."""
+    """Replace the sandbox by one that records its inputs and passes every other program."""
     calls = []
 
     def pass_at_k(references, predictions, k):

@@ -1,4 +1,4 @@
-"""What lm-eval itself would score otherwise is named; and what a line of its command asks beside tasks is done."""
+"""Check the notes on differences from lm-eval, and the further options of its command."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What is asked of engines: tokens exactly as lm-eval would feed them, or text for those that take text."""
+"""Check the requests to engines: lm-eval's exact tokens, or text for engines that take text."""
 
 import json
 
@@ -89,7 +89,7 @@ def test_what_lm_eval_says_of_sampling_arrives():
 
 
 class Server:
-    """An `EngineClient` of a server that takes text."""
+    """Act as an `EngineClient` of a server that takes text."""
 
     facts = ModelFacts(model=0, name="served", tokenizer="", max_length=0, takes_text=True)
 
@@ -182,7 +182,8 @@ def test_data_that_is_not_here_is_said_in_a_sentence(world, tmp_path):
     from holdfast.evaluate.types.errors import EvaluationError
 
     (tmp_path / "far.yaml").write_text(
-        "task: far\ndataset_path: nobody/nothing-at-all\ntest_split: test\noutput_type: generate_until\n"
+        "task: far\ndataset_path: nobody/nothing-at-all\ntest_split: test\noutput_type: "
+        "generate_until\n"
         'doc_to_text: "{{a}}"\ndoc_to_target: "{{a}}"\n'
     )
     made = LmEval(include_paths=[str(tmp_path)])

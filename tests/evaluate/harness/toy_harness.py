@@ -1,4 +1,4 @@
-"""A `Harness` without a benchmark, whose processes can be told to misbehave: options say how."""
+"""Provide a `Harness` without a benchmark, with processes that misbehave by options."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""One sandbox for all tests of this folder that do not harm it."""
+"""Make one sandbox for all tests of this folder that do not harm it."""
 
 import os
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ def outside() -> Iterator[Outside]:
     scope="session", params=["namespaces", pytest.param("plain", marks=pytest.mark.slow)]
 )
 def sandbox(request: pytest.FixtureRequest, outside: Outside) -> Iterator[Sandbox]:
-    """With all protection there is, and with the least that is run with."""
+    """Make a sandbox with all protection, and one with the least allowed."""
     namespaces = request.param == "namespaces"
     if not namespaces and os.geteuid() != 0:
         pytest.skip("without namespaces only root can take on another user")

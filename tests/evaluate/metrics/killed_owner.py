@@ -1,4 +1,4 @@
-"""Owns a sandbox in which a trial runs, says so, and waits to be killed."""
+"""Own a sandbox with a running trial, announce it, and wait to be killed."""
 
 import sys
 import threading

@@ -1,4 +1,4 @@
-"""Pass@k as Hugging Face's code_eval computes it."""
+"""Compare pass@k with Hugging Face's code_eval."""
 
 import itertools
 

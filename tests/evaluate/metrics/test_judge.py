@@ -1,4 +1,4 @@
-"""The judge's proxy over real HTTP, against judges that are slow, overloaded, broken or dear."""
+"""Test the judge's proxy over real HTTP, with slow, overloaded, broken and expensive judges."""
 
 import asyncio
 import contextlib
@@ -69,7 +69,7 @@ async def _judged(
     upstream: Upstream, journal: Path, *, evaluation_id: str = "e", **options: Any
 ) -> AsyncIterator[tuple[JudgeProxy, str]]:
     async def pause(seconds: float) -> None:
-        """Time goes on when everybody waits."""
+        """Advance the clock while everything waits."""
         await asyncio.sleep(0.01)
         upstream.clock.advance(seconds)
 
@@ -159,7 +159,7 @@ def test_a_judge_that_answers_429_for_a_minute(tmp_path: Path, clock: FakeClock)
             assert proxy.statistics.answered == 20
             assert (
                 proxy.statistics.overloaded == upstream.asked - 20 <= 8 + 4 + 2 + 8
-            )  # halved, and as it asked
+            )  # halved, with the requested pause
             assert clock.monotonic_s() < 75
 
     asyncio.run(scenario())

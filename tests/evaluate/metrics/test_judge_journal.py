@@ -1,4 +1,4 @@
-"""What a judge's journal says was asked in a stretch of time."""
+"""Check the judge's requests in a span of time, from its journal."""
 
 from holdfast.evaluate.metrics.judge.journal import JudgeJournal, judged_between
 

@@ -1,4 +1,4 @@
-"""The judge's quota: no window ever exceeds a limit, whatever happens, and whatever can be sent is."""
+"""Check the judge's quota: no window exceeds a limit, and no admissible request waits."""
 
 import math
 from dataclasses import dataclass, field
@@ -103,7 +103,7 @@ def test_waits_longer_each_time_where_nothing_is_asked_for() -> None:
 
 @dataclass
 class World:
-    """A judge that counts at some moment between send and answer, and a proxy that may be killed and forget."""
+    """A judge that counts between send and answer, and a proxy that may lose its memory."""
 
     limits: QuotaLimits
     now_s: float = 0.0
@@ -204,7 +204,7 @@ def test_no_window_exceeds_the_quota_even_across_restarts(
 @settings(max_examples=50, deadline=None)
 @given(requests=st.integers(1, 30), asked=st.integers(1, 90))
 def test_leaves_no_quota_unused(requests: int, asked: int) -> None:
-    """Answers that come at once: each minute is full until there is nothing left to ask."""
+    """With immediate answers, each minute is full until no request is left."""
     state = QuotaState(QuotaLimits(requests_per_minute=requests, concurrency=1000))
     queue = [decide(state, _ask(number, 0.0)) for number in range(asked)]
     now_s, sent = 0.0, 0

@@ -1,4 +1,4 @@
-"""kill -9 of the processes of a sandbox, and of its owner: no process stays, no verdict is wrong."""
+"""Kill processes of a sandbox, and its owner: no process stays, and no verdict is wrong."""
 
 import signal
 import subprocess
@@ -20,7 +20,7 @@ PATIENCE_S = 240
 
 
 def _until(reached: Callable[[], bool]) -> None:
-    """Look until it is so; a test that hangs here fails by its own means."""
+    """Poll until `reached()`; a hanging test fails by its own limit."""
     limit = time.monotonic() + PATIENCE_S
     while not reached():
         assert time.monotonic() < limit
@@ -31,7 +31,7 @@ def _tree(pid: int) -> list[psutil.Process]:
 
 
 def _asleep(pid: int) -> int:
-    """How many of them wait: others begin, and some of those only make another one and end."""
+    """Count the sleeping processes; the others are starting or about to end."""
     try:
         return sum(process.status() == psutil.STATUS_SLEEPING for process in _tree(pid))
     except psutil.NoSuchProcess:
@@ -83,7 +83,7 @@ def test_killed_jails_give_no_wrong_verdict() -> None:
     with Sandbox(1, Limits(wall_s=1.0), packages=False) as box:
         launcher = box.process_id()
         for victim in range(1, 5):  # after the forkserver: each of the four processes of a trial
-            _until(lambda: len(_tree(launcher)) <= 1)  # those of the last trial are gone
+            _until(lambda: len(_tree(launcher)) <= 1)  # the last trial's processes are gone
             thread, verdicts = _in_background(box, WAITS, "f()\n")
             _until(lambda: _asleep(launcher) >= 5)
             sorted(_tree(launcher), key=lambda process: process.pid)[victim].kill()

@@ -1,4 +1,4 @@
-"""Honest programs of the shapes of HumanEval and MBPP get the verdict that they would get in one namespace."""
+"""Check that honest programs like HumanEval's get the same verdicts as in one namespace."""
 
 import pytest
 from honest_programs import HONEST, Honest

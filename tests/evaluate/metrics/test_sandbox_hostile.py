@@ -1,4 +1,4 @@
-"""Hostile programs are contained, as seen from outside, and get the right verdict."""
+"""Contain hostile programs, checked from outside, with the right verdicts."""
 
 import socket
 import tempfile
@@ -23,7 +23,7 @@ def test_is_contained(sandbox: Sandbox, outside: Outside, hostile: Hostile) -> N
 def test_what_is_not_contained_is_seen(
     sandbox: Sandbox, outside: Outside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the sandbox's place is taken by nothing at all."""
+    """Replace the sandbox by a function that breaks out: every fault is reported."""
     secret = (outside.canary / "secret").read_text()
 
     def let_loose(program: str, tests: str, *, wall_s: float | None) -> Verdict:

@@ -1,4 +1,4 @@
-"""Every engine-second is accounted for, once."""
+"""Check that every engine-second is counted once."""
 
 import math
 

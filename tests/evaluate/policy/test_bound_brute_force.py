@@ -1,4 +1,4 @@
-"""The bound against the best schedule that there is, found by trying them all."""
+"""Compare the bound with the best schedule, found by brute force."""
 
 import itertools
 import random
@@ -13,10 +13,10 @@ QUICK = 70
 
 
 def ends_on_engine(curve, jobs, there_s):
-    """All Pareto-best vectors of ends of `jobs` (ready, prompt, tokens) on one engine, a choice before every step.
+    """Return all Pareto-best vectors of ends of `jobs` (ready, prompt, tokens) on one engine.
 
-    At any time the engine reads the prompt of a ready job, makes a step with any set of jobs that were read, or waits
-    for the next job to be ready.
+    Before every step, the engine chooses: read the prompt of a ready job, make a step with any set
+    of read jobs, or wait for the next job to be ready.
     """
     found, seen = [], set()
 
@@ -63,7 +63,7 @@ def _with(values, place, value):
 
 
 def best_end_of_metrics(metrics, slots, per_s):
-    """Metrics (ready, seconds) in every order, each on the slot free first; a judge admits one each 1 / per_s."""
+    """Return the best end of metrics (ready, seconds) over all orders, each on the first free slot."""
     best = float("inf")
     for order in itertools.permutations(metrics):
         free, end_s, admitted_s = [0.0] * slots, 0.0, float("-inf")

@@ -1,4 +1,4 @@
-"""What the policy decides, case by case."""
+"""Check the policy's decisions, case by case."""
 
 import pytest
 
@@ -45,7 +45,7 @@ def added(*specs, now_s=0.0):
 
 
 def sample(number, *, tokens=(0,), model=0, task=0, has_metric=False, affinity=0):
-    """A sample whose requests are `number * 10`, `number * 10 + 1`... with limits `tokens`."""
+    """Make a sample with requests `number * 10`, `number * 10 + 1`... and limits `tokens`."""
     requests = tuple(
         RequestSpec(
             request=number * 10 + place, prompt_tokens=10, max_new_tokens=limit, affinity=affinity
@@ -202,7 +202,10 @@ def test_metrics_run_longest_first_where_slots_are_free(state):
 
 
 def test_an_engine_with_a_long_answer_keeps_its_batch_small():
-    """One answer of 1,000 tokens takes 11 s alone and 42 s in a batch of 32; all the rest takes one engine 10 s."""
+    """One answer of 1,000 tokens takes 11 s alone and 42 s in a batch of 32.
+
+    All other answers take one engine 10 s.
+    """
     past = Priors(["t"])
     for one in range(200):
         past.observe_tokens(0, one, 1.0, 20 if one else 1000)

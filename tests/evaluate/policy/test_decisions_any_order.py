@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order: every sample is done once, and nobody is asked what it cannot answer."""
+"""Check the policy under any order of events: each sample is done once."""
 
 from collections import deque
 
@@ -36,7 +36,7 @@ SLOTS = 2
 
 
 class Cluster(RuleBasedStateMachine):
-    """Engines, nodes and metrics that do as they please, and check every action."""
+    """Engines, nodes and metrics with arbitrary events, and a check of every action."""
 
     def __init__(self):
         super().__init__()
@@ -293,7 +293,7 @@ class Cluster(RuleBasedStateMachine):
             assert model.coming >= 0
 
     def teardown(self):
-        """Whatever happened, an engine for each model on a healthy node finishes it all."""
+        """Afterwards, one engine per model on a healthy node finishes everything."""
         if not hasattr(self, "state"):
             return
         self.node_joins()

@@ -1,4 +1,4 @@
-"""What is known of a sample before, and what is learned of its task."""
+"""Check predictions from earlier samples and from the task's observations."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""An evaluation made by hand, its timeline drawn from a seed: what the tests of reports look at."""
+"""Make an evaluation with a random timeline, for the tests of reports."""
 
 import random
 
@@ -51,7 +51,7 @@ WHY_NOT = "Its metric raised ValueError: bad <doc> 3. Look at logs/humaneval.log
 def made_lines(
     *, engines: int = 4, samples: int = 120, tasks: int = 9, seed: int = 0
 ) -> list[Line]:
-    """Lines of an evaluation whose engines load, answer samples one after another, and end at different times."""
+    """Make lines of engines that load, answer samples in turn, and end at different times."""
     draw = random.Random(seed)
     names = [f"task_{number}" if number else "first<script>" for number in range(tasks)]
     lines: list[Line] = [Begin(started_at_s=1.79e9, suite="nightly", tasks=names)]
@@ -100,7 +100,7 @@ def made_lines(
 def made_evaluation(
     timeline: Timeline, folder: str = "/somewhere/e-1", **other: object
 ) -> Evaluation:
-    """An evaluation that fits a timeline; its account and its bound are made up."""
+    """Make an evaluation that fits a timeline, with an invented account and bound."""
     engine_seconds = 1000.0
     fields: dict[str, object] = {
         "id": "e-1",
@@ -145,5 +145,5 @@ def made_evaluation(
 
 
 def made_timeline(**how: int) -> Timeline:
-    """The timeline of `made_lines`."""
+    """Return the timeline of `made_lines`."""
     return timeline_of(made_lines(**how))

@@ -55,7 +55,7 @@ def test_standard_errors_add_in_squares():
 
 
 def test_one_difference_in_twenty_is_chance():
-    """The test's own claim, on scores that differ by chance alone."""
+    """The test's own error rate, on scores that differ by chance alone."""
     draw, found = random.Random(4), 0
     for _ in range(4000):
         first, last = (draw.gauss(0.5, 0.02) for _ in range(2))

@@ -164,7 +164,8 @@ def test_a_browser_shows_it_without_a_complaint(page, scheme, tmp_path):
             paper = shown.evaluate("getComputedStyle(document.documentElement).backgroundColor")
             assert paper == {"light": "rgb(252, 252, 250)", "dark": "rgb(21, 23, 26)"}[scheme]
             fills = shown.evaluate(
-                "[...document.querySelectorAll('.gantt path.s1')].map(e => getComputedStyle(e).fill)"
+                "[...document.querySelectorAll('.gantt path.s1')].map(e => "
+                "getComputedStyle(e).fill)"
             )
             assert set(fills) == {
                 {"light": "rgb(0, 114, 178)", "dark": "rgb(78, 168, 230)"}[scheme]

@@ -8,13 +8,13 @@ from holdfast.evaluate.types.scores import compact, scores_of
 
 
 def cells(table):
-    """A Markdown table's cells, bare; "N/A", lm-eval's word for nothing, as nothing."""
+    """Return a Markdown table's cells without padding; "N/A" becomes empty."""
     lines = [line.split("|")[1:-1] for line in table.strip().splitlines()]
     return [[bare(cell) for cell in line] for line in lines if "--" not in line[0]]
 
 
 def bare(cell):
-    """Text without its padding, numbers as such: pytablewriter drops zeros at their end."""
+    """Strip padding, and convert numbers, since pytablewriter drops trailing zeros."""
     text = cell.strip().replace("N/A", "")
     try:
         return float(text)

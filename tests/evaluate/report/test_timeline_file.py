@@ -102,7 +102,8 @@ def test_a_killed_writer_leaves_a_timeline_that_can_be_read(tmp_path):
         "import sys; from holdfast.evaluate.types.timeline import *; from pathlib import Path\n"
         "writer = TimelineFile(Path(sys.argv[1])); number = 0\n"
         "while True:\n"
-        "    writer.append(RequestSpan(engine=0, task=0, sample=number, t0=1.0, t1=2.0)); number += 1\n"
+        "    writer.append(RequestSpan(engine=0, task=0, sample=number, t0=1.0, t1=2.0)); number "
+        "+= 1\n"
         "    if number == 5000: print('on its way', flush=True)\n"
     )
     path = tmp_path / "t"
@@ -123,7 +124,7 @@ def of_model(model, number):
 
 
 def test_what_grows_is_read_once_and_what_is_forgotten_stays_so(tmp_path):
-    """A stream of checkpoints has one timeline; whoever cuts it must not read it again for each."""
+    """A stream of checkpoints has one timeline, which must not be read again for each."""
     path = tmp_path / "t"
     reader = TimelineReader(path)
     assert reader.read() == timeline_of([])

@@ -16,7 +16,8 @@ def evaluation():
 
 def test_the_verdict_names_the_ratio_and_what_sets_the_bound(evaluation):
     assert verdict(evaluation) == (
-        f"nightly on /models/llama-7b/step_12000 took {said(evaluation.makespan_s)}, 1.08 times its lower bound of "
+        f"nightly on /models/llama-7b/step_12000 took {said(evaluation.makespan_s)}, 1.08 times "
+        "its lower bound of "
         f"{said(evaluation.makespan_s / 1.08)} (engines)."
     )
     assert verdict(replace(evaluation, bound=())).endswith("no lower bound is known.")
@@ -49,11 +50,13 @@ def test_lost_time_starts_with_what_was_useful_and_adds_up(evaluation):
 
 def test_the_line_on_losses_names_the_three_largest(evaluation):
     assert losses(evaluation) == (
-        "Useful work was 80.0% of the engines' time. Most of the rest: starting 8.0%; tail 6.0%; batches not full 5.0%."
+        "Useful work was 80.0% of the engines' time. Most of the rest: starting 8.0%; tail 6.0%; "
+        "batches not full 5.0%."
     )
     lost = replace(evaluation, account={account.START: 1.0, account.TAIL_METRIC: 3.0})
     assert losses(lost) == (
-        "Useful work was 0.0% of the engines' time. Most of the rest: tail, metrics 75.0%; starting 25.0%."
+        "Useful work was 0.0% of the engines' time. Most of the rest: tail, metrics 75.0%; "
+        "starting 25.0%."
     )
     assert [
         losses(replace(evaluation, account=its))

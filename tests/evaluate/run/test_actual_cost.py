@@ -1,4 +1,4 @@
-"""The bound of a run as it turned out: never above what it took, and the same as the plan's of the same work."""
+"""Check the bound of actual runs: at most the makespan, and equal to the plan's for equal work."""
 
 import random
 
@@ -51,7 +51,7 @@ def request(t0, t1, *, engine=0, sample=0, tokens=0, prompt=0):
 
 
 def simulated(seed):
-    """A random simulated run, with the lines that only a live one has, and the judge's limits that it kept."""
+    """Make a random simulated run with the lines of a live run, and the judge's limits."""
     rng = random.Random(seed)
     judge_per_s = rng.choice((0.0, 0.0, 0.2))
     cluster = SimCluster(

@@ -1,4 +1,4 @@
-"""Whether a suite's tasks are there, asked where the command runs."""
+"""Check the search for a suite's tasks on the machine of the command."""
 
 import asyncio
 import os
@@ -14,7 +14,7 @@ HERE = f"{Path(__file__).stem}:Harness"
 
 
 class Harness:
-    """Knows every task but one, and cannot find out about two."""
+    """A harness that lacks one task, and fails for two."""
 
     def prepare(self, entries):
         print("noise")  # noqa: T201  as harnesses do

@@ -1,4 +1,4 @@
-"""Folders that an evaluation must not write to, or cannot: refused before any work, and nothing in them is lost."""
+"""Check refusals of unusable folders: before any work, and without losses."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A ledger that cannot be written when an evaluation ends: what was finished and how to go on is said all the same."""
+"""Check the end of an evaluation with a failing ledger: results and next step are still reported."""
 
 import re
 from contextlib import suppress
@@ -23,7 +23,7 @@ FULL = "The ledger cannot be written: database or disk is full. See that its dis
 
 
 class World:
-    """Evaluations of a home, by a session that only says how it ends; a ledger that fails from a state on."""
+    """Run evaluations by fake sessions, with a ledger that fails from a state on."""
 
     def __init__(self, folder, monkeypatch) -> None:
         self.home = folder / "home"
@@ -90,7 +90,8 @@ def test_scores_that_cannot_be_recorded_are_kept_and_resume_records_them(world):
     with pytest.raises(EvaluationError) as caught:
         world.evaluate()
     assert str(caught.value) == (
-        f"Its tasks have ended and what they came to is in {world.paths.root}, but not all of it could be recorded: "
+        f"Its tasks have ended and what they came to is in {world.paths.root}, but not all of it "
+        "could be recorded: "
         f"{FULL} Then go on with: holdfast eval resume x"
     )
     assert world.state() == "running"

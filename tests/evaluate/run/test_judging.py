@@ -1,4 +1,4 @@
-"""The judges of several evaluations of one home, each behind a proxy of its own."""
+"""Run judges of several evaluations of one home, each behind a proxy of its own."""
 
 import json
 import threading
@@ -17,7 +17,7 @@ from holdfast.evaluate.run.options import EvaluateOptions, JudgeLimits
 
 @contextmanager
 def judge(word: str) -> Iterator[EvaluateOptions]:
-    """A judge that says one word; what an evaluation is told of it."""
+    """Serve a judge that replies with one word, and yield the options of an evaluation."""
 
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, *_):

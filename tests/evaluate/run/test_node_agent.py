@@ -1,4 +1,4 @@
-"""A node's agent with a coordinator that writes down what it hears: what it says of models that it cannot have."""
+"""Test a node's agent with a coordinator that records its messages, for failing models."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ SIZE = 40_000
 
 
 class Recorder:
-    """Tells one agent what the test wants, message after message, each time that it said something of a model."""
+    """Send one agent the test's orders, one after each message about a model."""
 
     def __init__(self, *orders):
         self.orders, self.heard_of, self.report = list(orders), [], None
@@ -38,7 +38,7 @@ class Recorder:
             return
         while self.orders:
             order = self.orders.pop(0)
-            if order is None:  # until it says something of a model
+            if order is None:  # until the next message about a model
                 return
             peer.send(order)
         peer.send(messages.Stop())
@@ -74,10 +74,10 @@ def fetch(
 
 @pytest.fixture
 def agent(tmp_path, monkeypatch):
-    """Runs an agent through orders; returns its exit code and the coordinator."""
+    """Return a function that runs an agent through orders, with exit code and coordinator."""
     monkeypatch.setattr(
         "holdfast.evaluate.run.node_agent.kill_descendants", lambda: None
-    )  # those of other tests
+    )  # other tests' processes
 
     def run(*orders, **options):
         async def scenario():
@@ -146,7 +146,7 @@ def test_orders_for_one_model_that_fail_together_are_one_failure(agent, models):
 
 
 def test_an_order_that_fails_while_a_later_one_goes_on_says_nothing(tmp_path, models):
-    """The later one began anew, after what the first had begun was gone."""
+    """The later order started again after the first one's chunks were removed."""
 
     async def scenario():
         heard, fetches = [], []

@@ -1,4 +1,4 @@
-"""What an evaluation asks a cluster for."""
+"""Check an evaluation's requests to a cluster."""
 
 import pytest
 

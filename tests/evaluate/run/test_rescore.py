@@ -1,4 +1,4 @@
-"""An evaluation is scored again: where it was begun, and without losing the scores that there are."""
+"""Check a rescore: in the original folder, and without loss of present scores."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from holdfast.evaluate.wire.messages import TaskOutcome
 
 @pytest.fixture
 def begun(tmp_path):
-    """An evaluation of two tasks that was begun in `there`; the second has no scores."""
+    """Make an evaluation of two tasks that was begun in `there`; the second has no scores."""
     there = tmp_path / "there"
     there.mkdir()
     paths = EvaluationPaths(tmp_path / "home", "e1")
@@ -40,7 +40,7 @@ def begun(tmp_path):
 
 
 def rescored(paths, monkeypatch, *outcomes):
-    """Score again with these outcomes of the tasks; where the session worked."""
+    """Rescore with these task outcomes; return the session's folder."""
     worked_in = []
 
     def run(session, _model):

@@ -1,4 +1,4 @@
-"""A session whose nodes do not come, or shall not."""
+"""Test a session without usable nodes."""
 
 import asyncio
 import logging
@@ -26,7 +26,7 @@ def made(folder, *, rescore=False, **wanted) -> Session:
 
 @pytest.fixture
 def asked(monkeypatch) -> Iterator[dict]:
-    """What nodes were asked for; nothing is had."""
+    """Record the requests for nodes, which all fail."""
     asked = {}
 
     def address_host():

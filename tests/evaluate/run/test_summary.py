@@ -1,4 +1,4 @@
-"""What an evaluation came to, from the files that it left."""
+"""Check the result of an evaluation, from its files."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""Which checkpoints of a folder are under way at a time, and which comes next."""
+"""Check the checkpoints of a stream in progress, and the choice of the next."""
 
 import time
 from dataclasses import replace
@@ -27,7 +27,7 @@ from holdfast.evaluate.wire.messages import ModelOutcome, TaskOutcome
 
 
 class Fed:
-    """A stream whose session only writes down which steps it was given."""
+    """A stream whose session only records its steps."""
 
     def __init__(self, tmp_path, ledger, monkeypatch, **options):
         self.folder, self.steps = tmp_path / "checkpoints", []
@@ -51,7 +51,7 @@ class Fed:
         monkeypatch.setattr(watch, "describe_model", self.describe)
 
     def describe(self, model, _options):
-        """Says what is `wrong` with a step, if anything is."""
+        """Raise the error in `wrong` for a step, if any."""
         if error := self.wrong.get(int(model.rsplit("-", 1)[1])):
             raise error
 
@@ -61,18 +61,18 @@ class Fed:
             (self.folder / f"checkpoint-{step}" / "trainer_state.json").touch()
 
     def feed(self):
-        """The steps that are new to the session."""
+        """Return the steps that are new to the session."""
         before = len(self.steps)
         self.stream._feed()
         return self.steps[before:]
 
     def evaluations(self):
-        """What is yielded of those that fail before they begin."""
+        """Return the evaluations that failed before they began."""
         self.stream._heard.put(None)
         return list(self.stream.evaluations(once=False, until=None))
 
     def ended(self, number, **said):
-        """What comes of a model's end; as `evaluations` does."""
+        """End a model; return the evaluations like `evaluations`."""
         self.stream._open.discard(number)
         return list(self.stream._ended(ModelOutcome(model=number, **said)))
 
@@ -129,7 +129,7 @@ def test_one_that_was_committed_late_drops_no_newer_one(fed):
 
 
 def test_what_the_session_has_learned_so_far_is_recorded_with_each_checkpoint(fed, tmp_path):
-    """For whoever begins while the stream goes on."""
+    """For evaluations that start during the stream."""
     fed = fed()
     fed.commit(1)
     fed.feed()
@@ -319,7 +319,7 @@ def test_a_checkpoint_is_not_deleted_while_it_is_evaluated_and_has_its_scores_th
 
 def test_scores_of_some_samples_are_named_as_such_and_those_of_former_bytes_are_not_noted(tmp_path):
     def noted(*, started_at_s=2e9, **limits):
-        """The names of what is noted of a task of each entry, and of one that is part of an entry."""
+        """Return the names of recorded metrics, for tasks of entries and for a task inside one."""
         with Checkpointer(tmp_path) as ckpt:
             path = ckpt.save(1, {"value": 1}).result()
         scores = tuple(

@@ -1,4 +1,4 @@
-"""The files that a metric read, and whether what was computed of them is still to be had."""
+"""Check the files that a metric read, and the reuse of its result."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Who reads what: nothing twice, nothing never, evenly."""
+"""Check the assignment of chunks: each once, and evenly."""
 
 import pytest
 from hypothesis import given
@@ -100,7 +100,7 @@ def test_a_late_node_is_served_by_all_that_have_the_model():
     manifest = model([10] * 12)
     everything = set(range(12))
     new = reassign(manifest, [0] * 12, {0: everything, 1: everything, 2: everything}, [0, 1, 2, 3])
-    # Node 0 has what it owns: it keeps it.
+    # Node 0 keeps its chunks, since it has them.
     assert new == [0] * 12
     new = reassign(manifest, [7] * 12, {0: everything, 1: everything, 2: everything}, [0, 1, 2, 3])
     assert sorted(new) == [0] * 4 + [1] * 4 + [2] * 4

@@ -1,4 +1,4 @@
-"""What a model is made of: Hugging Face folders, checkpoints, in folders and over HTTP; and what is none."""
+"""Describe Hugging Face folders and checkpoints, in folders and over HTTP, and refuse all else."""
 
 import asyncio
 import json
@@ -131,7 +131,7 @@ def test_what_is_no_model_is_a_sentence_with_the_next_step(folder, tmp_path):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A checkpoint of Holdfast's, with an optimizer twice as large as the model; its configuration; the model."""
+    """Make a Holdfast checkpoint with a large optimizer; return it with config and model."""
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     folder = tmp_path_factory.mktemp("trained")
@@ -250,7 +250,7 @@ def test_a_checkpoint_that_cannot_be_converted_is_one_sentence(trained, tmp_path
 
 @pytest.fixture
 def cached(tmp_path, monkeypatch):
-    """Hugging Face's cache with `org/tiny`, of which `main` is the first commit."""
+    """Make Hugging Face's cache with `org/tiny`, with `main` at the first commit."""
     hub = tmp_path / "hub"
     model = hub / "models--org--tiny"
     make_files(model / "blobs", {"c": 20, "w": 40})

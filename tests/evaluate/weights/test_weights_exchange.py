@@ -1,4 +1,4 @@
-"""Chunks between nodes, over real sockets: who is answered, and what is refused."""
+"""Exchange chunks over real sockets: answers and refusals."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ HALF = len(CONTENT) // 2
 
 
 class Shelf:
-    """Two chunks of one file; the second comes when it is told to."""
+    """Hold two chunks of one file; the second comes when the test sets its event."""
 
     def __init__(self, folder):
         self.file = SharedFile(folder / "file", len(CONTENT))
@@ -72,7 +72,7 @@ def exchanging(folder, talk, *, rate=None, clock=None, sleep=asyncio.sleep):
 
 
 async def freely(_size_bytes):
-    """No limit."""
+    """Apply no limit."""
 
 
 async def get(link, number):

@@ -1,4 +1,4 @@
-"""Models in the memory of many nodes: read once, the same everywhere, whatever fails."""
+"""Fetch models into many nodes: read once, equal on all nodes, under any failure."""
 
 import asyncio
 import errno
@@ -353,7 +353,8 @@ def test_new_owners_while_a_peer_is_silent_and_nothing_is_read_twice(model, root
 def test_chunks_that_a_peer_has_are_not_read_again_though_the_new_owner_does_not_know(model, root):
     async def run():
         async with nodes(root, 3) as (stores, peers):
-            # Node 0 has all. Node 1 waits for a node that never comes; then it is told to read everything itself.
+            # Node 0 has all chunks. Node 1 waits for a node that never comes; then it is ordered to
+            # read everything itself.
             await stores[0].fetch(0, model, [0] * len(model.chunks), {0: peers[0]}, 0)
             nowhere = {1: peers[1], 2: peers[2]}
             waiting = asyncio.ensure_future(
@@ -505,7 +506,7 @@ def test_a_rate_that_is_lifted_while_a_model_comes_is_lifted_at_once(model, root
                 await asyncio.sleep(0)
             (fetched,) = await fetch_all(stores, peers, model)
             assert (await ahead) == [fetched]
-            # Of each reader what it had begun, and what it was about to begin, is all that was waited for: not 62 s.
+            # Only the begun and the next chunk of each reader were waited for: not 62 s.
             assert fetched.seconds <= 2 * share.READS_AT_ONCE * CHUNK / 2**20 / 0.01
 
     asyncio.run(run())

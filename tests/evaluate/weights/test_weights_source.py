@@ -1,4 +1,4 @@
-"""Reading ranges from folders, HTTP and buckets, through real servers that fail."""
+"""Read ranges from folders, HTTP and buckets, through real servers that fail."""
 
 import asyncio
 
@@ -101,7 +101,7 @@ def test_what_cannot_be_read_is_said(tmp_path):
 
 
 def test_a_bucket_is_listed_and_read_by_the_standard_environment(files, monkeypatch):
-    """A server that speaks as much of S3 as is needed; it checks no signature."""
+    """The server implements as much of S3 as needed, and checks no signature."""
     for failing in (0.0, 0.3):
         with storage_over_http(files.parent, failing=failing, buckets=True) as storage:
             monkeypatch.setenv("AWS_ENDPOINT_URL", storage.url)

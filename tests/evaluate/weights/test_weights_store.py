@@ -1,4 +1,4 @@
-"""A node's shared memory: its budget, whose it is, and that it is given back, after a crash too."""
+"""Test a node's shared memory: budget, owner and release, also after a crash."""
 
 import os
 import signal
@@ -108,7 +108,7 @@ def test_sessions_of_the_killed_are_cleared_and_those_of_the_living_never(tmp_pa
         killed.send_signal(signal.SIGKILL)
         killed.wait()
         assert (own / "killed/model-0/a").exists(), "kill -9 clears nothing"
-        (own / "half-cleared").mkdir()  # as when whoever cleared it died in the middle
+        (own / "half-cleared").mkdir()  # as left by a process that died while clearing
         memory = SharedMemory(tmp_path, "mine", MIB)
         assert memory.cleared == ["half-cleared", "killed"]
         assert (own / "living/model-0/a").read_bytes() == b"x" * 1000

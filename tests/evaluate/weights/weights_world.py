@@ -1,4 +1,4 @@
-"""Storage and nodes for the tests of this folder: real HTTP servers, models of random bytes, stores in one process."""
+"""Provide storage and nodes: real HTTP servers, random models, stores in one process."""
 
 import asyncio
 import hashlib
@@ -19,11 +19,11 @@ TOKEN = "a-token"
 
 
 async def at_once(_seconds):
-    """A sleep that does not."""
+    """Return at once instead of sleeping."""
 
 
 class Storage:
-    """Files over HTTP, with what was asked of them. `failing`: the share of reads that fail, by seeded chance."""
+    """Serve files over HTTP and record requests; `failing` is the share of reads that fail, seeded."""
 
     def __init__(self, folder, failing=0.0, buckets=False):
         self.folder = Path(folder)
@@ -106,7 +106,7 @@ class Storage:
         return self._say(handler, status, data, extra)
 
     def answer_listing(self, handler):
-        """S3's ListObjectsV2, all of it in one page."""
+        """Answer S3's ListObjectsV2 in one page."""
         asked = urlsplit(handler.path)
         bucket = unquote(asked.path).strip("/")
         prefix = parse_qs(asked.query).get("prefix", [""])[0]
@@ -147,7 +147,7 @@ def storage_over_http(folder, **options):
 
 
 def make_files(folder, sizes, seed=0):
-    """Files of random bytes; path to size."""
+    """Make files of random bytes; return path to size."""
     generator = random.Random(seed)
     for path, size_bytes in sizes.items():
         (Path(folder) / path).parent.mkdir(parents=True, exist_ok=True)
@@ -174,7 +174,7 @@ def folder_digest(folder):
 
 @asynccontextmanager
 async def nodes(root, count, *, budget_bytes=1 << 30, clock=None, **options):
-    """`count` started stores, and their addresses."""
+    """Start `count` stores; yield them with their addresses."""
     stores = [
         NodeStore(root, f"node-{number}", budget_bytes, TOKEN, clock or FakeClock(), **options)
         for number in range(count)

@@ -1,4 +1,4 @@
-"""What was committed is found again, whatever happened to the process or to the file meanwhile."""
+"""Check that committed records are found after any damage to process or file."""
 
 import os
 import random
@@ -141,7 +141,7 @@ def test_a_full_disk_is_said_and_what_was_committed_stays(small_disk):
         journal.commit([(key(2), b"y" * 200_000)])
     assert journal.get(key(1)) == b"kept"
     assert key(2) not in journal
-    for segment in journal.folder.iterdir():  # somebody makes room
+    for segment in journal.folder.iterdir():  # the disk gets space again
         if segment.stat().st_size > 30_000:
             os.truncate(segment, 200)
     journal.commit([(key(3), b"later")])

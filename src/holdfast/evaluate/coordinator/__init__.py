@@ -1,7 +1,8 @@
-"""Coordinate an evaluation: one light process that every worker connects to, and that can be killed at any time.
+"""Coordinate an evaluation in one light process, which can be killed at any time.
 
-What enters are messages (`wire`) of the command, the nodes' agents, the harness hosts and their clients, and the
-engines; what leaves are messages to them, and the journals.
+Every worker connects to the coordinator. Messages (`wire`) come from the command, the nodes'
+agents, the harness hosts with their clients, and the engines. The coordinator sends messages back
+and writes the journals.
 
 | module | one idea |
 |---|---|
@@ -11,12 +12,12 @@ engines; what leaves are messages to them, and the journals.
 | `sample_queue` | samples, from the client that submits them to the client that receives them |
 | `models`, `tasks` | the models and their tasks, with their outcomes: kept as files |
 | `policy_queue` | events on their way to the policy, and its decisions |
-| `open_requests` | samples and requests without an answer; what engines hold from before a restart |
+| `open_requests` | samples and requests without an answer; requests held over a restart |
 | `engine_slots`, `engine_pool` | nodes and engines, and which engine serves which model |
 | `dealing` | weights to nodes, once per cluster |
-| `certifying` | whether a swapped engine may answer, and which fresh load it is compared with |
+| `certifying` | fresh loads that certify swapped engines |
 | `dispatcher` | requests to engines, and their answers |
 | `commits` | answers and metrics into the journals |
 | `measurements`, `delivery` | metrics in progress; finished samples to their clients |
-| `timeline_writer`, `counts` | spans for the timeline; progress for whoever watches |
+| `timeline_writer`, `counts` | spans for the timeline; progress for the display |
 """

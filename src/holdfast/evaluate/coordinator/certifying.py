@@ -1,7 +1,8 @@
-"""Which models a fresh load is to speak for before engines answer that swapped to them, and where that load happens.
+"""Certify models by a fresh load before swapped engines answer.
 
-A spare engine, which answers nothing, loads each model afresh beside the others. It runs on a node that has what it is
-to load; where it cannot, for `_BLOCKED_S`, because its node is gone or does not have it, another node gets it.
+A spare engine, which takes no requests, loads each model afresh and reports its canaries. The spare
+engine runs on a node that has the models to load. If that node is gone or lacks them for
+`_BLOCKED_S`, the spare engine moves to another node.
 """
 
 import math
@@ -13,13 +14,11 @@ from holdfast.evaluate.coordinator.engine_slots import SPARE, EngineSlot, Node
 from holdfast.evaluate.coordinator.models import Model
 from holdfast.evaluate.wire.messages import Serving
 
-_TOLERANCE = (
-    1e-4  # of a log-probability, where batches make floats differ; exact engines are allowed none
-)
+_TOLERANCE = 1e-4  # in free mode, where batches change floats; exact engines must be equal
 
 
 def unfit(model: Model, said: Serving, *, is_exact: bool) -> str:
-    """Why an engine must not answer as this model; empty if it may."""
+    """Return why an engine must not answer for this model; empty if it may."""
     if is_exact and model.numerics and said.numerics != model.numerics:
         return f"its numerics are {said.numerics}, the others' {model.numerics}"
     if said.how != "load" and model.canary is not None:
@@ -39,18 +38,18 @@ def _agree(canary: list[float], reference: list[float], allowed: float) -> bool:
 
 
 _BLOCKED_S = (
-    10.0  # a line that was cut is back sooner, and nodes do not get a model at the very same time
+    10.0  # a cut connection returns sooner, and nodes receive a model at slightly different times
 )
 
 
 class Certifying:
-    """See the module.
+    """Choose the models that need a certificate, and the node of the spare engine.
 
     Args:
-        config: the evaluation's.
-        nodes: those whose agents are connected, by name.
-        slots: the engines' places, by name; somebody else keeps them.
-        dealing: has the models that nodes are to have.
+        config: the evaluation's configuration.
+        nodes: the nodes with connected agents, by name.
+        slots: the engine slots, by name; owned by the engine pool.
+        dealing: lists the models for nodes.
     """
 
     def __init__(
@@ -65,18 +64,25 @@ class Certifying:
         self._is_given_up = False
 
     def give_up(self) -> None:
-        """No spare engine stays up: from now on the first engine that changes certifies."""
+        """Stop using a spare engine: from now on the first engine that changes certifies."""
         self._is_given_up = True
 
     def is_beside(self) -> bool:
-        """Whether a spare engine certifies; else the first that changes does, by starting anew: on a GPU is no room."""
+        """Return True if a spare engine certifies.
+
+        Otherwise the first engine that changes restarts and certifies: a GPU has no room for a
+        spare engine.
+        """
         if self._is_given_up or self._config.certify != "beside":
             return False
         has_gpus = any(node.report and node.report.gpus for node in self._nodes.values())
         return not has_gpus or self._config.spec.device == "cpu"
 
     def for_spare(self, slot: EngineSlot) -> list[Model]:
-        """What the spare engine may load now: its first model is any that engines serve, so that the next is quick."""
+        """List the models that the spare engine may load now.
+
+        The first load may be any model that engines serve, so that the next load is quick.
+        """
         serving = {
             one.serving
             for one in self._slots.values()
@@ -90,7 +96,7 @@ class Certifying:
         return self.uncertified() or first
 
     def uncertified(self) -> list[Model]:
-        """Models that engines are to swap to and no fresh load has spoken for."""
+        """List the models that engines will swap to and that no fresh load has certified."""
         if not self.is_beside():
             return []
         engines = [
@@ -98,7 +104,7 @@ class Certifying:
         ]
         uncertified = []
         for model in self._dealing.wanted():
-            # Those that swapped already wait for its word: they do not answer yet.
+            # Engines that already swapped do not answer before the certificate.
             is_swapped_to = any(
                 slot.serving != model.number or slot.number is None for slot in engines
             )
@@ -112,19 +118,19 @@ class Certifying:
         return uncertified
 
     def waiting(self, model: Model | None = None) -> list[EngineSlot]:
-        """Engines that swapped, to any model or to this one, and wait for a fresh load's word to answer."""
+        """List the engines that swapped (to this model) and wait for its certificate."""
         return [
             slot
             for slot in self._slots.values()
             if slot.peer is not None
             and slot.number is None
             and slot.serving is not None
-            and slot.loading is None  # else it has not swapped yet, and serves the one before
+            and slot.loading is None  # otherwise still serving the previous model
             and (model is None or slot.serving == model.number)
         ]
 
     def new_home(self, now_s: float) -> Node | None:
-        """The node that the spare engine is to be started on now; None while it is well where it is, or not needed."""
+        """Return the node to start the spare engine on now; None if no start is needed."""
         homes = {number for model in self.uncertified() for number in model.folders}
         spare, here = self._slots.get(SPARE), {node.number: node for node in self._nodes.values()}
         if not homes or (spare is not None and spare.node in homes & here.keys()):

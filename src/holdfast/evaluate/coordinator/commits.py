@@ -1,7 +1,7 @@
-"""What came in since the last commit, and its way into the journals: batch by batch, in a thread of its own.
+"""Write committed answers and metrics into the journals, in batches, in a thread.
 
-Nobody is told of an answer or a metric before the disk has it. A journal that cannot be written ends the coordinator:
-what is not committed is still with the engines.
+Answers and metrics are delivered only after they are on disk. If a journal cannot be written, the
+coordinator ends; the engines still hold all that was not committed.
 """
 
 import asyncio
@@ -14,15 +14,15 @@ from holdfast.evaluate.wire import messages
 from holdfast.evaluate.wire.server import Connection
 
 Measured = tuple[OpenSample, Records, bytes]
-"""A sample, what to journal of its metric, and what came of it."""
+"""A sample, the journal records of its metric, and the metric's result."""
 
 
 class Commits:
-    """See the module.
+    """Collect and commit answers and metrics.
 
     Args:
-        models: with the journals of their answers and metrics.
-        samples: closes the requests whose answers, and the samples whose metrics, are committed.
+        models: the models, with the journals of answers and metrics.
+        samples: receives the committed answers and metrics.
     """
 
     def __init__(self, models: Models, samples: SampleQueue) -> None:
@@ -33,17 +33,17 @@ class Commits:
         self._writing = asyncio.Lock()
 
     def add(self, peer: Connection, message: messages.Done) -> None:
-        """An engine's answers; it hears `Acked` once they are committed."""
+        """Queue an engine's answers; the engine receives `Acked` after the commit."""
         self._dones.append((peer, message))
         self._wanted.set()
 
     def add_metric(self, sample: OpenSample, records: Records, measured: bytes) -> None:
-        """A metric, and what to journal of it."""
+        """Queue a metric with its journal records."""
         self._metrics_done.append((sample, records, measured))
         self._wanted.set()
 
     def journal_opened(self) -> None:
-        """A model's journal is known: what came before can be committed."""
+        """Commit waiting answers, since a model's journal was opened."""
         self._wanted.set()
 
     async def wait(self) -> None:
@@ -52,7 +52,7 @@ class Commits:
         self._wanted.clear()
 
     async def commit(self) -> None:
-        """Commit what came in so far, after what is being committed.
+        """Commit everything queued so far, after a commit in progress.
 
         Raises:
             JournalError: the disk is full or failing.
@@ -65,7 +65,7 @@ class Commits:
         metrics, self._metrics_done = self._metrics_done, []
         early = [one for one in dones if not self._has_journal(one[1].model)]
         ripe = [one for one in dones if self._has_journal(one[1].model)]
-        self._dones += early  # an engine was faster than the node that knows the weights
+        self._dones += early  # an engine answered before any node reported the weights' digest
         answers: dict[int, list[tuple[bytes, bytes]]] = {}
         for _peer, message in ripe:
             answers.setdefault(message.model, []).extend(
@@ -77,7 +77,7 @@ class Commits:
                 self._samples.answered(model, key)
         waiting = {peer for peer, _ in early}
         for peer, message in ripe:
-            if peer not in waiting:  # the number acknowledges all before it
+            if peer not in waiting:  # one number acknowledges all before it
                 peer.send(messages.Acked(number=message.number))
         for sample, _records, measured in metrics:
             self._samples.measured(sample, measured)

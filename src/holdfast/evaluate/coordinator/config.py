@@ -1,4 +1,4 @@
-"""What the coordinator is told once, as a file: it reads it again whenever it is started anew."""
+"""Define the coordinator's configuration file, read at every start."""
 
 from pathlib import Path
 
@@ -8,34 +8,39 @@ from holdfast.evaluate.types.engine import EngineSpec
 from holdfast.evaluate.types.suite import Suite
 
 DONE, FAILED, LEFT, UNWRITABLE = 0, 3, 4, 5
-"""Exit codes of a coordinator that meant to end: all done; it cannot be done; the command is gone; its disk is full or
-failing. Not 1, a crash's."""
+"""Exit codes of a coordinator that ended on purpose: all done; failed; the command is gone; the
+disk is full or failing. 1 is the code of a crash."""
 
 
 class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An evaluation, as its coordinator sees it.
+    """Configure the coordinator of an evaluation.
 
     Attributes:
-        evaluation_id: names the evaluation.
-        suite: what to run.
-        spec: which engines.
-        engines_per_node: how many of them on each node; 0 for one a `tensor_parallel` GPUs, at least one.
-        nodes: how many nodes are expected; fewer may come, and more.
-        folder: the evaluation's own, seen by every node under the same path.
-        journals: root of all journals.
-        listen_host: the address to listen on; port 0 the first time, the same one again later.
-        metric_slots: metrics at a time on a node; 0 for its cores.
-        linger_s: how long work that was begun may go on when the command is gone.
-        silent_s: how long an engine may be silent before it is taken for hung and started anew.
-        settle_s: how long, after the coordinator was restarted, engines may take to dial again and say what they have;
-            less where all have said so. What an engine that takes longer has finished may be asked of another.
-        gather_s: how long the first node waits for the others, so that each reads its share of the weights.
-        certify: how a swap's canaries get their reference: "beside" (a fresh engine beside the others) or "first"
-            (the first engine to change is started anew).
-        max_read_mib_s: of the next checkpoint, read while the one before is evaluated; 0 for no limit.
-        drop_stale: whether a newer model ends the evaluation of those that have not begun.
-        is_stream: whether more models are to be expected.
-        rescore: scores from the answers that there are; no engine is started.
+        evaluation_id: the id of the evaluation.
+        suite: the suite to run.
+        spec: the engines to use.
+        engines_per_node: the engines on each node; 0 for one for each `tensor_parallel` GPUs,
+            at least one.
+        nodes: the expected number of nodes; fewer or more may come.
+        folder: the evaluation's folder, with the same path on every node.
+        journals: the folder of all journals.
+        listen_host: the address to listen on; the port is free at the first start and the same
+            after a restart.
+        metric_slots: metrics at a time on a node; 0 for its number of cores.
+        linger_s: seconds for which begun work may continue after the command is gone.
+        silent_s: seconds of silence after which an engine counts as hung and is restarted.
+        settle_s: after a restart of the coordinator, the seconds for engines to connect and
+            report their requests; shorter once all have reported. Requests of slower engines may be
+            answered twice.
+        gather_s: seconds for which the first node waits for the others, so that each reads a
+            share of the weights.
+        certify: the reference for canaries after a swap: "beside" (a fresh engine beside the
+            others) or "first" (the first engine to change is restarted).
+        max_read_mib_s: the limit in MiB/s on reading the next checkpoint during an evaluation;
+            0 for none.
+        drop_stale: True if a newer model ends the evaluation of models that have not begun.
+        is_stream: True if more models will come.
+        rescore: True to score the recorded answers without engines.
     """
 
     evaluation_id: str
@@ -59,28 +64,29 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
 
 class CoordinatorFiles:
-    """Every file of a coordinator's own, below `FOLDER/state`."""
+    """Name the files of a coordinator, below `FOLDER/state`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "state"
         self.config = self.folder / "config.msgpack"
         self.token = self.folder / "token"
         self.address = self.folder / "address"
-        """host:port it listens on, written when it does."""
+        """The host:port of the coordinator, written once it listens."""
         self.models = self.folder / "models"
-        """A file for each model that was added, what its weights are, what its canaries are, and how it ended."""
+        """Files for each model: its message, the digest of its weights, its canaries, and its
+        end."""
         self.results = self.folder / "results"
-        """One file a task of a model that ended."""
+        """One file for each ended task of a model."""
         self.history = self.folder / "history.json"
-        """What was known of the suite's samples before."""
+        """The history of the suite's samples from before this run."""
         self.learned = self.folder / "learned.json"
-        """What is known of them now."""
+        """The history including this run."""
         self.curve = self.folder / "curve.json"
-        """What work costs on an engine, as the first one that was ready measured it."""
+        """The cost curve that the first ready engine measured."""
 
 
 def task_names(suite: Suite) -> list[str]:
-    """The suite's entries as its history names them: two entries of one name are told apart by their order."""
+    """Name the suite's entries for the history; an entry with a used name gets a number."""
     names: list[str] = []
     for entry in suite.entries:
         name = f"{entry.harness}:{entry.name}"
@@ -93,14 +99,14 @@ _decoder = msgspec.msgpack.Decoder(CoordinatorConfig)
 
 
 def encode_config(config: CoordinatorConfig) -> bytes:
-    """The file's content."""
+    """Encode a configuration for its file."""
     return _encoder.encode(config)
 
 
 def decode_config(data: bytes) -> CoordinatorConfig:
-    """The config of a file.
+    """Decode a configuration file.
 
     Raises:
-        msgspec.DecodeError: it is none.
+        msgspec.DecodeError: the data is not a configuration.
     """
     return _decoder.decode(data)

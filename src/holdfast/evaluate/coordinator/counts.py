@@ -1,4 +1,4 @@
-"""How much was asked and answered so far: of each task for the timeline, of all for whoever watches."""
+"""Count requests and answers, by task for the timeline, in total for the display."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from holdfast.evaluate.wire import messages
 
 @dataclass
 class TaskCounts:
-    """What a task asked for so far."""
+    """The counts of one task so far."""
 
     since_s: float
     samples: int = 0
@@ -18,7 +18,7 @@ class TaskCounts:
 
 
 class Counts:
-    """See the module."""
+    """Count samples, requests and reused answers."""
 
     def __init__(self) -> None:
         self._tasks: dict[tuple[int, int], TaskCounts] = {}
@@ -26,7 +26,7 @@ class Counts:
         self.requests_done = 0
 
     def add(self, model: int, task: int, *, requests: int, reused: int, now_s: float) -> None:
-        """A sample of a task came in; `reused` of its requests had an answer."""
+        """Count a new sample of a task; `reused` of its requests have an answer."""
         counts = self._tasks.setdefault((model, task), TaskCounts(since_s=now_s))
         counts.samples += 1
         counts.reused += reused
@@ -36,7 +36,7 @@ class Counts:
         self.requests_done += reused
 
     def take(self, model: int, task: int, now_s: float) -> TaskCounts:
-        """What a task that ended had asked for."""
+        """Remove and return the counts of an ended task."""
         return self._tasks.pop((model, task), TaskCounts(since_s=now_s))
 
     def status(
@@ -49,15 +49,15 @@ class Counts:
         answered_s: float,
         draining: bool,
     ) -> messages.Status:
-        """How far it is.
+        """Make the status for the display.
 
         Args:
             pool: the engines and nodes.
-            state: of the policy.
-            now_s: since the evaluation's first start.
-            delivered: samples that are done.
-            answered_s: engine-seconds at saturated batch of all that was answered.
-            draining: whether nothing more is given out.
+            state: the state of the policy.
+            now_s: seconds since the evaluation's first start.
+            delivered: the number of finished samples.
+            answered_s: engine-seconds in a full batch of all answers.
+            draining: True if no more requests are given to engines.
         """
         slots = [slot for slot in pool.slots.values() if not slot.is_spare]
         ready = [slot for slot in slots if slot.number is not None]

@@ -1,12 +1,12 @@
-"""Weights to nodes: each model is read once per cluster.
+"""Assign each model's chunks to nodes, so that a cluster reads a model once.
 
-A model's chunks are dealt to the nodes that are there; each reads its own and has the others from its peers. At most
-`_AHEAD` models lie in a node's memory besides the one that is evaluated.
+A model's chunks are dealt to the connected nodes. Each node reads its own chunks and receives the
+others from its peers. A node's memory holds at most `_AHEAD` models besides the one in evaluation.
 
-A node that failed to have a model is dealt no chunks of it any more; it is told the new owners, and may have all of it
-from them. It is told again only when owners change, or when a model that still comes is waited for and need be spared
-no bandwidth any more, so that a failure that lasts is met a bounded number of times. One whose memory was full is told
-when a model that lay there has ended.
+A node that failed to read a model gets no more of its chunks, but may receive all chunks from
+peers. Its orders are repeated only if the owners change, or if the read limit of a model is lifted,
+so that a lasting failure is met a bounded number of times. A node with full memory gets its orders
+when a model in that memory has ended.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ _AHEAD = 1
 
 
 class Dealing:
-    """See the module. `nodes` are those whose agents are connected, by name; somebody else keeps them."""
+    """Deal models to nodes; `nodes` are the connected ones by name, owned by the engine pool."""
 
     def __init__(
         self, config: CoordinatorConfig, models: Models, nodes: Mapping[str, Node]
@@ -32,9 +32,10 @@ class Dealing:
         self._left_s: float | None = None
 
     def gather(self, now_s: float) -> None:
-        """Dealing begins when all nodes are there, or were waited for long enough.
+        """Begin to deal once all nodes are connected, or `gather_s` has passed.
 
-        As long is one that left waited for; then those that failed are to read after all.
+        A node that left is also waited for, for `gather_s`; after that, nodes that failed may read
+        again.
         """
         if self._left_s is not None and now_s - self._left_s >= self._config.gather_s:
             self._left_s = None
@@ -52,11 +53,11 @@ class Dealing:
         )
 
     def wanted(self) -> list[Model]:
-        """The models that nodes are to have, the one that is evaluated first."""
+        """List the models for nodes, the one in evaluation first."""
         return self._models.open()[: 1 + _AHEAD]
 
     def deal(self) -> None:
-        """Tell every node what to fetch: chunks have owners among the nodes that are there."""
+        """Send every node its orders; the owners of chunks are among the connected nodes."""
         nodes = {node.number: node for node in self._nodes.values() if node.report}
         if not nodes or not self._gathered or self._config.rescore:
             return
@@ -73,7 +74,7 @@ class Dealing:
         assert manifest is not None
         crowded = {number for number, node in nodes.items() if self._is_crowded(node, model)}
         readers = sorted(nodes.keys() - crowded - model.refusals.keys())
-        if not readers:  # until a node has room, or comes back
+        if not readers:  # until a node has room or reconnects
             if not model.folders:
                 model.owners = []
             return
@@ -103,15 +104,19 @@ class Dealing:
             )
 
     def failed(self, node: Node, model: Model, failure: FetchFailed) -> str:
-        """A node cannot have a model; returns why no node can, empty if one may."""
+        """Record that a node cannot get a model.
+
+        Returns:
+            The reason why no node can, or "" if one may.
+        """
         if failure.final:
             return failure.why
         if failure.beside:
             node.crowded[model.number] = failure.beside
             node.told.pop(model.number, None)
-            for number in (
-                failure.beside
-            ):  # the word that one ended may be under way, or was lost with a line
+            for (
+                number
+            ) in failure.beside:  # the release may be on its way, or was lost with the connection
                 if not self._is_open(number):
                     node.peer.send(ReleaseModel(model=number))
             return ""
@@ -126,21 +131,21 @@ class Dealing:
         return f"No node can have {model.added.name}. {said}"
 
     def fetched(self, node: Node, model: Model, folder: str) -> None:
-        """A model lies whole on a node."""
+        """Record that a node holds a whole model."""
         model.folders[node.number] = folder
         model.refusals.pop(node.number, None)
         node.crowded.pop(model.number, None)
         node.told.setdefault(model.number, (model.owners, 0.0))
 
     def node_left(self, node: Node, now_s: float) -> None:
-        """What a node had, or could not have, is gone with it."""
+        """Forget a node's models and failures."""
         self._left_s = now_s
         for model in self._models:
             model.folders.pop(node.number, None)
             model.refusals.pop(node.number, None)
 
     def _is_crowded(self, node: Node, model: Model) -> bool:
-        """Whether a model did not fit, and what lay there then lies there still."""
+        """Return True if a model did not fit and all models in that memory are still open."""
         beside = node.crowded.get(model.number)
         return beside is not None and all(map(self._is_open, beside))
 
@@ -149,7 +154,7 @@ class Dealing:
         return model is not None and model.outcome is None
 
     def release(self, model: Model) -> None:
-        """A model ended: each node frees its memory."""
+        """Free an ended model's memory on each node."""
         model.owners = []
         for node in self._nodes.values():
             node.told.pop(model.number, None)

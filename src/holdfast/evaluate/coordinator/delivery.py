@@ -1,4 +1,4 @@
-"""Samples that miss nothing any more, on their way to the clients that asked for them."""
+"""Send finished samples to the clients that submitted them."""
 
 from collections.abc import Iterator
 
@@ -11,49 +11,49 @@ from holdfast.evaluate.types.requests import decode_answer
 from holdfast.evaluate.wire import messages
 from holdfast.evaluate.wire.server import Connection
 
-_MESSAGE_BYTES = 8 * 1024 * 1024  # of answers, about; a sample is never cut
+_MESSAGE_BYTES = 8 * 1024 * 1024  # a target for the answers in one message; a sample is never cut
 
 
 class Delivery:
-    """Keeps the connected clients, and sends them their samples.
+    """Keep the connected clients, and send them their samples.
 
     Args:
-        open_requests: closes a sample that is delivered.
-        models: with the journals of their answers.
+        open_requests: closes delivered samples.
+        models: the models, with the journals of answers.
     """
 
     def __init__(self, open_requests: OpenRequests, models: Models) -> None:
         self._open_requests, self._models = open_requests, models
-        self._clients: dict[tuple[int, int], Connection] = {}  # by model and task
+        self._clients: dict[tuple[int, int], Connection] = {}  # keyed by model and task
         self._outbox: dict[
             tuple[int, int], list[tuple[int, AnsweredSample]]
-        ] = {}  # with about its bytes
+        ] = {}  # each with its approximate size in bytes
         self.count = 0
-        """Samples delivered so far."""
+        """The number of samples delivered so far."""
 
     def client_joined(self, peer: Connection) -> None:
-        """Deliver the samples of a task to this client, in place of the one before."""
+        """Deliver a task's samples to this client instead of its predecessor."""
         self._clients[peer.hello.model, peer.hello.task] = peer
 
     def client_gone(self, peer: Connection) -> None:
-        """Forget a client, unless another has its task by now."""
+        """Forget a client, unless a successor has its task."""
         place = peer.hello.model, peer.hello.task
         if self._clients.get(place) is peer:
             del self._clients[place]
 
     def refuse(self, model: int, why: str) -> None:
-        """Refuse the clients of a model whatever they want."""
+        """Refuse all clients of a model."""
         for (number, _task), client in list(self._clients.items()):
             if number == model:
                 client.send(messages.Refused(why=why))
 
     def stop_clients(self) -> None:
-        """Have all clients end."""
+        """Stop all clients."""
         for client in self._clients.values():
             client.send(messages.Stop())
 
     def bodies(self, sample: OpenSample) -> list[bytes]:
-        """A sample's encoded answers, in the order of its requests; those that there are."""
+        """Return a sample's stored answers, encoded, in the order of its requests."""
         model = self._models.get(sample.model)
         assert model is not None
         assert model.answers is not None
@@ -61,11 +61,11 @@ class Delivery:
         return [body for body in bodies if body is not None]
 
     def add(self, sample: OpenSample) -> None:
-        """A sample is done, or has an error for good: it goes out with the next `send`."""
+        """Queue a sample that is finished or failed; `send` delivers it."""
         bodies = [] if sample.error else self.bodies(sample)
         try:
             answers = [decode_answer(body) for body in bodies]
-        except msgspec.DecodeError as error:  # of an engine that an older Holdfast did not check
+        except msgspec.DecodeError as error:  # an older Holdfast did not check the engine's answer
             bodies, answers = [], []
             model = self._models.get(sample.model)
             folder = model.answers.folder if model and model.answers else "the journal"
@@ -81,17 +81,18 @@ class Delivery:
         self._outbox.setdefault((sample.model, sample.task), []).append((size_bytes, answered))
 
     def send(self) -> None:
-        """Send what was added."""
+        """Send the queued samples."""
         outbox, self._outbox = self._outbox, {}
         for place, samples in outbox.items():
-            # One that is gone asks again when it is back, and finds everything in the journals.
+            # A disconnected client submits again after its return, and all answers are in the
+            # journals.
             if peer := self._clients.get(place):
                 for part in _cut(samples):
                     peer.send(messages.Answers(samples=part))
 
 
 def _cut(samples: list[tuple[int, AnsweredSample]]) -> Iterator[list[AnsweredSample]]:
-    """Into parts that a message holds."""
+    """Cut samples into parts of one message each."""
     part: list[AnsweredSample] = []
     part_bytes = 0
     for size_bytes, sample in samples:

@@ -1,4 +1,4 @@
-"""What engines are asked, and what they say to it."""
+"""Send requests to engines, and handle their answers."""
 
 from holdfast.core.clock import Clock
 from holdfast.evaluate.coordinator.commits import Commits
@@ -11,22 +11,22 @@ from holdfast.evaluate.policy import events
 from holdfast.evaluate.wire import messages
 from holdfast.evaluate.wire.server import Connection
 
-_MOST_REFUSALS = 3  # of one request, by engines that live: then it is the request
-_NO_ENGINE = -1  # to the policy: one that it did not ask
+_MOST_REFUSALS = 3  # by running engines: then the request itself is at fault
+_NO_ENGINE = -1  # for the policy: an answer without a known engine
 
 
 class Dispatcher:
-    """Sends requests to engines as the policy decides, and takes what the engines return.
+    """Send requests to engines by the policy's decisions, and handle the answers.
 
     Args:
-        clock: for the times of events.
-        policy: gets an event for each answer.
-        open_requests: has the requests without an answer.
+        clock: the clock for events.
+        policy: receives an event for each answer.
+        open_requests: holds the requests without an answer.
         pool: the engines.
-        resumed: what engines hold from before a restart.
-        samples: closes a request that no engine answers.
-        commits: takes the answers.
-        timeline: records what engines worked on.
+        resumed: the requests that engines hold from before a restart.
+        samples: closes requests that no engine answers.
+        commits: receives the answers.
+        timeline: records the engines' work.
     """
 
     def __init__(
@@ -49,13 +49,13 @@ class Dispatcher:
         self._resumed, self._samples, self._commits = resumed, samples, commits
         self._timeline = timeline
         self.answered_s = 0.0
-        """Engine-seconds at saturated batch of all that was answered."""
+        """Full-batch engine-seconds of all answers."""
 
     def ask(self, action: events.Ask) -> None:
-        """The policy gives requests to an engine."""
+        """Send the policy's requests to an engine."""
         slot = self._pool.slot_of(action.engine)
         if slot is None or slot.serving is None:
-            return  # it is gone: the policy hears of that next
+            return  # the engine is gone; the policy receives its `EngineLeft` next
         asked = []
         for number in action.requests:
             request = self._open_requests.request(number)
@@ -71,7 +71,7 @@ class Dispatcher:
                 continue
             if (
                 former := slot.asked.get(request.key, number)
-            ) != number:  # asked for somebody who wants it no more
+            ) != number:  # held for a request that was closed
                 self._policy.put(
                     events.Recalled(
                         now_s=self._clock.monotonic_s(), engine=action.engine, requests=(former,)
@@ -79,14 +79,14 @@ class Dispatcher:
                 )
             slot.asked[request.key] = number
             asked.append((request.key, self._open_requests.body(request)))
-        if asked and slot.peer:  # else its line is cut: when it is back, it says what it has
+        if asked and slot.peer:  # an unconnected engine reports its requests when it reconnects
             slot.peer.send(messages.AskEngine(model=slot.serving, requests=asked))
 
     def recall(self, action: events.Recall) -> None:
-        """The policy wants requests back that an engine has not begun."""
+        """Ask an engine to return requests that it has not begun."""
         slot = self._pool.slot_of(action.engine)
         if slot and slot.peer:
-            wanted = set(action.requests)  # some may be answered by now, by another engine
+            wanted = set(action.requests)  # another engine may have answered some by now
             slot.peer.send(
                 messages.TakeBack(
                     keys=[key for key, number in slot.asked.items() if number in wanted]
@@ -94,33 +94,34 @@ class Dispatcher:
             )
 
     def recall_everything(self) -> None:
-        """No engine is to begin anything more."""
+        """Take back all requests that no engine has begun."""
         for slot in self._pool.slots.values():
             if slot.peer and slot.asked:
                 slot.peer.send(messages.TakeBack(keys=list(slot.asked)))
 
     def is_under_way(self) -> bool:
-        """Whether an engine holds anything."""
+        """Return True if a connected engine holds requests."""
         return any(slot.asked for slot in self._pool.slots.values() if slot.peer)
 
     def done(self, peer: Connection, message: messages.Done) -> None:
-        """An engine answered, or could not."""
+        """Handle an engine's answers and failures."""
         slot = self._pool.slots.get(peer.hello.name)
         for done in message.done:
             request = self._open_requests.request_of(message.model, done.key)
             if not done.error and (
                 request is None or not request.is_planned
-            ):  # not to be planned until committed
+            ):  # plan the request only after the commit
                 self._resumed.came_early(message.model, done.key)
             else:
                 self._resumed.came(message.model, done.key)
-            # The same question may be asked for two models; what is said again after a cut may be of the one before.
+            # Two models may have equal requests, and a message repeated after a cut may concern the
+            # previous model.
             asked = (
                 slot.asked.pop(done.key, None)
                 if slot is not None and slot.serving == message.model
                 else None
             )
-            if slot is None or request is None:  # nobody waits for it (yet): kept nevertheless
+            if slot is None or request is None:  # not requested (yet), but kept
                 if slot is not None and slot.number is not None and asked is not None:
                     self._over(slot.number, asked, done)
                 continue
@@ -150,7 +151,7 @@ class Dispatcher:
         )
 
     def _over(self, engine: int, request: int, done: messages.DoneRequest) -> None:
-        """An engine is done with what another had answered before: it holds that no more."""
+        """Clear a request of an engine that another engine answered first."""
         self._policy.put(
             events.Answered(
                 now_s=self._clock.monotonic_s(),
@@ -177,7 +178,7 @@ class Dispatcher:
             self._samples.unanswerable(request, why)
 
     def given_back(self, peer: Connection, message: messages.GivenBack) -> None:
-        """An engine gave back what it had not begun."""
+        """Handle requests that an engine returned before it began them."""
         slot = self._pool.slots.get(peer.hello.name)
         if slot is None or slot.number is None:
             return
@@ -190,7 +191,7 @@ class Dispatcher:
             )
 
     def holding(self, peer: Connection, message: messages.Holding) -> None:
-        """An engine's line had been cut: what it was asked and does not hold never reached it."""
+        """Take back requests that never reached an engine whose connection was cut."""
         slot = self._pool.slots.get(peer.hello.name)
         if slot is None:
             return

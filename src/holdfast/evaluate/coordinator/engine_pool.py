@@ -1,7 +1,7 @@
-"""Nodes and engines: who is there at all, and which engine serves which model.
+"""Keep the nodes and engines, and the model of each engine.
 
-An engine loads its first model and then swaps; each swap is certified by the canaries of a fresh load, or undone by
-starting the engine anew.
+An engine loads its first model and swaps to later ones. Each swap is certified by the canaries of a
+fresh load, or undone by a restart of the engine.
 """
 
 import logging
@@ -38,40 +38,38 @@ from holdfast.evaluate.wire.messages import (
 )
 from holdfast.evaluate.wire.server import Connection
 
-_ORDER_AGAIN_S = 30.0  # for an engine that has not dialled
-_ORDERS_OF_ONE = 10  # until it is ended first: it dials before it loads anything large
-_CUT_GRACE_S = (
-    1.0  # for an engine whose line was cut to dial again; whether it died its agent says sooner
-)
-_MOST_FAILURES = 5  # of an engine in a row, before it served once; then its place stays empty
-_MOST_FAILED_LOADS = 3  # of a model that no engine ever served; then it is the model
+_ORDER_AGAIN_S = 30.0  # for an engine that has not connected
+_ORDERS_OF_ONE = 10  # before the process is ended: it connects before it loads anything large
+_CUT_GRACE_S = 1.0  # time to reconnect after a cut; a death is reported sooner by the agent
+_MOST_FAILURES = 5  # in a row, before the engine served once; then the slot is removed
+_MOST_FAILED_LOADS = 3  # of a model that no engine served yet; then the model itself is at fault
 
 _log = logging.getLogger(__name__)
 
 
 class ModelListener(Protocol):
-    """Takes what engines and nodes find out about models."""
+    """Receive the findings of engines and nodes about models."""
 
     def model_known(self, model: Model) -> None:
-        """Digest and numerics of a model are known: its answers can be kept."""
+        """Handle that a model's digest and numerics are known, so that answers can be kept."""
         ...
 
     def model_failed(self, model: Model | None, why: str, *, wrong_use: bool = False) -> None:
-        """A model (None: any model) cannot be evaluated."""
+        """Handle that a model (None: any model) cannot be evaluated."""
         ...
 
 
 class EnginePool:
-    """Keeps nodes and engines, and has engines load and swap models.
+    """Keep nodes and engines, and order engines to load and swap models.
 
     Args:
-        config: the evaluation's.
-        clock: for the times of events and of silence.
-        policy: gets an event for each node and engine that comes or goes.
-        models: what is evaluated.
-        resumed: forgets what an engine held that is gone for good.
-        timeline: records what nodes and engines did.
-        listener: takes what is found out about models.
+        config: the evaluation's configuration.
+        clock: the clock for events and silence.
+        policy: receives an event for each node and engine that comes or goes.
+        models: the evaluated models.
+        resumed: forgets the requests of engines that are gone for good.
+        timeline: records the activities of nodes and engines.
+        listener: receives findings about models.
     """
 
     def __init__(
@@ -97,7 +95,7 @@ class EnginePool:
     # Nodes
 
     def node_joined(self, peer: Connection) -> None:
-        """An agent said hello; it will report."""
+        """Add a node; its report follows."""
         node = Node(
             number=peer.hello.node,
             name=peer.hello.name,
@@ -108,7 +106,7 @@ class EnginePool:
         peer.send(Welcome())
 
     def node_reported(self, peer: Connection, report: NodeReport) -> None:
-        """What a node has: its slots are made, and weights are dealt when all are there."""
+        """Handle a node's report: make its engine slots and deal weights."""
         node = self.nodes[peer.hello.name]
         node.report = report
         spec, now_s = self._config.spec, self._clock.monotonic_s()
@@ -128,15 +126,15 @@ class EnginePool:
         if spare is None and self._config.is_stream and self._certifying.is_beside():
             self._orders.ensure(SPARE, node)
         elif spare is not None and spare.node != node.number:
-            node.peer.send(StopEngine(name=SPARE))  # it was here before this node was away
+            node.peer.send(StopEngine(name=SPARE))  # a leftover from before the node was away
         elif spare is not None and spare.peer is None:
             self._orders.ensure(
                 SPARE, node
-            )  # the word of its death, or the order to start it, was lost with the line
+            )  # the order, or the report of the process's end, was lost with the connection
         self.tick()
 
     def node_gone(self, peer: Connection) -> None:
-        """A node's agent is gone; its engines follow by themselves."""
+        """Remove a node; its engines follow by themselves."""
         node = self.nodes.pop(peer.hello.name)
         host = node.report.host if node.report else node.name
         self._timeline.node("here", node=node.number, since_s=node.joined_s, host=host)
@@ -146,7 +144,7 @@ class EnginePool:
         self._dealing.deal()
 
     def child_exited(self, peer: Connection, exited: ChildExited) -> None:
-        """An engine's process ended: again, unless it never works."""
+        """Handle the end of an engine's process: restart it, unless it failed too often."""
         node, slot = self.nodes.get(peer.hello.name), self.slots.get(exited.name)
         if node is None or slot is None or exited.role != "engine" or slot.node != node.number:
             return
@@ -156,7 +154,11 @@ class EnginePool:
             self._orders.start_again(slot)
 
     def _may_try_again(self, slot: EngineSlot, why: str) -> bool:
-        """An engine failed. Whether a new process may do better; in the end its place stays empty."""
+        """Count an engine's failure; remove its slot after too many.
+
+        Returns:
+            True if a new process may try.
+        """
         if slot.is_spare:
             self._spare_failed(why)
         slot.failures += 1
@@ -178,7 +180,7 @@ class EnginePool:
     # Weights
 
     def fetched(self, peer: Connection, fetched: ModelFetched) -> None:
-        """A model lies in a node's memory."""
+        """Record that a node holds a model."""
         node, model = self.nodes[peer.hello.name], self._models.get(fetched.model)
         if model is None or model.outcome is not None:
             peer.send(ReleaseModel(model=fetched.model))
@@ -194,7 +196,8 @@ class EnginePool:
                 when, cure = "while they were read", "Evaluate a checkpoint that nobody writes"
             self._listener.model_failed(
                 model,
-                f"The weights of {model.added.name} changed {when}: node {node.name} has other bytes than were there "
+                f"The weights of {model.added.name} changed {when}: node {node.name} has other "
+                "bytes than were there "
                 f"first. {cure}.",
             )
             return
@@ -208,7 +211,7 @@ class EnginePool:
         self.serve_idle()
 
     def fetch_failed(self, peer: Connection, failure: FetchFailed) -> None:
-        """A node cannot have a model, or not now. If no other could either, its evaluation ends."""
+        """Record that a node cannot get a model (now); end the model if no node can."""
         model, node = self._models.get(failure.model), self.nodes[peer.hello.name]
         if model is None or model.outcome is not None:
             return
@@ -219,7 +222,7 @@ class EnginePool:
             self._dealing.deal()
 
     def release(self, model: Model) -> None:
-        """A model ended: its memory is freed on each node when no engine serves it there."""
+        """Free an ended model's memory on each node."""
         self._dealing.release(model)
         self._dealing.deal()
         self.serve_idle()
@@ -227,9 +230,9 @@ class EnginePool:
     # Engines
 
     def engine_joined(self, peer: Connection) -> None:
-        """An engine's worker said hello, for the first time or again."""
+        """Connect an engine's worker, for the first time or again."""
         slot = self.slots.get(peer.hello.name)
-        if slot is None:  # of a node that is still to report after our own restart, or given up
+        if slot is None:  # its node reports later after our restart, or the slot was removed
             slot = self._orders.new_slot(peer.hello.name, peer.hello.node)
         if slot.is_spare and slot.node != peer.hello.node:
             peer.send(Refused(why="Its place was given to another node."))
@@ -239,15 +242,15 @@ class EnginePool:
         slot.peer, slot.node, slot.pid = peer, peer.hello.node, peer.hello.pid
         slot.heard_s, slot.cut_s, slot.orders = self._clock.monotonic_s(), None, 0
         if slot.number is not None and same_process:
-            return  # it goes on where it was
+            return  # the process continues as before
         self._vacate(slot)
         if peer.hello.model >= 0:
-            slot.loading = peer.hello.model  # it says next that it serves that
+            slot.loading = peer.hello.model  # its `Serving` message follows
         else:
             self.serve_idle()
 
     def engine_gone(self, peer: Connection) -> None:
-        """An engine's connection ended: unless it is back soon, what it held is to be asked again."""
+        """Start the grace period in which an engine may reconnect and keep its requests."""
         slot = self.slots.get(peer.hello.name)
         if slot is None or slot.peer is not peer:
             return
@@ -283,7 +286,7 @@ class EnginePool:
         )
 
     def record_end(self) -> None:
-        """It is over: write what nodes and engines were until now."""
+        """Record the last activities of nodes and engines in the timeline."""
         for slot in self.slots.values():
             if slot.number is not None:
                 self._record_served(slot)
@@ -292,7 +295,7 @@ class EnginePool:
             self._timeline.node("here", node=node.number, since_s=node.joined_s, host=host)
 
     def serve_idle(self) -> None:
-        """Give a model to every engine that has none: what it was started anew for, else the oldest on its node."""
+        """Assign a model to every engine without one: its intended one, else its node's oldest."""
         for slot in list(self.slots.values()):
             if slot.peer is None or slot.serving is not None or slot.loading is not None:
                 continue
@@ -315,7 +318,7 @@ class EnginePool:
             model.digest = (
                 f"unknown, of evaluation {self._config.evaluation_id} model {model.number}"
             )
-        if slot.serving is not None:  # a swap begins now; a load when the process was ordered
+        if slot.serving is not None:  # a swap begins now; a load began with its process
             slot.ordered_s = self._clock.monotonic_s()
         slot.loading = model.number
         slot.peer.send(
@@ -324,11 +327,11 @@ class EnginePool:
         return True
 
     def swap(self, engine: int, number: int) -> None:
-        """The policy wants an idle engine to serve another model."""
+        """Swap an idle engine to another model, as the policy decided."""
         slot, model = self._slot_of.get(engine), self._models.get(number)
         if slot is None or model is None:
             return
-        if slot.peer is None:  # its line is cut, and would be back to go on where it was
+        if slot.peer is None:  # its connection is cut; on reconnecting it would continue
             self._vacate(slot)
             return
         self._record_served(slot)
@@ -338,20 +341,20 @@ class EnginePool:
             and model.canary is None
             and model.added.manifest is not None
         ):
-            self._restart(slot, meant_for=number)  # its fresh load is the others' reference
+            self._restart(slot, meant_for=number)  # its fresh load becomes the others' reference
             return
         if not self._serve(slot, model):
             slot.serving = None
 
     def serving(self, peer: Connection, said: Serving) -> None:
-        """An engine has a model; it may answer when its canaries are right."""
+        """Handle an engine that has loaded a model; it may answer if its canaries are right."""
         slot, model = self.slots.get(peer.hello.name), self._models.get(said.model)
         if slot is None or model is None:
             peer.send(Stop())
             return
         slot.loading, slot.meant_for, slot.has_loaded = None, None, True
         if said.kept and slot.number is not None and slot.serving == said.model:
-            return  # only its line had been cut
+            return  # only the connection was cut
         if model.outcome is not None:
             slot.serving = None
             self.serve_idle()
@@ -362,26 +365,26 @@ class EnginePool:
                 self._restart(slot, meant_for=model.number)
             return
         self._note(slot, model, said)
-        if slot.is_spare:  # at once ready for the next
-            for other in self._certifying.waiting(model):  # they say their canaries again
+        if slot.is_spare:  # ready for the next model at once
+            for other in self._certifying.waiting(model):  # they repeat their canaries
                 other.serving = None
                 self._serve(other, model)
             self.serve_idle()
             return
         if (
             slot.number is not None
-        ):  # it served another, and its line was cut since: what it held is asked again
+        ):  # the model changed during the cut: its previous requests are sent again
             self._vacate(slot)
         slot.serving, model.is_begun = model.number, True
-        self.serve_idle()  # a model that came before any engine served has no reference yet
+        self.serve_idle()  # a model from before the first engine has no reference yet
         if said.how == "swap" and model.canary is None:
-            if not self._certifying.is_beside():  # nobody will speak for it but itself, afresh
+            if not self._certifying.is_beside():  # only its own fresh load can certify it
                 self._restart(slot, meant_for=model.number)
-            return  # until the fresh load beside it has spoken
+            return  # until the spare engine certifies
         self._slot_ready(slot, said)
 
     def _note(self, slot: EngineSlot, model: Model, said: Serving) -> None:
-        """Keep what an engine says of itself and of a model."""
+        """Record an engine's report on itself and on a model."""
         slot.failures = 0
         if said.how == "load" and model.canary is None:
             self._models.certify(model, said.canary)
@@ -395,9 +398,7 @@ class EnginePool:
             )
         model.numerics = model.numerics or said.numerics
         model.max_length = model.max_length or said.max_length
-        for (
-            one
-        ) in self._models.open():  # those that were fetched before lacked nothing but the numerics
+        for one in self._models.open():  # they lacked only the numerics
             self.identify(one)
 
     def _slot_ready(self, slot: EngineSlot, said: Serving) -> None:
@@ -421,11 +422,11 @@ class EnginePool:
         )
 
     def serve_failed(self, peer: Connection, failure: ServeFailed) -> None:
-        """An engine cannot have a model: a new process may, or nobody can."""
+        """Handle an engine that cannot load a model: retry in a new process, or fail the model."""
         slot, model = self.slots.get(peer.hello.name), self._models.get(failure.model)
         if slot is None or model is None:
             return
-        if model.outcome is not None:  # it ended meanwhile, and with it its weights
+        if model.outcome is not None:  # the model and its weights ended meanwhile
             slot.loading = slot.serving = slot.meant_for = None
             if failure.restart:
                 self._restart(slot)
@@ -433,19 +434,18 @@ class EnginePool:
             return
         _log.warning("Engine %s cannot serve %s: %s", slot.name, model.added.name, failure.why)
         if not failure.restart:
-            slot.loading = slot.serving = slot.meant_for = None  # it may have the next
+            slot.loading = slot.serving = slot.meant_for = None  # may serve the next model
             self._listener.model_failed(
                 None if failure.any_model else model, failure.why, wrong_use=True
             )
             return
-        if not (
-            slot.has_loaded or model.is_begun
-        ):  # not a swap: a new process met it, and nothing else
+        if not (slot.has_loaded or model.is_begun):  # a load in a new process failed, not a swap
             model.failed_loads += 1
             if model.failed_loads == _MOST_FAILED_LOADS:
                 self._listener.model_failed(
                     model,
-                    f"No engine can load {model.added.name} ({failure.why.rstrip('.')}). See that its files are whole; "
+                    f"No engine can load {model.added.name} ({failure.why.rstrip('.')}). See that "
+                    "its files are whole; "
                     f"the logs are in {self._config.folder}/logs.",
                 )
         if self._may_try_again(slot, failure.why):
@@ -458,8 +458,8 @@ class EnginePool:
         self._orders.start_again(slot)
 
     def identify(self, model: Model) -> None:
-        """Tell when it is known under what a model's answers are kept."""
-        if not model.numerics:  # engines of one kind agree, whatever they serve
+        """Report a model to the listener once the journal key of its answers is known."""
+        if not model.numerics:  # engines of one kind have equal numerics for all models
             model.numerics = next((other.numerics for other in self._models if other.numerics), "")
         if model.digest and model.numerics and model.answers is None and model.outcome is None:
             self._listener.model_known(model)
@@ -467,7 +467,7 @@ class EnginePool:
     # The spare engine
 
     def _place_spare(self, node: Node) -> None:
-        """Start the engine that loads afresh what others swap to on a node; it was nowhere, or cannot go on there."""
+        """Start the spare engine on a node, and end it elsewhere."""
         if spare := self.slots.get(SPARE):
             self._vacate(spare)
             self._orders.end(spare)
@@ -475,18 +475,18 @@ class EnginePool:
 
     def _spare_failed(self, why: str) -> None:
         _log.warning("The engine that certifies swaps failed: %s", why)
-        for slot in self._certifying.waiting():  # they load afresh themselves
+        for slot in self._certifying.waiting():  # these engines certify themselves by a fresh load
             self._restart(slot, meant_for=slot.serving)
 
     # Time
 
     def heard(self, peer: Connection) -> None:
-        """A sign of life."""
+        """Record a sign of life."""
         if slot := self.slots.get(peer.hello.name):
             slot.heard_s = self._clock.monotonic_s()
 
     def is_complete(self) -> bool:
-        """Whether every node that is expected is there, with engines that all serve and have said what they hold."""
+        """Return True if all expected nodes are connected, and all engines serve and reported."""
         reported = sum(node.report is not None for node in self.nodes.values())
         return reported >= self._config.nodes and all(
             slot.number is not None and slot.has_said_all
@@ -495,11 +495,11 @@ class EnginePool:
         )
 
     def slot_of(self, engine: int) -> EngineSlot | None:
-        """The slot of an engine as the policy numbers it."""
+        """Return the slot of an engine by the policy's number."""
         return self._slot_of.get(engine)
 
     def tick(self) -> None:
-        """Deal weights when all nodes are there or waited for long enough; start hung engines anew."""
+        """Deal weights and restart hung engines, as time passes."""
         now_s = self._clock.monotonic_s()
         self._dealing.gather(now_s)
         self._dealing.deal()
@@ -509,7 +509,7 @@ class EnginePool:
                 slot.orders += 1
                 if (
                     slot.orders % _ORDERS_OF_ONE == 0
-                ):  # its process is there, and hangs before it dials
+                ):  # the process exists but hangs before it connects
                     self._orders.end(slot)
                 self._orders.start_again(slot)
             if slot.cut_s is not None and now_s - slot.cut_s > _CUT_GRACE_S:

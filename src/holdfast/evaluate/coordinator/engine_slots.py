@@ -1,4 +1,4 @@
-"""Nodes, the places for engines on each of them, and the orders to nodes' agents that start and end engines."""
+"""Keep nodes and engine slots, and order agents to start and end engines."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,12 +12,12 @@ from holdfast.evaluate.wire.messages import NodeReport, StartEngine, StopEngine
 from holdfast.evaluate.wire.server import Connection
 
 SPARE = "spare/0"
-"""The name of the engine that answers nothing and loads each model afresh, to certify swaps."""
+"""The name of the engine that takes no requests and loads each model afresh, to certify swaps."""
 
 
 @dataclass
 class Node:
-    """A node, as long as its agent is connected."""
+    """A node with a connected agent."""
 
     number: int
     name: str
@@ -25,56 +25,56 @@ class Node:
     joined_s: float
     report: NodeReport | None = None
     told: dict[int, tuple[list[int], float]] = field(default_factory=dict)
-    """Model to the owners and the rate that this node was last told."""
+    """By model, the owners and the read limit of the last order to this node."""
     crowded: dict[int, list[int]] = field(default_factory=dict)
-    """Model that did not fit into this node's memory, to the models that lay there."""
+    """By model that did not fit into this node's memory, the models that were there."""
 
 
 @dataclass
 class EngineSlot:
-    """A place for an engine, kept while its processes come and go.
+    """A slot for an engine, which outlives its processes.
 
-    `number` is the policy's, new for each time that an engine is ready; None while none is. `asked` maps the keys in
-    its hands to requests.
+    `number` is the policy's, new for each time that an engine becomes ready; None if no engine is
+    ready. `asked` maps the keys of the engine's requests to their numbers.
     """
 
     name: str
     place: int
     node: int
     ordered_s: float
-    """When it was told to start, or to take a model."""
+    """The time of the last order to start or to load."""
     orders: int = 0
-    """How often it was told to start since it last dialled."""
+    """The orders to start since the last connection."""
     is_spare: bool = False
-    """It takes no requests: it loads each model afresh, to say what swaps are held against."""
+    """True for the spare engine, which loads each model afresh to certify swaps."""
     has_loaded: bool = False
-    """Whether its process has loaded a model, and with it all that the next one will not have to wait for."""
+    """True if the process has loaded a model, so that the next load skips the slow first steps."""
     peer: Connection | None = None
     number: int | None = None
     swapping: int | None = None
-    """The number it had before it began to swap, and has again after it."""
+    """The number before a swap, which the engine gets again afterwards."""
     serving: int | None = None
     loading: int | None = None
     meant_for: int | None = None
-    """The model that it was started anew for."""
+    """The model that the engine was restarted for."""
     heard_s: float = 0.0
     failures: int = 0
     asked: dict[bytes, int] = field(default_factory=dict)
     ready_s: float = 0.0
     pid: int = 0
     cut_s: float | None = None
-    """When its line was cut."""
+    """The time when the connection was cut."""
     has_said_all: bool = False
-    """Whether it has said, after a restart of ours, what it holds."""
+    """True if the engine has reported its requests since our restart."""
 
     @property
     def index(self) -> int:
-        """Its number on its node."""
+        """The number of the engine on its node."""
         return int(self.name.rsplit("/", 1)[1])
 
 
 class Orders:
-    """See the module. `nodes` are those whose agents are connected; `slots`, by name, are made here."""
+    """Send orders to agents, and fill `slots` by name; `nodes` are the connected ones, by name."""
 
     def __init__(
         self,
@@ -87,23 +87,23 @@ class Orders:
         self._places: dict[str, int] = {}
 
     def engines_of(self, report: NodeReport) -> int:
-        """How many engines a node is to have."""
+        """Return the number of engines for a node."""
         if self._config.rescore:
             return 0
         return engines_on(report.gpus, self._config.spec, self._config.engines_per_node)
 
     def ensure(self, name: str, node: Node) -> None:
-        """Have an engine on a node: it is started, unless it runs there."""
+        """Start an engine on a node unless it runs there."""
         slot = self._slots.get(name) or self.new_slot(name, node.number)
         slot.node = node.number
         if (
             slot.peer is None
-        ):  # what its last engine held is asked again when the next one is there, or soon
+        ):  # the last engine's requests are sent again when the next engine is ready, or soon
             slot.ordered_s, slot.failures = self._clock.monotonic_s(), 0
         self._start(slot, node)
 
     def new_slot(self, name: str, node: int) -> EngineSlot:
-        """A place for an engine, of which nothing is known yet."""
+        """Make a slot for an unknown engine."""
         now_s = self._clock.monotonic_s()
         place = self._places.setdefault(name, len(self._places))
         slot = EngineSlot(
@@ -118,13 +118,13 @@ class Orders:
         return slot
 
     def start_again(self, slot: EngineSlot) -> None:
-        """Have an engine started; where only a word was lost with a line, its agent has it and does nothing."""
+        """Order the start of an engine; the agent ignores the order if the engine runs."""
         slot.ordered_s = self._clock.monotonic_s()
         if node := self._node_of(slot):
             self._start(slot, node)
 
     def end(self, slot: EngineSlot) -> None:
-        """Have an engine's process ended, whatever it does."""
+        """End an engine's process in any state."""
         if slot.peer is not None:
             slot.peer.close()
             slot.peer = None

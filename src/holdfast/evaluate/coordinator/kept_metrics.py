@@ -1,8 +1,9 @@
-"""Metrics in the journal, found again only while the files that they were computed from are the same.
+"""Reuse metrics from the journal only while the files that they read are unchanged.
 
-Which files a metric reads is known only after it was computed. So what stands under a metric's key is either the
-result, or the names of files; the files' contents then make the next key, under which the search goes on. An edited
-file leads to a key that holds nothing, and the metric is computed again.
+The files that a metric reads are known only after its computation. A metric's key therefore leads
+either to the result, or to the names of files. The contents of these files form the next key, and
+the search continues there. An edited file leads to a key without an entry, and the metric is
+computed again.
 """
 
 import hashlib
@@ -20,13 +21,13 @@ Records = list[tuple[bytes, bytes]]
 
 
 class KeptMetrics:
-    """See the module."""
+    """Find and record metrics."""
 
     def __init__(self) -> None:
         self._digests = ContentDigests()
 
     def find(self, journal: Journal, key: bytes) -> bytes | None:
-        """Return the result that stands under a metric's key and the files of now; None where there is none."""
+        """Return the result for a metric's key and the present files; None if there is none."""
         while (body := journal.get(key)) is not None:
             if body[:1] == _RESULT:
                 return body[1:]
@@ -36,9 +37,10 @@ class KeptMetrics:
     def records(
         self, journal: Journal, key: bytes, measured: bytes, read: Mapping[str, str] | None
     ) -> Records:
-        """Return what to write so that `find` has `measured` while the files `read` are as they were read.
+        """Return the journal records by which `find` finds `measured` for unchanged files `read`.
 
-        Nothing where the result is there, or where `read` is None: the files are too many.
+        The list is empty if the result is already there, or if `read` is None: there are too many
+        files.
         """
         if read is None:
             return []

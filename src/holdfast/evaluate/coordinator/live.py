@@ -1,9 +1,9 @@
-"""An evaluation in progress: messages in, the policy asked, messages out.
+"""Run an evaluation: receive messages, apply the policy's decisions, send messages.
 
-Everything here is soft but three things, which are committed before anybody is told of them: answers and metrics (the
-journals), the outcomes of tasks, and the models with what their weights are. A coordinator that is started anew finds
-those, and whoever dials in again says the rest: nodes what they hold, engines what they have finished, clients what
-they want.
+All state is rebuilt on restart except three things, which are committed before they are sent:
+answers and metrics (in the journals), the outcomes of tasks, and the models with their weights'
+digests. After a restart, nodes report the models they hold, engines their finished requests, and
+clients submit again.
 """
 
 import asyncio
@@ -39,7 +39,10 @@ _DRAIN_POLL_S = 0.1
 
 
 class Live:
-    """Runs an evaluation on one event loop. Implements `wire.server.Listener` and `engine_pool.ModelListener`."""
+    """Run an evaluation on one event loop.
+
+    Implements `wire.server.Listener` and `engine_pool.ModelListener`.
+    """
 
     def __init__(
         self,
@@ -103,9 +106,9 @@ class Live:
         self._finishing = False
         self._draining = False
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Has the error of a message that could not be dealt with: nothing can go on."""
+        """Receives the error of a message that could not be handled, which ends the coordinator."""
         self.ended = asyncio.Event()
-        """Set when nothing is left to do, or nothing can be done."""
+        """Set when no work is left or possible."""
         self.exit_code = DONE
         self._handlers: dict[type[messages.Message], Callable[[Connection, Any], None]] = {
             messages.AddModel: self._add_model,
@@ -134,7 +137,7 @@ class Live:
                 self._command = peer
                 peer.send(
                     messages.Welcome(epoch=self._epoch)
-                )  # it says its models again, and hears what became of them
+                )  # the command adds its models again and receives their outcomes
             case "node":
                 self._pool.node_joined(peer)
             case "host":
@@ -196,7 +199,7 @@ class Live:
         if new := self._models.add(added):
             if (
                 self._config.drop_stale and self._samples.is_settled()
-            ):  # before, nobody knows what is begun
+            ):  # before, it is not known which models have begun
                 for model in waiting:
                     self._end_model(
                         model, "a newer checkpoint came before it was begun", is_stale=True
@@ -217,10 +220,10 @@ class Live:
     def model_known(self, model: Model) -> None:
         """See `ModelListener.model_known`.
 
-        Its answers have a journal from now on, and what clients submitted early can be looked up.
+        From now on, the answers have a journal, and early submissions can be looked up.
         """
         whose = f"{model.digest}\n{model.numerics}"
-        # To score again is to compute: what was computed before is out of reach in a folder of this run alone.
+        # A rescore computes all metrics again, so its metrics' journal is in its own folder.
         metrics = self._state_folder / "metrics" if self._config.rescore else self._journals
         model.answers = Journal(self._journals, whose)
         model.metrics = Journal(metrics, f"{whose}\nmetrics of files")
@@ -228,7 +231,7 @@ class Live:
         self._samples.take_early()
 
     def model_failed(self, model: Model | None, why: str, *, wrong_use: bool = False) -> None:
-        """See `ModelListener.model_failed`. A model's evaluation cannot go on; without a model, none can."""
+        """See `ModelListener.model_failed`; without a model, all models fail."""
         for one in self._models.open() if model is None else [model]:
             if one.outcome is None:
                 self._end_model(one, error=why, wrong_use=wrong_use, any_model=model is None)
@@ -255,10 +258,10 @@ class Live:
             any_model=any_model,
             is_stale=is_stale,
         )
-        self.keep_learned()  # before the command hears of the end, and records what is known
+        self.keep_learned()  # before the command receives the end and records the costs
         self._models.end(model, outcome)
         self._timeline.model(model.added.name, outcome, model.added_s)
-        self._timeline.flush()  # before the command hears of the end, and reads what happened
+        self._timeline.flush()  # before the command receives the end and reads the timeline
         self._open_requests.drop(model.number)
         self._policy.put(events.ModelDropped(now_s=self._now_s(), model=model.number))
         self._samples.forget(model.number)
@@ -271,7 +274,7 @@ class Live:
         self._end_if_done()
 
     def keep_learned(self) -> None:
-        """Write what samples cost, as far as it is known, for the evaluations to come."""
+        """Write the measured costs of samples, for later evaluations."""
         write_atomic(self._learned, encode_history(self._policy.state.priors.history()))
 
     def _end_if_done(self) -> None:
@@ -292,7 +295,7 @@ class Live:
         if model is None or model.outcome is not None:
             return
         if ended.error and self._tasks.is_elsewhere(ended.model, ended.task, peer.hello.node):
-            return  # a client that we refused, since another runs
+            return  # a refused client, whose task runs elsewhere
         outcome = messages.TaskOutcome(
             model=ended.model, task=ended.task, result=ended.result, error=ended.error
         )
@@ -313,16 +316,16 @@ class Live:
         if self._pool.is_complete():
             self._samples.settle()
 
-    # What is committed
+    # Commits
 
     async def commit_forever(self) -> None:
-        """Commit what comes, batch by batch. Raises as `Commits.commit`."""
+        """Commit in batches; raises as `Commits.commit`."""
         while True:
             await self._commits.wait()
             await self.commit()
 
     async def commit(self) -> None:
-        """Commit what came so far, and deliver what is complete by that. Raises as `Commits.commit`."""
+        """Commit everything so far and deliver finished samples; raises as `Commits.commit`."""
         await self._commits.commit()
         self._delivery.send()
         self._run_policy()
@@ -365,14 +368,14 @@ class Live:
     # Time
 
     def tick(self) -> None:
-        """Twice a second: what waits for time."""
+        """Handle the passing of time, twice a second."""
         self._pool.tick()
         self._timeline.flush()
         self._samples.take_early()
         self._samples.plan_settled()
         for (
             model
-        ) in self._models.open():  # whoever ran it died between its last task's end and its own
+        ) in self._models.open():  # the coordinator died between its last task's end and its own
             if model.answers is not None and self._tasks.are_all_ended(model.number):
                 self._end_model(model)
         self._tasks.start(self._models.open(), self._now_s())
@@ -391,7 +394,7 @@ class Live:
             self._command.send(status)
 
     async def drain(self) -> None:
-        """The command is gone: give out nothing more, keep what engines have begun, for `linger_s` at most."""
+        """Wind down after the loss of the command: keep begun requests, for at most `linger_s`."""
         self._draining = True
         self._policy.close()
         deadline_s = self._now_s() + self._config.linger_s
@@ -401,7 +404,7 @@ class Live:
         await self.commit()
 
     def stop_everyone(self) -> None:
-        """Tell all that it is over."""
+        """Stop hosts, engines, clients and nodes."""
         for host in self._tasks.hosts.values():
             host.peer.send(messages.Stop())
         for slot in self._pool.slots.values():
@@ -412,7 +415,7 @@ class Live:
             node.peer.send(messages.Stop())
 
     def close(self, state: str) -> None:
-        """Write the end into the timeline and let go of the files."""
+        """Write the end into the timeline and close the files."""
         self._pool.record_end()
         self._timeline.end(state)
         self._open_requests.close()

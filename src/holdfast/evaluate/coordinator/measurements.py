@@ -1,4 +1,4 @@
-"""Metrics in progress: granted by the policy, computed by hosts, looked for in the journal first."""
+"""Run metrics on hosts as the policy grants them, after a look into the journal."""
 
 from dataclasses import dataclass
 
@@ -13,28 +13,28 @@ from holdfast.evaluate.policy import events
 from holdfast.evaluate.types.suite import Suite
 from holdfast.evaluate.wire import messages
 
-_MOST_LOSSES = 3  # of one sample's metric: what kills its process so often would kill it again
+_MOST_LOSSES = 3  # of one sample's metric: its process would die again
 
 
 @dataclass
 class _Running:
-    """A metric that a host computes, and the samples that wait for it: equal ones, of equal answers, share it."""
+    """A metric in progress on a host, with all samples of the same metric and equal answers."""
 
     host: str
     samples: list[OpenSample]
 
 
 class Measurements:
-    """Has hosts compute metrics as the policy grants them.
+    """Run metrics on hosts as the policy grants them.
 
     Args:
-        clock: for the times of events.
-        policy: gets an event for each metric.
-        open_requests: has the samples that wait.
-        models: with the journals of their metrics.
-        tasks: with the hosts.
+        clock: the clock for events.
+        policy: receives an event for each metric.
+        open_requests: holds the waiting samples.
+        models: the models, with the journals of metrics.
+        tasks: the tasks, with the hosts.
         delivery: reads the answers of samples.
-        suite: whose metrics they are.
+        suite: the suite of the metrics.
     """
 
     def __init__(
@@ -52,12 +52,12 @@ class Measurements:
         self._running: dict[bytes, _Running] = {}
         self._granted: dict[
             int, int
-        ] = {}  # sample to node, which waits for its answers' commit or for a host
+        ] = {}  # sample to node, while it waits for the commit of its answers or for a host
         self._losses: dict[bytes, int] = {}
         self._kept = KeptMetrics()
 
     def is_known(self, sample: OpenSample) -> bool:
-        """Whether the metric of a sample with all its answers stands in the journal; else it runs if it may."""
+        """Find the metric of an answered sample in the journal; start it if granted and absent."""
         model = self._models.get(sample.model)
         assert model is not None
         assert model.metrics is not None
@@ -71,7 +71,7 @@ class Measurements:
         return True
 
     def grant(self, number: int, node: int) -> None:
-        """The policy says that a sample's metric is to be computed on a node now."""
+        """Compute a sample's metric on a node, as the policy decided."""
         sample = self._open_requests.sample(number)
         if sample is None:
             self._policy.put(
@@ -83,7 +83,7 @@ class Measurements:
             self._start(sample, node)
 
     def start_waiting(self) -> None:
-        """Start what waited for a host that is there by now."""
+        """Start metrics that waited for a host."""
         for number, node in list(self._granted.items()):
             sample = self._open_requests.sample(number)
             if sample is None:
@@ -118,14 +118,14 @@ class Measurements:
         )
 
     def records(self, model: int, said: messages.SampleMeasured) -> Records:
-        """Return what to journal of a metric, so that whoever needs the same finds it."""
+        """Return the journal records of a metric, for reuse by equal samples."""
         of = self._models.get(model)
         if of is None or of.metrics is None:
             return []
         return self._kept.records(of.metrics, said.metric_key, said.measured, said.read)
 
     def host_gone(self, name: str) -> None:
-        """What a host computed is to be computed again."""
+        """Return a lost host's metrics to the policy."""
         for key, running in list(self._running.items()):
             if running.host == name:
                 del self._running[key]
@@ -138,9 +138,11 @@ class Measurements:
             )
 
     def ended(self, said: messages.SampleMeasured) -> tuple[list[OpenSample], int]:
-        """A host said what became of a metric; the samples that it is of, and how often its process died.
+        """Handle the end of a metric on a host.
 
-        No samples where nobody waits for it, or where it is to be tried again.
+        Returns:
+            The samples of the metric, and how often its process died. The list is empty if no
+                sample waits, or if the metric will be tried again.
         """
         running = self._running.pop(said.metric_key, None)
         if running is None:

@@ -1,4 +1,4 @@
-"""The models of an evaluation: in which order, where their weights are, what their answers are kept under."""
+"""Keep the models of an evaluation: their order, weights and journals."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,20 +13,24 @@ from holdfast.evaluate.wire.messages import AddModel, ModelOutcome
 
 @dataclass
 class Model:
-    """One model that is evaluated.
+    """One evaluated model.
 
     Attributes:
-        added: how the command named it.
-        digest: of its weights, from the first node that ever had them all; without a manifest one that no other
-            evaluation shares, since nobody can tell what a server holds.
-        numerics: what else its answers depend on, from the first engine that serves it.
+        added: the command's message for the model.
+        digest: the digest of the weights, from the first node that held them all; without a
+            manifest a digest that no other evaluation shares, since the server's weights are
+            unknown.
+        numerics: all else that the answers depend on, from the first engine that serves the
+            model.
         answers, metrics: the journals, once digest and numerics are known.
-        owners: which node reads which chunk from the source; empty until that is decided.
-        folders: node number to where the model lies there.
-        refusals: node number to why that node failed to have it: it is not asked to read of the source again.
-        is_begun: whether an engine has served it, in this life of the coordinator.
-        canary: what a fresh load said to the fixed prompts; None until one did.
-        failed_loads: how often a new process could not load it, before any engine served it.
+        owners: by chunk, the node that reads the chunk from the source; empty until decided.
+        folders: by node number, the folder of the model on the node.
+        refusals: by node number, the reason why the node failed; the node reads no more from
+            the source.
+        is_begun: True if an engine has served the model, in this life of the coordinator.
+        canary: the fresh load's log-probabilities of the fixed prompts; None before it.
+        failed_loads: the failures of new processes to load the model, before any engine served
+            it.
     """
 
     added: AddModel
@@ -46,14 +50,15 @@ class Model:
 
     @property
     def number(self) -> int:
-        """Its place in the order of evaluation."""
+        """The position in the order of evaluation."""
         return self.added.model
 
 
 class Models:
-    """All models, oldest first. What was added and what ended outlives the coordinator, as files in `folder`.
+    """Keep all models, oldest first, as files in `folder` that outlive the coordinator.
 
-    So do what its weights were and what its canaries are: what was scored in one life is of the weights of the next.
+    The digests and canaries are kept too, so that all scores of an evaluation are of the same
+    weights.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -78,11 +83,11 @@ class Models:
         return iter(list(self._all.values()))
 
     def get(self, number: int) -> Model | None:
-        """A model by its number."""
+        """Return a model by its number."""
         return self._all.get(number)
 
     def add(self, added: AddModel) -> Model | None:
-        """Enter a model, durably; None if it is there."""
+        """Add a model durably; None if it already exists."""
         if added.model in self._all:
             return None
         write_atomic(self._folder / f"{added.model:06d}.added", msgspec.msgpack.encode(added))
@@ -90,17 +95,17 @@ class Models:
         return model
 
     def know(self, model: Model, digest: str) -> None:
-        """A node has a model's weights: what they are, durably."""
+        """Record the digest of a model's weights durably."""
         write_atomic(self._folder / f"{model.number:06d}.digest", digest.encode())
         model.digest = digest
 
     def certify(self, model: Model, canary: list[float]) -> None:
-        """A fresh load said the fixed prompts' log-probabilities: what swaps are held against, durably."""
+        """Record a fresh load's log-probabilities durably, as the reference for swaps."""
         write_atomic(self._folder / f"{model.number:06d}.canary", msgspec.msgpack.encode(canary))
         model.canary = canary
 
     def end(self, model: Model, outcome: ModelOutcome) -> None:
-        """A model's evaluation ended, durably."""
+        """Record the end of a model durably."""
         write_atomic(self._folder / f"{model.number:06d}.ended", msgspec.msgpack.encode(outcome))
         model.outcome = outcome
         for journal in (model.answers, model.metrics):
@@ -110,7 +115,7 @@ class Models:
         _release(model)
 
     def open(self) -> list[Model]:
-        """Those that have not ended, oldest first."""
+        """List the models that have not ended, oldest first."""
         return [model for model in self._all.values() if model.outcome is None]
 
 
@@ -119,6 +124,6 @@ def _model(added: AddModel) -> Model:
 
 
 def _release(model: Model) -> None:
-    """A stream has many models, and a manifest with its tokenizer is megabytes: nobody fetches one that ended."""
+    """Free an ended model's manifest and tokenizer, which are megabytes in a long stream."""
     model.added = msgspec.structs.replace(model.added, manifest=None)
     model.owners, model.canary = [], None

@@ -1,9 +1,10 @@
-"""Samples and requests in hand: who waits for what. A request that several samples share is asked once.
+"""Keep open samples and requests; a request that several samples share is sent once.
 
-What was answered stands in the journal alone; here is only what is not. The requests' bodies lie in a file a model, so
-that a million long prompts need no memory, and nothing remains of a model that ended.
+Answered requests are in the journal alone. The bodies of open requests are in one file per model,
+so that a million long prompts need no memory and an ended model leaves nothing.
 
-`ResumedRequests` are the requests that engines still hold, or have answered, from before a restart of the coordinator.
+`ResumedRequests` are the requests that engines hold, or have answered, from before a restart of the
+coordinator.
 """
 
 import hashlib
@@ -20,7 +21,7 @@ from holdfast.evaluate.wire.messages import KeyedSample
 
 @dataclass(slots=True)
 class OpenRequest:
-    """A request that has no answer yet; `is_planned` once the policy knows of it."""
+    """A request without an answer; `is_planned` is True once the policy received it."""
 
     number: int
     model: int
@@ -39,7 +40,8 @@ class OpenRequest:
 class OpenSample:
     """A sample that is not delivered yet.
 
-    `missing` counts its requests without an answer; `unmeasured` says that its metric is wanted and not there.
+    `missing` counts its requests without an answer; `unmeasured` is True if its metric is wanted
+    and absent.
     """
 
     number: int
@@ -56,7 +58,7 @@ class OpenSample:
 
 
 class _Bodies:
-    """A model's requests as engines get them, in a file without a name."""
+    """Keep a model's encoded requests in a file without a name."""
 
     def __init__(self, folder: Path) -> None:
         self._file, name = tempfile.mkstemp(dir=folder)
@@ -64,24 +66,24 @@ class _Bodies:
         self._end = 0
 
     def append(self, body: bytes) -> int:
-        """Keep a body; returns where."""
+        """Append a body; return its offset."""
         at, self._end = self._end, self._end + os.pwrite(self._file, body, self._end)
         return at
 
     def read(self, at: int, size_bytes: int) -> bytes:
-        """What was kept."""
+        """Read a body."""
         return os.pread(self._file, size_bytes, at)
 
     def close(self) -> None:
-        """Give the room back."""
+        """Close the file, which frees its space."""
         os.close(self._file)
 
 
 class OpenRequests:
-    """All that is open. Numbers of requests and samples count from 0 and are never given twice.
+    """Keep all open samples and requests; numbers count from 0 and are never reused.
 
     Args:
-        folder: where the bodies lie.
+        folder: the folder for the bodies.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -95,12 +97,12 @@ class OpenRequests:
         self._next_sample = 0
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         for bodies in self._bodies.values():
             bodies.close()
 
     def add(self, model: int, task: int, given: KeyedSample, answers: Journal) -> OpenSample | None:
-        """Enter a sample; its `missing_requests` are those without an answer. None if it is open already."""
+        """Add a sample, with its requests without answers in `missing_requests`; None if open."""
         keys = tuple(request.key for request in given.requests)
         place = (model, task, given.sample, keys)
         if place in self._by_place:
@@ -122,9 +124,7 @@ class OpenRequests:
             request = self._by_key.get((model, keyed.key))
             if request is None:
                 request = self._open(model, keyed)
-            if (
-                sample not in request.samples[-1:]
-            ):  # the same question twice in one sample counts once
+            if sample not in request.samples[-1:]:  # an equal request in one sample counts once
                 request.samples.append(sample)
                 sample.missing_requests.append(request)
                 sample.missing += 1
@@ -153,25 +153,26 @@ class OpenRequests:
         return request
 
     def request(self, number: int) -> OpenRequest | None:
-        """An open request by its number."""
+        """Return an open request by its number."""
         return self._requests.get(number)
 
     def request_of(self, model: int, key: bytes) -> OpenRequest | None:
-        """An open request by its content."""
+        """Return an open request by its key."""
         return self._by_key.get((model, key))
 
     def sample(self, number: int) -> OpenSample | None:
-        """An open sample by its number."""
+        """Return an open sample by its number."""
         return self._samples.get(number)
 
     def body(self, request: OpenRequest) -> bytes:
-        """The request as an engine is to get it."""
+        """Return the encoded request for an engine."""
         return self._bodies[request.model].read(request.body_at, request.body_bytes)
 
     def answered(self, request: OpenRequest, error: str = "") -> list[OpenSample]:
-        """Close a request, for which the journal now has an answer or nobody will have one (`error`).
+        """Close a request after its answer was journalled, or after it failed for good (`error`).
 
-        Returns the samples that miss no answer any more.
+        Returns:
+            The samples that now have all answers.
         """
         self._close(request)
         complete = []
@@ -192,7 +193,7 @@ class OpenRequests:
         del self._by_place[sample.model, sample.task, sample.place, sample.keys]
 
     def drop(self, model: int, task: int | None = None) -> None:
-        """Forget the samples of a model, or of one of its tasks, and the requests that only they wait for."""
+        """Drop the samples of a model or of one of its tasks, with requests that only they need."""
         dropped = [
             one for one in self._samples.values() if one.model == model and task in (None, one.task)
         ]
@@ -207,29 +208,29 @@ class OpenRequests:
             bodies.close()
 
     def open_samples(self, model: int, task: int) -> Iterator[OpenSample]:
-        """The samples of a task that are not delivered."""
+        """Return the samples of a task that are not delivered."""
         return (
             one for one in list(self._samples.values()) if one.model == model and one.task == task
         )
 
     def is_open(self, model: int) -> bool:
-        """Whether anything of a model is open."""
+        """Return True if a model has open samples."""
         return any(one.model == model for one in self._samples.values())
 
 
 def measured_key(metric_key: bytes, bodies: Sequence[bytes]) -> bytes:
-    """Under which key a metric is journalled: what it is, of which answers (BLAKE2b)."""
+    """Return the journal key of a metric: BLAKE2b of its own key and its answers."""
     digest = hashlib.blake2b(metric_key, digest_size=KEY_BYTES)
     for body in bodies:
         digest.update(len(body).to_bytes(4, "little") + body)
     return digest.digest()
 
 
-_COMMIT = "the commit"  # by which an answer is expected that came before its question
+_COMMIT = "the commit"  # marks an answer that came before its request, until its commit
 
 
 class ResumedRequests:
-    """See the module. Places are (model, key of a request)."""
+    """Track requests that engines hold from before a restart; places are (model, request key)."""
 
     def __init__(self, open_requests: OpenRequests) -> None:
         self._open_requests = open_requests
@@ -237,36 +238,36 @@ class ResumedRequests:
         self._samples: list[OpenSample] = []
 
     def held_by(self, model: int, key: bytes, engine: str) -> None:
-        """An engine holds what we did not ask it."""
+        """Record that an engine holds a request from before the restart."""
         self._expected[model, key] = engine
 
     def came_early(self, model: int, key: bytes) -> None:
-        """An answer came whose question the policy does not have; it is about to be committed."""
+        """Record an answer that is about to be committed and that the policy has no request for."""
         self._expected[model, key] = _COMMIT
 
     def came(self, model: int, key: bytes) -> None:
-        """An answer came, or will not."""
+        """Record that an answer came, or will not come."""
         self._expected.pop((model, key), None)
 
     def committed(self, model: int, key: bytes) -> None:
-        """An answer is in the journal."""
+        """Record that an answer is in the journal."""
         if self._expected.get((model, key)) == _COMMIT:
             del self._expected[model, key]
 
     def engine_lost(self, engine: str) -> None:
-        """What it held nobody has."""
+        """Forget the requests of a lost engine."""
         for place in [place for place, name in self._expected.items() if name == engine]:
             del self._expected[place]
 
     def keep(self, sample: OpenSample) -> bool:
-        """Keep a sample from the policy if an engine is about to answer some of it; whether it was kept."""
+        """Keep a sample from the policy if an engine will answer some of it; True if kept."""
         if not self._waits(sample):
             return False
         self._samples.append(sample)
         return True
 
     def settled(self) -> list[OpenSample]:
-        """The samples of which no engine holds anything any more, and that still want something."""
+        """Remove and return the open samples that no engine will answer more of."""
         if not self._samples:
             return []
         ready = [sample for sample in self._samples if not self._waits(sample)]

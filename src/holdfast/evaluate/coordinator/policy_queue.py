@@ -1,4 +1,4 @@
-"""Events on their way to the policy, and its decisions on them."""
+"""Queue events for the policy, and yield its decisions."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from holdfast.evaluate.policy.state import State
 
 
 class PolicyQueue:
-    """Hands events to the policy in the order in which they were put. `state` is the policy's."""
+    """Give events to the policy in their order; `state` is the policy's."""
 
     def __init__(self, state: State) -> None:
         self.state = state
@@ -21,11 +21,11 @@ class PolicyQueue:
         self._events.append(event)
 
     def close(self) -> None:
-        """Decide nothing more: what is queued, or still comes, is dropped."""
+        """Drop queued and future events."""
         self._is_closed = True
 
     def actions(self) -> Iterator[Action]:
-        """Yield the actions on each event; events that an action causes are decided on after it."""
+        """Yield the actions on each event; events caused by an action come after it."""
         while self._events:
             if self._is_closed:
                 self._events.clear()

@@ -1,7 +1,7 @@
-"""Samples, from the client that asks for them to the client that gets them: what is missing of each, and who is told.
+"""Track each sample from the client that submits it to the client that receives it.
 
-What the journals have is answered from there; what engines are about to answer is waited for; the rest is the policy's.
-A sample that misses nothing any more is delivered.
+Answers in the journals are used at once. Requests that engines are about to answer wait. All other
+requests go to the policy. A complete sample is delivered.
 """
 
 from holdfast.core.clock import Clock
@@ -25,19 +25,19 @@ _NOT_STORED = "its answer is not stored; `holdfast eval resume` asks for it"
 
 
 class SampleQueue:
-    """Keeps samples until they miss nothing.
+    """Keep samples until they are complete.
 
     Args:
-        clock: for the times of events.
-        policy: gets the samples that engines are to answer.
-        models: whose samples they are.
-        open_requests: has the samples and requests without an answer.
-        resumed: what engines hold from before a restart.
+        clock: the clock for events.
+        policy: receives the samples that engines must answer.
+        models: the models of the samples.
+        open_requests: holds samples and requests without an answer.
+        resumed: the requests that engines hold from before a restart.
         measurements: the metrics in progress.
-        delivery: the way to the clients.
-        counts: how many there are.
-        rescore: whether nothing is asked of engines.
-        settled_s: until when, after a restart, engines may still say what they have.
+        delivery: sends samples to the clients.
+        counts: counts samples and requests.
+        rescore: True if engines answer nothing.
+        settled_s: after a restart, the time until which engines may report their requests.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class SampleQueue:
         self._rescore, self._settled_s = rescore, settled_s
         self._early: dict[
             tuple[int, int], list[messages.Submit]
-        ] = {}  # of models whose answers have no journal yet
+        ] = {}  # of models without a journal yet
 
-    # What comes in
+    # Submissions
 
     def submit(self, peer: Connection, submit: messages.Submit) -> None:
-        """A client wants samples of its task for its model."""
+        """Handle a client's submission of samples."""
         model, task = self._models.get(peer.hello.model), peer.hello.task
         if model is None or model.outcome is not None:
             peer.send(messages.Refused(why=NOT_WANTED))
@@ -75,26 +75,26 @@ class SampleQueue:
             self._take(model, task, submit)
 
     def forget_early(self, model: int, task: int) -> None:
-        """A client connected anew: it submits everything again."""
+        """Drop a reconnected client's early submissions, which it repeats."""
         self._early.pop((model, task), None)
 
     def forget(self, model: int) -> None:
-        """A model ended: what came before it could be looked up is not wanted."""
+        """Drop an ended model's early submissions."""
         for place in [place for place in self._early if place[0] == model]:
             del self._early[place]
 
     def is_settled(self) -> bool:
-        """Whether all that live have dialled again since the restart, and said what they have."""
+        """Return True if all peers have reconnected and reported since the restart."""
         return self._clock.monotonic_s() >= self._settled_s
 
     def settle(self) -> None:
-        """They have, before the time was over."""
+        """End the wait early, since all have reported."""
         if not self.is_settled():
             self._settled_s = self._clock.monotonic_s()
             self.take_early()
 
     def take_early(self) -> None:
-        """Take what came before it could be looked up."""
+        """Take early submissions that can be looked up now."""
         if not self.is_settled():
             return
         for (number, task), submits in list(self._early.items()):
@@ -105,7 +105,7 @@ class SampleQueue:
                     self._take(model, task, submit)
 
     def plan_settled(self) -> None:
-        """Leave to the policy what no engine is about to answer any more."""
+        """Give the policy the requests that no engine will answer any more."""
         if settled := self._resumed.settled():
             self._plan(settled)
 
@@ -137,34 +137,34 @@ class SampleQueue:
         self._delivery.send()
 
     def _plan(self, samples: list[OpenSample]) -> None:
-        """From now on they are the policy's."""
+        """Give samples to the policy."""
         specs = tuple(map(_spec, samples))
         self._policy.put(events.SamplesAdded(now_s=self._clock.monotonic_s(), samples=specs))
         for sample in samples:
             sample.missing_requests = []
 
-    # What was missing
+    # Answers and metrics
 
     def answered(self, model: int, key: bytes) -> None:
-        """An answer was committed."""
+        """Record a committed answer."""
         self._resumed.committed(model, key)
         if request := self._open_requests.request_of(model, key):
             self._counts.requests_done += 1
             self._close(request)
 
     def unanswerable(self, request: OpenRequest, why: str) -> None:
-        """No engine answers a request."""
+        """Fail a request that no engine can answer."""
         self._close(request, error=why)
         self._delivery.send()
 
     def measured(self, sample: OpenSample, measured: bytes) -> None:
-        """A sample's metric was committed."""
+        """Record a sample's committed metric."""
         if self._open_requests.sample(sample.number) is sample:
             sample.measured, sample.unmeasured = measured, False
             self._delivery.add(sample)
 
     def unmeasurable(self, sample: OpenSample, error: str = "") -> None:
-        """No host computes a sample's metric: its client does, and fails as the harness would, unless by `error`."""
+        """Leave a sample's metric to its client, which fails like the harness, or by `error`."""
         sample.unmeasured = False
         sample.error = sample.error or error
         self._delivery.add(sample)
@@ -175,7 +175,7 @@ class SampleQueue:
             self._complete(sample)
 
     def _complete(self, sample: OpenSample) -> bool:
-        """A sample misses no answer any more: deliver it, unless its metric is to be computed first."""
+        """Deliver a sample with all answers, unless its metric must be computed first."""
         if sample.unmeasured and not sample.error and not self._measurements.is_known(sample):
             return False
         self._delivery.add(sample)

@@ -1,8 +1,9 @@
-"""The coordinator's process: `python -m holdfast.evaluate.coordinator.server FOLDER`.
+"""Run the coordinator's process: `python -m holdfast.evaluate.coordinator.server FOLDER`.
 
-Its standard input is a pipe whose other end the command holds. While that is open, the command starts it again
-whenever it ends without having been told to; when it closes, the command is dead, however it died, and the coordinator
-keeps what the engines have begun, ends everything and leaves. Its exit codes are in `config`.
+Its standard input is a pipe that the command holds open. While the pipe is open, the command
+restarts a coordinator that ended unexpectedly. When the pipe closes, the command is dead: the
+coordinator keeps the requests that engines have begun, ends everything, and exits. The exit codes
+are in `config`.
 """
 
 import asyncio
@@ -35,15 +36,15 @@ from holdfast.evaluate.wire.folder_lock import at_work
 from holdfast.evaluate.wire.server import listen
 
 _TICK_S = 0.5
-_LAST_WORDS_S = 0.2  # for what was written to the peers last
-_GC_THRESHOLD = 100_000  # a million samples in hand are no garbage, and make next to none
+_LAST_WORDS_S = 0.2  # time for the last messages to the peers
+_GC_THRESHOLD = 100_000  # a million open samples are live objects, and create little garbage
 _DISK_FAILS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 
 _log = logging.getLogger(__name__)
 
 
 async def coordinate(folder: Path) -> int:
-    """Run an evaluation's coordinator to its end; returns the exit code."""
+    """Run an evaluation's coordinator to its end; return the exit code."""
     files = CoordinatorFiles(folder)
     config, token = decode_config(files.config.read_bytes()), files.token.read_text()
     clock = SystemClock()
@@ -62,13 +63,14 @@ async def coordinate(folder: Path) -> int:
         was_left = await _until_over(live)
         if was_left:
             _log.warning(
-                "The command is gone. What the engines have begun is kept; go on with `holdfast eval resume`."
+                "The command is gone. What the engines have begun is kept; go on with `holdfast "
+                "eval resume`."
             )
             await live.drain()
         await live.commit()
         if was_left:
             live.keep_learned()
-    finally:  # also where the disk is full: nobody is to wait for what cannot come
+    finally:  # also with a full disk: no peer may wait forever
         live.stop_everyone()
         await asyncio.sleep(_LAST_WORDS_S)
         server.close()
@@ -77,7 +79,10 @@ async def coordinate(folder: Path) -> int:
 
 
 async def _until_over(live: Live) -> bool:
-    """Until all is done, or cannot be, or the command is gone; whether it is.
+    """Wait until the evaluation is done, has failed, or the command is gone.
+
+    Returns:
+        True if the command is gone.
 
     Raises:
         OSError, JournalError: the disk is full or failing.
@@ -97,12 +102,12 @@ async def _until_over(live: Live) -> bool:
     await asyncio.wait(everything, return_when=asyncio.FIRST_COMPLETED)
     for task in everything[: len(work)]:
         if task.done():
-            task.result()  # raises what ended it
+            task.result()  # raises the cause
     return not live.ended.is_set()
 
 
 def _begin(files: CoordinatorFiles, now_s: float) -> tuple[float, int]:
-    """When the evaluation first started, and how often its coordinator was started anew."""
+    """Return the time of the evaluation's first start, and the number of restarts."""
     record = files.folder / "started.json"
     if record.exists():
         before = json.loads(record.read_bytes())
@@ -114,7 +119,7 @@ def _begin(files: CoordinatorFiles, now_s: float) -> tuple[float, int]:
 
 
 def _state(config: CoordinatorConfig, files: CoordinatorFiles) -> State:
-    # What this run has learned holds more than what was known before it.
+    # The learned history includes the earlier one.
     known = next((path for path in (files.learned, files.history) if path.exists()), None)
     history = decode_history(known.read_bytes()) if known else []
     expected = PolicyConfig(engines=config.nodes * config.engines_per_node)

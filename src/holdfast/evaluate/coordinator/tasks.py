@@ -1,4 +1,4 @@
-"""Which task of which model runs on which host, and what it came to."""
+"""Keep which task of which model runs on which host, and its outcome."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,26 +14,24 @@ from holdfast.evaluate.types.suite import Suite
 from holdfast.evaluate.wire.messages import Prepare, Prepared, RunTask, TaskOutcome
 from holdfast.evaluate.wire.server import Connection
 
-_ABSENCE_S = (
-    3.0  # of a host, after which its tasks go to others; a line that was cut is back sooner
-)
+_ABSENCE_S = 3.0  # after this absence, the tasks of a host move; a cut connection returns sooner
 
 
 @dataclass
 class ConnectedHost:
-    """A node's harness host, as long as it is connected."""
+    """A node's connected harness host."""
 
     peer: Connection
     node: int
     prepared: bool = False
     running: set[tuple[int, int]] = field(default_factory=set)
-    """(model, task) that run here."""
+    """The (model, task) pairs that run on this host."""
 
 
 class Tasks:
-    """Every task of every model is run once to its end. Outcomes are files in `results`, and outlive the coordinator.
+    """Run every task of every model once; outcomes are files that outlive the coordinator.
 
-    They are not held: results are large, and a stream has many.
+    Outcomes are not kept in memory: results are large, and a stream has many.
     """
 
     def __init__(
@@ -53,7 +51,7 @@ class Tasks:
         self._ended = {(int(model), int(task)) for model, task in names}
 
     def host_joined(self, peer: Connection) -> None:
-        """A host said hello: have it prepare."""
+        """Add a host and order it to prepare."""
         self.hosts[peer.hello.name] = ConnectedHost(peer=peer, node=peer.hello.node)
         peer.send(
             Prepare(
@@ -65,23 +63,24 @@ class Tasks:
         )
 
     def host_gone(self, peer: Connection) -> None:
-        """A host is gone, with the clients it had: `start` finds others for them."""
+        """Remove a host; `start` moves its tasks."""
         self.hosts.pop(peer.hello.name, None)
 
     def prepared(self, peer: Connection, _prepared: Prepared) -> None:
-        """A host can run tasks."""
+        """Record that a host can run tasks."""
         self.hosts[peer.hello.name].prepared = True
 
     def host_on(self, node: int) -> ConnectedHost | None:
-        """A prepared host on a node."""
+        """Return a prepared host on a node."""
         return next(
             (host for host in self.hosts.values() if host.node == node and host.prepared), None
         )
 
     def start(self, models: Sequence[Model], now_s: float) -> None:
-        """Start every task that does not run and has not ended, on its own node's host or, in its absence, on another.
+        """Start every open task on its own node's host, or on another in its absence.
 
-        A task's own node follows from its number, so that a coordinator that was started anew finds it where it is.
+        A task's own node follows from its number, so that a restarted coordinator finds the task
+        again.
         """
         running = {one for host in self.hosts.values() for one in host.running}
         for model in models:
@@ -106,13 +105,13 @@ class Tasks:
         return min(others, key=lambda one: len(one.running), default=None)
 
     def is_elsewhere(self, model: int, task: int, node: int) -> bool:
-        """Whether a task runs on another node than this: a client there was given up."""
+        """Return True if a task runs on another node, so that a client on this one is obsolete."""
         return any(
             (model, task) in host.running and host.node != node for host in self.hosts.values()
         )
 
     def able_host(self, model: Model, node: int) -> tuple[ConnectedHost, ModelFacts] | None:
-        """The host for what is to be done on a node for a model: another's where that node cannot have the model."""
+        """Find a host for a model's work on a node; another node's if this one lacks the model."""
         others = [host.node for host in self.hosts.values()] if node in model.refusals else []
         for place in (node, *others):
             host, facts = self.host_on(place), self.facts(model, place)
@@ -121,14 +120,14 @@ class Tasks:
         return None
 
     def facts(self, model: Model, node: int) -> ModelFacts | None:
-        """What a client on a node must know of a model; None while its tokenizer is not there."""
+        """Return a model's facts for clients on a node; None until its tokenizer is there."""
         manifest = model.added.manifest
         tokenizer, takes_text = "", False
         if manifest is None:
             tokenizer = str(self._spec.options.get("tokenizer", ""))
             takes_text = not tokenizer
         elif model.added.tokenizer:
-            tokenizer = model.added.tokenizer  # need not wait for the weights
+            tokenizer = model.added.tokenizer  # available before the weights
         elif not (tokenizer := model.folders.get(node, "")):
             return None
         return ModelFacts(
@@ -140,7 +139,7 @@ class Tasks:
         )
 
     def ended(self, outcome: TaskOutcome) -> bool:
-        """A task came to something; kept durably. False if that was known."""
+        """Record the outcome of a task durably; False if it had one."""
         for host in self.hosts.values():
             host.running.discard((outcome.model, outcome.task))
         if (outcome.model, outcome.task) in self._ended:
@@ -150,12 +149,12 @@ class Tasks:
         return True
 
     def forget(self, model: int) -> None:
-        """A model ended: none of its tasks runs any more, whatever its clients do."""
+        """Stop counting the tasks of an ended model as running."""
         for host in self.hosts.values():
             host.running = {place for place in host.running if place[0] != model}
 
     def of_model(self, model: int) -> Iterator[TaskOutcome]:
-        """What a model's tasks came to so far."""
+        """Yield the outcomes of a model's tasks so far."""
         for task in range(len(self._suite.entries)):
             if (model, task) in self._ended:
                 yield msgspec.msgpack.decode(
@@ -166,5 +165,5 @@ class Tasks:
         return self._results / f"{model:06d}-{task:04d}.outcome"
 
     def are_all_ended(self, model: int) -> bool:
-        """Whether a model has nothing left to run."""
+        """Return True if all tasks of a model have ended."""
         return all((model, task) in self._ended for task in range(len(self._suite.entries)))

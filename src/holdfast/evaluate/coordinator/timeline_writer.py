@@ -1,4 +1,4 @@
-"""What the coordinator writes into the timeline, from what it sees on its own clock."""
+"""Write the coordinator's observations into the timeline."""
 
 from holdfast.core.clock import Clock
 from holdfast.evaluate.coordinator.open_requests import OpenRequest, OpenSample
@@ -17,12 +17,12 @@ from holdfast.evaluate.wire import messages
 
 
 class TimelineWriter:
-    """Appends spans; takes times of the monotonic clock and writes seconds since the evaluation's first start.
+    """Append spans; convert monotonic times to seconds since the evaluation's first start.
 
     Args:
-        timeline: where to.
-        clock: whose monotonic times are given.
-        started_at_s: the evaluation's first start, wall time: the clocks of two lives are joined by it.
+        timeline: the file.
+        clock: the clock of the given monotonic times.
+        started_at_s: the wall time of the first start, which joins the clocks of several lives.
     """
 
     def __init__(self, timeline: TimelineFile, clock: Clock, started_at_s: float) -> None:
@@ -30,17 +30,17 @@ class TimelineWriter:
         self._zero_s = clock.monotonic_s() - max(0.0, clock.now_s() - started_at_s)
 
     def since_start_s(self, monotonic_s: float) -> float:
-        """A time of the clock as the timeline has it."""
+        """Convert a monotonic time to the timeline's."""
         return max(0.0, monotonic_s - self._zero_s)
 
     def begin(self, started_at_s: float, suite: str, tasks: list[str], restarts: int) -> None:
-        """The coordinator started."""
+        """Record the start of the coordinator."""
         self._timeline.append(
             Begin(started_at_s=started_at_s, suite=suite, tasks=tasks, restarts=restarts)
         )
 
     def engine(self, what: str, *, engine: int, node: int, model: int, since_s: float) -> None:
-        """What an engine was occupied with until now."""
+        """Record an activity of an engine that ends now."""
         t0, t1 = self._until_now(since_s)
         self._timeline.append(
             EngineSpan(
@@ -62,7 +62,7 @@ class TimelineWriter:
         host: str = "",
         fetched: messages.ModelFetched | None = None,
     ) -> None:
-        """What a node did until now."""
+        """Record an activity of a node that ends now."""
         t0, t1 = self._until_now(since_s)
         line = NodeSpan(what=what, node=node, host=host, t0=t0, t1=t1)  # type: ignore[arg-type]
         if fetched is not None:
@@ -81,7 +81,7 @@ class TimelineWriter:
     def request(
         self, engine: int, request: OpenRequest, done: messages.DoneRequest, said_s: float
     ) -> None:
-        """An engine worked on a request; `said_s` is when it said so, by its own clock."""
+        """Record an engine's work on a request; `said_s` is the message's time on its clock."""
         ahead_s = self._clock.monotonic_s() - said_s
         sample = request.samples[0] if request.samples else None
         self._timeline.append(
@@ -99,7 +99,7 @@ class TimelineWriter:
         )
 
     def metric(self, node: int, sample: OpenSample, seconds: float, error: str) -> None:
-        """A metric was computed until now."""
+        """Record a metric that ends now."""
         t0, t1 = self._until_now(self._clock.monotonic_s() - seconds)
         self._timeline.append(
             MetricSpan(
@@ -116,7 +116,7 @@ class TimelineWriter:
     def task(
         self, outcome: messages.TaskOutcome, *, since_s: float, samples: int, reused: int
     ) -> None:
-        """A task ended now."""
+        """Record a task that ends now."""
         t0, t1 = self._until_now(since_s)
         self._timeline.append(
             TaskSpan(
@@ -131,7 +131,7 @@ class TimelineWriter:
         )
 
     def model(self, name: str, outcome: messages.ModelOutcome, since_s: float) -> None:
-        """A model's evaluation ended now."""
+        """Record a model that ends now."""
         t0, t1 = self._until_now(since_s)
         self._timeline.append(
             ModelSpan(
@@ -145,16 +145,16 @@ class TimelineWriter:
         )
 
     def end(self, state: str) -> None:
-        """It is over."""
+        """Record the end of the evaluation."""
         now_s = self.since_start_s(self._clock.monotonic_s())
         self._timeline.append(End(state=state, t1=now_s))  # type: ignore[arg-type]
 
     def flush(self) -> None:
-        """Write what is waiting."""
+        """Write the buffered lines."""
         self._timeline.flush()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._timeline.close()
 
     def _until_now(self, since_s: float) -> tuple[float, float]:

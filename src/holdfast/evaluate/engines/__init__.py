@@ -1,12 +1,13 @@
 """Answer requests: an `Engine` in a process of its own (`worker`), one for each set of GPUs.
 
-What enters are requests and folders of weights; what leaves are answers, with when they were begun and finished.
+The inputs are requests and folders of weights. The results are answers with their start and end
+times.
 
 | module | one idea |
 |---|---|
-| `choose` | the class of a kind of engine, and the options that it has |
+| `choose` | the class of a kind of engine, and its options |
 | `worker` | the process: loads, swaps, answers, ends; `uplink` is its connection to the coordinator |
-| `canary` | fixed prompts that show whether the weights in an engine are the right ones |
+| `canary` | fixed prompts that identify the weights in an engine |
 | `hf/` | the reference: transformers on CPU or GPU, one request at a time (`exact`) or many (`batching`) |
 | `openai` | any OpenAI-compatible server; `openai_calls` is its API |
 | `vllm` | a vLLM server that the worker starts and swaps |

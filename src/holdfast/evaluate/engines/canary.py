@@ -1,4 +1,4 @@
-"""Fixed prompts whose log-probabilities show whether the weights in an engine are those that were meant."""
+"""Make fixed prompts whose log-probabilities identify the weights in an engine."""
 
 from holdfast.evaluate.types.requests import Request, pack_tokens
 
@@ -7,12 +7,12 @@ _TOKENS = 24
 
 
 def fixed_tokens(number: int, length: int, vocabulary: int) -> list[int]:
-    """Token ids that are the same everywhere, spread over the vocabulary."""
+    """Return token ids that are the same on all machines, spread over the vocabulary."""
     return [(number * 7919 + place * 104_729 + 13) % vocabulary for place in range(length)]
 
 
 def canary_requests(vocabulary: int, max_length: int) -> list[Request]:
-    """What to ask: the log-probability of the second half of each prompt, and of its last token alone."""
+    """Request the log-probability of each prompt's second half, and of its last token alone."""
     length = min(_TOKENS, max_length - 1)
     made = []
     for number in range(_CANARIES):

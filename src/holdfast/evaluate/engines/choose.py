@@ -1,4 +1,4 @@
-"""Which class answers for an `EngineSpec`, and which options it has; a kind is imported only when it is asked for."""
+"""Choose the engine class for an `EngineSpec` and check its options; kinds are imported lazily."""
 
 import importlib
 from collections.abc import Mapping
@@ -21,14 +21,16 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "vllm": (*_CALLS, "arguments", "command", "start_limit_s"),
     "openai": (*_CALLS, "tokenizer"),
 }
-"""The names that `EngineSpec.options` may have, those in `_s` for seconds; other kinds check theirs themselves."""
+"""The names allowed in `EngineSpec.options`, with `_s` for seconds; other kinds check their own
+options."""
 
 
 def make_engine(spec: EngineSpec) -> Engine:
-    """An engine of the kind that `spec` names, not loaded yet.
+    """Make an engine of the kind in `spec`, not loaded yet.
 
     Raises:
-        BadUse: there is no such kind, the class named cannot be imported, or the kind refuses the spec.
+        BadUse: there is no such kind, its class cannot be imported, or the kind refuses the
+            spec.
     """
     check_options(spec)
     place = KINDS.get(spec.kind, spec.kind)
@@ -36,7 +38,8 @@ def make_engine(spec: EngineSpec) -> Engine:
     if not separator or not module or not name:
         known = ", ".join(KINDS)
         raise BadUse(
-            f"There is no engine kind {spec.kind!r}. Give one of {known}, or module:Class of your own."
+            f"There is no engine kind {spec.kind!r}. Give one of {known}, or module:Class of your "
+            "own."
         )
     try:
         make = getattr(importlib.import_module(module), name)
@@ -53,10 +56,10 @@ def make_engine(spec: EngineSpec) -> Engine:
 
 
 def check_options(spec: EngineSpec) -> None:
-    """See that an engine understands its options.
+    """Check the options of an engine.
 
     Raises:
-        BadUse: it has no such option, or one cannot have this value.
+        BadUse: an option does not exist, or has a wrong value.
     """
     if spec.kind not in OPTIONS:
         return

@@ -1,4 +1,4 @@
-"""Whether a model fits a device, from its config and the headers of its weights: nothing is loaded."""
+"""Compute whether a model fits a device, from its config and the headers of its weights."""
 
 import json
 import math
@@ -10,28 +10,29 @@ from holdfast.core.errors import BadUse
 from holdfast.evaluate.types.engine import EngineSpec
 
 _RESERVED_SHARE = 0.1
-"""Of a device's memory: activations, the runtime's own; as vLLM's default gpu_memory_utilization of 0.9 leaves."""
+"""The share of a device's memory for activations and the runtime; vLLM's default
+gpu_memory_utilization of 0.9 leaves the same."""
 _DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
 _FILE_DTYPE_BYTES = {
     "F64": 8,
     "F32": 4,
     "F16": 2,
     "BF16": 2,
-}  # of safetensors, those that a dtype setting converts
+}  # dtypes of safetensors that a dtype setting converts
 _LENGTH_NAMES = ("n_positions", "max_position_embeddings", "n_ctx")
 _DEFAULT_LENGTH = 2048
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """How a model lies in the memory of the devices of one engine.
+    """Describe a model in the memory of one engine's devices.
 
     Attributes:
-        weights_bytes: of the whole model, over all its devices.
-        kv_token_bytes: keys and values of one token, over all its devices.
-        max_length: tokens of one sequence.
-        tokens: how many tokens' keys and values there is room for.
-        batch: how many sequences of `max_length` that is.
+        weights_bytes: the bytes of the whole model, over all devices.
+        kv_token_bytes: the bytes of one token's keys and values, over all devices.
+        max_length: the tokens of one sequence.
+        tokens: the tokens whose keys and values fit.
+        batch: the sequences of `max_length` that fit.
     """
 
     weights_bytes: int
@@ -42,15 +43,18 @@ class Fit:
 
 
 def fits(model: Path | dict[str, Any], spec: EngineSpec, device_memory_bytes: int) -> Fit:
-    """How a model fits engines of `spec.tensor_parallel` devices.
+    """Compute how a model fits engines of `spec.tensor_parallel` devices.
 
     Args:
-        model: a Hugging Face folder; or a config.json's content, whose weights are then estimated from its sizes.
+        model: a Hugging Face folder; or the content of a config.json, from which the weights
+            are estimated.
         spec: the engine; its dtype, tensor_parallel and max_length count.
-        device_memory_bytes: of one device; of what one engine may have of a node's where `spec.device` is "cpu".
+        device_memory_bytes: the memory of one device, or an engine's share of a node if
+            `spec.device` is "cpu".
 
     Raises:
-        BadUse: it does not fit, not one sequence of full length; the sentence says what would.
+        BadUse: not even one sequence of full length fits; the message names a setting that
+            fits.
     """
     config = _config_of(model) if isinstance(model, Path) else model
     text = config.get("text_config") or config
@@ -68,8 +72,10 @@ def fits(model: Path | dict[str, Any], spec: EngineSpec, device_memory_bytes: in
     room_bytes = usable_bytes * spec.tensor_parallel - weights_bytes
     if room_bytes < kv_token_bytes * max_length:
         raise BadUse(
-            f"The model needs {_gib(weights_bytes)} for its weights and {_gib(kv_token_bytes * max_length)} for one "
-            f"sequence of {max_length} tokens; {spec.tensor_parallel} x {_gib(device_memory_bytes)} of memory "
+            f"The model needs {_gib(weights_bytes)} for its weights and "
+            f"{_gib(kv_token_bytes * max_length)} for one "
+            f"sequence of {max_length} tokens; {spec.tensor_parallel} x "
+            f"{_gib(device_memory_bytes)} of memory "
             f"hold {_gib(int(usable_bytes * spec.tensor_parallel))} of it. "
             f"{_advice(text, spec, need_bytes / usable_bytes)}"
         )
@@ -84,9 +90,10 @@ def fits(model: Path | dict[str, Any], spec: EngineSpec, device_memory_bytes: in
 
 
 def kv_bytes_a_token(text: dict[str, Any], dtype_bytes: int) -> int:
-    """Bytes of keys and values a token, all layers: 2 x layers x heads of keys x size of a head x bytes a number.
+    """Return bytes of keys and values per token: 2 x layers x key heads x head size x dtype size.
 
-    Layers of multi-head latent attention (DeepSeek) keep one compressed vector instead: rank + rotary size.
+    Layers of multi-head latent attention (DeepSeek) keep one compressed vector instead: rank +
+    rotary size.
     """
     layers = text.get("num_hidden_layers") or text.get("n_layer") or 0
     if text.get("kv_lora_rank"):
@@ -124,7 +131,7 @@ def _weights_bytes(folder: Path, spec: EngineSpec) -> int:
 
 
 def _estimated_bytes(config: dict[str, Any], text: dict[str, Any], spec: EngineSpec) -> int:
-    """Of a plain transformer: embeddings, attention, a gated MLP (of each expert); within some percent."""
+    """Estimate a plain transformer within some percent: embeddings, attention, gated MLP."""
     hidden = text.get("hidden_size") or text.get("n_embd") or 0
     layers = text.get("num_hidden_layers") or text.get("n_layer") or 0
     heads = text.get("num_attention_heads") or text.get("n_head") or 1
@@ -167,7 +174,7 @@ def _advice(text: dict[str, Any], spec: EngineSpec, devices: float) -> str:
     )
     if tensor_parallel is None or wanted > heads:
         return "No tensor parallelism of its heads would do: give a smaller max_length, or devices with more memory."
-    engine = "--engine vllm " if spec.kind == "hf" else ""  # which has one device
+    engine = "--engine vllm " if spec.kind == "hf" else ""  # hf has one device
     return f"Use {engine}--tp {tensor_parallel}, or a smaller max_length."
 
 

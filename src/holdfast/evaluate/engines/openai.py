@@ -1,8 +1,9 @@
-"""Any OpenAI-compatible server (vLLM, SGLang, llama.cpp, a hosted API), asked many things at a time.
+"""Use any OpenAI-compatible server (vLLM, SGLang, llama.cpp, a hosted API), many calls at a time.
 
-The requests are made by a thread with an event loop (`aiohttp`, which lm-eval brings through `datasets`). A server that
-is busy (429), ill (5xx) or away is asked again, later and later, as it says with `Retry-After`; all wait together, so
-that a server which throttles is left alone.
+A thread with an event loop makes the calls (`aiohttp`, a dependency of lm-eval through `datasets`).
+Calls to a server that is busy (429), failing (5xx) or unreachable are repeated after growing
+pauses, or as `Retry-After` states. All calls wait together, so that a throttling server gets no
+further load.
 """
 
 import asyncio
@@ -35,17 +36,17 @@ if TYPE_CHECKING:
 DEFAULT_KEY_ENV = "OPENAI_API_KEY"
 _STEP_S = 0.1
 _MAX_BATCH = 32
-_MAX_LENGTH = 2048  # lm-eval's own for a server that does not say
+_MAX_LENGTH = 2048  # lm-eval's default for a server that does not state its limit
 _AGAIN_STATUSES = {408, 409, 425, 429, 500, 502, 503, 504, 529}
-_NO_LISTING = {403, 404, 405, 501}  # of GET /models, which many servers and gateways do not have
+_NO_LISTING = {403, 404, 405, 501}  # statuses of GET /models on servers and gateways without a list
 _BACK_OFF_S = (0.5, 30.0)
-_LONGEST_WAIT_S = 120.0  # that a server may ask for
+_LONGEST_WAIT_S = 120.0  # the longest `Retry-After` that is obeyed
 _LOAD_PATIENCE_S = 60.0
 _MALFORMED_TRIES = 3
 
 
 class Unanswerable(Exception):
-    """A request that this server will not answer; the message is one sentence. `status` is HTTP's, where it is why."""
+    """The server will not answer this request; `status` is the HTTP status, if one is the reason."""
 
     def __init__(self, why: str, status: int = 0) -> None:
         super().__init__(why)
@@ -53,10 +54,11 @@ class Unanswerable(Exception):
 
 
 class OpenAIEngine:
-    """See the module; the methods are `Engine`'s.
+    """See the module; the methods implement `Engine`.
 
-    Options: `api_key_env` names the variable with the key; `timeout_s` (600) is for one call; `patience_s` (900) is how
-    long a request is tried; `tokenizer` a folder, to make tokens of replies where token ids were asked.
+    The options are `api_key_env`, the variable with the key; `timeout_s` (600) for one call;
+    `patience_s` (900) for all tries of a request; `tokenizer`, a folder, to tokenize replies to
+    requests with token ids.
     """
 
     def __init__(
@@ -80,14 +82,15 @@ class OpenAIEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def load(self, folder: Path) -> None:  # noqa: ARG002 - the server has its own
-        """Ask the server what it serves.
+        """Read the server's list of models.
 
         Raises:
-            BadUse: it does not answer, refuses the key, or does not have the model.
+            BadUse: the server does not answer, refuses the key, or lacks the model.
         """
         if not self._url.startswith(("http://", "https://")):
             raise BadUse(
-                f"The engine openai needs a server; its url is {self._spec.url!r}. Give --url http://HOST/v1."
+                f"The engine openai needs a server; its url is {self._spec.url!r}. Give --url "
+                "http://HOST/v1."
             )
         self._connect()
         self._choose_model()
@@ -95,23 +98,23 @@ class OpenAIEngine:
             self._tokenize = _tokenizer_of(Path(str(tokenizer)))
 
     def swap(self, folder: Path) -> None:
-        """A server of somebody else's keeps its weights."""
+        """Refuse, since the server's weights belong to its owner."""
         raise SwapRefused(f"The server {self._url} cannot be given the weights of {folder}.")
 
     def canary(self) -> list[float]:
-        """None: what the server has is its own affair."""
+        """Return no canaries, since the server's weights are unknown."""
         return []
 
     def numerics(self) -> str:
-        """See `Engine.numerics`; the weights are the server's, so its address and name of the model stand here."""
+        """See `Engine.numerics`; the server's address and model name stand for the weights."""
         return f"openai {self._url} {self._model}"
 
     def max_length(self) -> int:
-        """See `Engine.max_length`; what the server says of its model, if it does."""
+        """See `Engine.max_length`; the server's limit if it states one."""
         return self._max_length
 
     def curve(self) -> Curve:
-        """A guess, to be corrected by what requests come to."""
+        """Return a guess, to be corrected by observed times."""
         return Curve(
             prefill_tokens_per_s=20_000.0,
             request_s=0.005,
@@ -192,10 +195,10 @@ class OpenAIEngine:
         patience_s: float,
         optional: bool = False,
     ) -> Any:
-        """One call of the main thread's, tried until the patience ends; None where it is `optional` and not there.
+        """Make one call from the main thread, with retries; None if `optional` and missing.
 
         Raises:
-            BadUse: it will not be answered.
+            BadUse: the call failed for good.
         """
         assert self._loop is not None
         called = asyncio.run_coroutine_threadsafe(
@@ -225,7 +228,8 @@ class OpenAIEngine:
         if not self._model or (models and self._model not in models):
             names = ", ".join(sorted(models)) or "none"
             raise BadUse(
-                f"{self._url} does not serve {self._model or 'one model alone'}. It has {names}; name one."
+                f"{self._url} does not serve {self._model or 'one model alone'}. It has {names}; "
+                "name one."
             )
         limit = models.get(self._model, {}).get("max_model_len")  # vLLM's and SGLang's
         if limit and not self._spec.max_length:
@@ -234,7 +238,7 @@ class OpenAIEngine:
     # All below runs in the thread of the loop.
 
     def _fill(self) -> None:
-        """Begin what waits, as long as there is room."""
+        """Start waiting requests while there is room."""
         assert self._loop is not None
         while len(self._in_flight) < self._max_batch:
             with self._lock:
@@ -257,7 +261,7 @@ class OpenAIEngine:
             answer = await self._ask_for(request)
         except Unanswerable as why:
             error = str(why)
-        except Exception as why:  # a fault of ours, or of a request that cannot be put into JSON: it concerns this one
+        except Exception as why:  # our bug, or a request beyond JSON: only this request fails
             error = f"{type(why).__name__}: {why}"
         self._finished.append(
             Finished(
@@ -285,7 +289,7 @@ class OpenAIEngine:
     async def _ask(
         self, method: str, url: str, body: dict[str, Any] | None, patience_s: float
     ) -> Any:
-        """The JSON that a call comes to, {} where it is empty; asked again until the patience ends."""
+        """Return the JSON of a call, {} if empty; repeat the call until the patience ends."""
         import aiohttp
 
         waited_s, wait_s, why = 0.0, _BACK_OFF_S[0], ""
@@ -301,7 +305,8 @@ class OpenAIEngine:
                     asked_s = _retry_after_s(reply.headers.get("Retry-After"))
                     if status == 200 and reply.content_type == "text/event-stream":
                         raise Unanswerable(
-                            f"{url} answers with a stream of events (text/event-stream), which it was not asked for. "
+                            f"{url} answers with a stream of events (text/event-stream), which it "
+                            "was not asked for. "
                             "Turn streaming off at the server, or at the gateway before it."
                         )
                 if status == 200:
@@ -335,7 +340,7 @@ class OpenAIEngine:
 
 
 def _stated_status(said: Any) -> int:
-    """The status that an error in the body of a 200 states; gateways pass errors on like this."""
+    """Return the status of an error inside the body of a 200, as gateways send it."""
     error = said.get("error") if isinstance(said, dict) and "choices" not in said else None
     code = error.get("code") if isinstance(error, dict) else None
     return code if isinstance(code, int) and 400 <= code < 600 else 200
@@ -358,7 +363,7 @@ def _brief(text: str) -> str:
 
 
 def _retry_after_s(header: str | None) -> float | None:
-    """Seconds, from seconds or a date (RFC 9110, 10.2.3)."""
+    """Parse seconds, or a date (RFC 9110, 10.2.3)."""
     if header is None:
         return None
     with contextlib.suppress(ValueError):

@@ -1,7 +1,8 @@
-"""Requests and answers in the form of an OpenAI-compatible API (completions, chat completions): pure functions.
+"""Convert requests and answers for an OpenAI-compatible API, by pure functions.
 
-Log-probabilities are asked and read as lm-eval's `local-completions` does (lm_eval.models.openai_completions 0.4.13):
-the prompt is echoed with the log-probability of each token, and one token more is generated that nobody looks at.
+Log-probabilities are requested and read as in lm-eval's `local-completions`
+(lm_eval.models.openai_completions 0.4.13): the prompt is echoed with the log-probability of each
+token, and one more token is generated and ignored.
 """
 
 import json
@@ -11,27 +12,27 @@ from typing import Any
 
 from holdfast.evaluate.types.requests import Answer, Request, keyed, pack_tokens, unpack_tokens
 
-_MOST_TOKENS = 100_000_000  # of a prompt; a server that states more states nonsense
-_CHAT_STOPS = 4  # as lm-eval sends at most; OpenAI's own limit
+_MOST_TOKENS = 100_000_000  # tokens of a prompt; a larger stated number is wrong
+_CHAT_STOPS = 4  # lm-eval's limit, and OpenAI's own
 _NOT_FOR_A_SERVER = {
     "do_sample",
     "use_cache",
     "num_beams",
-}  # transformers' names that have no meaning to one
+}  # transformers' options without meaning for a server
 
 Tokenize = Callable[[str], Sequence[int]]
 
 
 class MalformedReply(Exception):
-    """A server's answer is not what the API says; the message ends `URL answers what cannot be used: …`."""
+    """A server's reply violates the API; the message follows `URL answers what cannot be used:`."""
 
 
 class NotSupported(Exception):
-    """A server does not give what a request needs, and will not the next time; the message is one sentence."""
+    """The server lacks a feature that a request needs; the message is one sentence."""
 
 
 def path_and_body(request: Request, model: str, max_length: int) -> tuple[str, dict[str, Any]]:
-    """Where to send a request, below the API's URL, and what."""
+    """Return the path below the API's URL and the body of a request."""
     body: dict[str, Any] = {
         "model": model,
         "seed": int.from_bytes(keyed(request).key[:4], "little") >> 1,
@@ -61,16 +62,16 @@ def path_and_body(request: Request, model: str, max_length: int) -> tuple[str, d
     if not request.prompt:
         return "completions", body | {"prompt": request.text}
     prompt_tokens = list(unpack_tokens(request.prompt))[-(max_length - sampling.max_new_tokens) :]
-    # vLLM's name for what no other server knows, and ignores: the tokens themselves, beside their text.
+    # vLLM's option, which other servers ignore: return the tokens beside their text.
     return "completions", body | {"prompt": prompt_tokens, "return_token_ids": True}
 
 
 def answer_of(request: Request, reply: Any, max_length: int, tokenize: Tokenize | None) -> Answer:
-    """What a server's reply says.
+    """Convert a server's reply.
 
     Raises:
-        MalformedReply: it says nothing that can be used.
-        NotSupported: it lacks what the request needs, such as log-probabilities.
+        MalformedReply: the reply has no usable content.
+        NotSupported: the reply lacks a part that the request needs, such as log-probabilities.
     """
     try:
         choice = reply["choices"][0]
@@ -85,16 +86,16 @@ def answer_of(request: Request, reply: Any, max_length: int, tokenize: Tokenize 
 
 
 def _echoed(request: Request, max_length: int) -> tuple[list[int] | str, int]:
-    """The prompt with its continuation, and how many of its tokens stand before the continuation."""
+    """Return the prompt with its continuation, and the number of tokens before the continuation."""
     if not request.prompt:
         return request.text + request.continuation_text, -1
     tokens = list(unpack_tokens(request.prompt + request.continuation))
-    cut = max(0, len(tokens) - (max_length - 1))  # a token is generated, too
+    cut = max(0, len(tokens) - (max_length - 1))  # one token is generated, too
     return tokens[cut:], len(request.prompt) // 4 - cut
 
 
 def _text_of(said: Any) -> str:
-    """The text of a message's content: a string, a list of parts as the chat API allows, or nothing."""
+    """Return the text of a message's content: a string, a list of parts, or nothing."""
     if said is None:
         return ""
     if isinstance(said, str):
@@ -111,7 +112,8 @@ def _scored(request: Request, logprobs: Mapping[str, Any] | None, max_length: in
     if not of_tokens or not tops:
         missing = "top_logprobs" if of_tokens else "logprobs" if not logprobs else "token_logprobs"
         raise NotSupported(
-            f"The server gives no log-probabilities of a prompt ({missing} is null), and this task is scored by them. "
+            f"The server gives no log-probabilities of a prompt ({missing} is null), and this task "
+            "is scored by them. "
             "Name a server that gives them (vLLM's completions do), or tasks that generate."
         )
     _, before = _echoed(request, max_length)
@@ -121,11 +123,12 @@ def _scored(request: Request, logprobs: Mapping[str, Any] | None, max_length: in
     wanted = len(request.continuation) // 4
     if not values or (wanted and len(values) != wanted):
         raise ValueError(
-            f"{len(values)} log-probabilities came for {wanted or 'the'} tokens; the prompt is not echoed"
+            f"{len(values)} log-probabilities came for {wanted or 'the'} tokens; the prompt is not "
+            "echoed"
         )
     if not all(isinstance(value, int | float) and math.isfinite(value) for value in values):
         raise ValueError(f"log-probabilities are no numbers: {values[:8]}")
-    # The first token of all has none; the likeliest token is the server's own first choice.
+    # The first token of the prompt has none; the likeliest token is the server's own choice.
     is_greedy = all(
         value >= max(top.values()) for value, top in zip(values, tops[before:-1], strict=True)
     )
@@ -133,7 +136,7 @@ def _scored(request: Request, logprobs: Mapping[str, Any] | None, max_length: in
 
 
 def _first_token_of(request: Request, offsets: Sequence[int]) -> int:
-    """The first token with a character of the continuation in it: the one that begins there, or reaches into it."""
+    """Return the first token with a character of the continuation."""
     begin = len(request.text)
     places = [place for place, offset in enumerate(offsets[:-1]) if offset <= begin]
     return max(1, places[-1])
@@ -152,7 +155,8 @@ def _generated(
     if request.prompt and not tokens:
         if tokenize is None:
             raise ValueError(
-                "the server tells no token ids; name the model's tokenizer (option tokenizer = FOLDER)"
+                "the server tells no token ids; name the model's tokenizer (option tokenizer = "
+                "FOLDER)"
             )
         tokens = tokenize(text)
     return Answer(
@@ -167,7 +171,7 @@ def _generated(
 
 
 def _count(said: Any, most: int) -> int:
-    """A number of tokens as a server states it; 0 where what it states is none: it predicts costs, and no more."""
+    """Read a stated number of tokens, for predictions only; 0 if the value is not valid."""
     if isinstance(said, bool) or not isinstance(said, int | float) or not 0 < said <= most:
         return 0
     return round(said)

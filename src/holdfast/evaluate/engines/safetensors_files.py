@@ -1,4 +1,4 @@
-"""What a folder's safetensors files hold, from their headers: no weights are read, and nothing heavy is imported."""
+"""List the tensors of a folder's safetensors files from their headers, without heavy imports."""
 
 import json
 import struct
@@ -12,7 +12,7 @@ _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 
 @dataclass(frozen=True)
 class TensorPlace:
-    """A tensor of a safetensors file: where it lies and what it is, as its header says."""
+    """A tensor of a safetensors file, from the file's header."""
 
     path: Path
     dtype: str
@@ -20,15 +20,15 @@ class TensorPlace:
     size_bytes: int
 
     def kind(self) -> tuple[str, tuple[int, ...]]:
-        """What must be equal for one to take the other's place."""
+        """Return dtype and shape, which must be equal for a swap."""
         return self.dtype, self.shape
 
 
 def tensors_of(folder: Path) -> dict[str, TensorPlace]:
-    """The tensors of a folder by name, from the headers of its safetensors files; no weights are read.
+    """List a folder's tensors by name, from the headers of its safetensors files.
 
     Raises:
-        BadUse: there are none, or one cannot be read.
+        BadUse: there are no tensors, or a file cannot be read.
     """
     index = folder / "model.safetensors.index.json"
     try:
@@ -60,7 +60,7 @@ def tensors_of(folder: Path) -> dict[str, TensorPlace]:
 
 
 def _header(path: Path) -> dict[str, TensorPlace]:
-    """Format: https://github.com/huggingface/safetensors#format (8 bytes of length, JSON, data)."""
+    """Read a header: https://github.com/huggingface/safetensors#format (length, JSON, data)."""
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         if length > _MAX_HEADER_BYTES:

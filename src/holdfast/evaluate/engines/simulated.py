@@ -1,7 +1,8 @@
-"""An engine that answers after the time its curve says: for tests, and to emulate a cluster on two cores.
+"""Answer after the time that a curve gives: for tests, and to emulate a cluster on two cores.
 
-Prompts are read one after another, each holding the engine up; then sequences decode together, a token each a step,
-joining and leaving between steps. The time of the next event is computed and slept until: nothing is done per token.
+Prompts are read one after another, and each stops the engine. Sequences then decode together, one
+token each per step, and join and leave between steps. The time of the next event is computed and
+slept until, so that no work is done per token.
 """
 
 import hashlib
@@ -23,7 +24,7 @@ from holdfast.evaluate.types.requests import Answer, Request, Scalar, keyed, pac
 STEP_S = 0.1  # the longest that `step` waits
 _NEVER = 1 << 62
 
-# What `EngineSpec.options` may hold, and what holds without.
+# The options in `EngineSpec.options`, with their defaults.
 _OPTIONS: dict[str, Scalar] = {
     "prefill_tokens_per_s": 100_000.0,
     "request_s": 0.0005,
@@ -31,8 +32,8 @@ _OPTIONS: dict[str, Scalar] = {
     "step_sequence_s": 0.0002,
     "load_s": 0.0,
     "swap_s": 0.0,
-    "new_tokens": 0,  # of every generation; 0 for between 1 and the most allowed, by the request's hash
-    "by_model": False,  # answers depend on the weights, too
+    "new_tokens": 0,  # of every generation; 0 for 1 to the allowed most, by the request's hash
+    "by_model": False,  # True if answers depend on the weights, too
     "hang_after": _NEVER,  # answers
     "crash_after": _NEVER,  # answers
     "refuse_swap": False,
@@ -49,7 +50,7 @@ class _Sequence:
 
 
 class SimulatedEngine:
-    """See the module. `clock` and `sleep` are for tests; `sleep` gets seconds and may return early."""
+    """See the module; `clock` and `sleep` are for tests; `sleep` may return early."""
 
     def __init__(
         self,
@@ -73,9 +74,9 @@ class SimulatedEngine:
         self._reading: _Sequence | None = None
         self._decoding: list[
             tuple[int, int, _Sequence]
-        ] = []  # a heap by the step after which a sequence is done
-        self._steps = 0  # of decoding, up to `_since_s`
-        self._since_s = 0.0  # when the present prompt, or run of steps, began
+        ] = []  # a heap by the last step of a sequence
+        self._steps = 0  # decoding steps until `_since_s`
+        self._since_s = 0.0  # the start of the present prompt, or run of steps
 
     def load(self, folder: Path) -> None:
         """See `Engine.load`."""
@@ -97,7 +98,7 @@ class SimulatedEngine:
         self._drop_everything()
 
     def canary(self) -> list[float]:
-        """See `Engine.canary`; from the content of the weights' files."""
+        """See `Engine.canary`; computed from the content of the weights' files."""
         return list(self._canary)
 
     def numerics(self) -> str:
@@ -109,7 +110,7 @@ class SimulatedEngine:
         return self._spec.max_length or 32_768
 
     def curve(self) -> Curve:
-        """See `Engine.curve`; the truth, here."""
+        """See `Engine.curve`; the true curve of this engine."""
         return Curve(
             prefill_tokens_per_s=self._options["prefill_tokens_per_s"],
             request_s=self._options["request_s"],
@@ -139,7 +140,7 @@ class SimulatedEngine:
         return given
 
     def step(self) -> list[Finished]:
-        """See `Engine.step`: waits for the next event, at most 0.1 s, and answers what is due."""
+        """See `Engine.step`; waits for the next event, at most 0.1 s, and returns due answers."""
         wait_s = min(self._next_event_s() - self._clock.monotonic_s(), STEP_S)
         if wait_s > 0:
             self._sleep(wait_s)
@@ -164,7 +165,7 @@ class SimulatedEngine:
         return self._decoding[0][0]
 
     def _advance_to(self, event_s: float) -> list[Finished]:
-        """Let the engine's own time be `event_s`, when a prompt was read or the shortest sequences ended."""
+        """Advance the engine's time to `event_s`, the end of a prompt or of the shortest sequences."""
         done: list[_Sequence] = []
         if self._reading is not None:
             sequence, self._reading = self._reading, None
@@ -189,7 +190,7 @@ class SimulatedEngine:
             self._reading.started_s = self._since_s
 
     def _end_run_at_next_step(self, now_s: float) -> None:
-        """A sequence may join: count the steps up to the one now being made, and go on from there."""
+        """Count the steps so far, including the present one, before a sequence may join."""
         if len(self._decoding) >= (self._spec.max_batch or 64):
             return
         steps = max(0, -int(-(now_s - self._since_s) // self._step_s()))
@@ -252,7 +253,7 @@ def _read_options(spec: EngineSpec) -> dict[str, float]:
 
 
 def simulated_answer(request: Request, new_tokens: int, model: bytes = b"") -> Answer:
-    """What a simulated engine says: a function of the request alone (and of `model`, where that is asked for)."""
+    """Return the simulated answer, a function of the request (and of `model` if given)."""
     digest = _hash(request, model)
     number = int.from_bytes(digest[4:8], "little")
     if request.kind == "loglikelihood":
@@ -275,7 +276,7 @@ def _hash(request: Request, model: bytes = b"") -> bytes:
 
 
 def _digest(folder: Path) -> bytes:
-    """Of the weights' content, not of where they lie: names, sizes and both ends of each file."""
+    """Return a digest of the weights' content: names, sizes and both ends of each file."""
     digest = hashlib.blake2b(digest_size=16)
     for path in sorted(folder.glob("*.safetensors")):
         size_bytes = path.stat().st_size

@@ -1,8 +1,8 @@
-"""A worker's line to the coordinator: kept up by a thread of its own, so that neither waits for the other.
+"""Keep a worker's connection to the coordinator in a thread of its own.
 
-What the worker finished is numbered and kept until the coordinator has committed it, and said again on each new
-connection, as are which model it serves and what it still holds. Everything else that was said while the line was down
-is not needed.
+Finished requests are numbered and kept until the coordinator has committed them, and are sent again
+on each new connection, with the served model and the held requests. Other messages are dropped
+while there is no connection.
 """
 
 import asyncio
@@ -20,20 +20,20 @@ from holdfast.evaluate.wire.client import NOT_NOW, dial, waits_s
 
 ALIVE_EVERY_S = 1.0
 FLUSH_AFTER_S = 0.02
-FLUSH_AT = 64  # answers in one `Done`, or more when they come faster than they are sent
+FLUSH_AT = 64  # answers in one `Done`, or more if they come faster than they are sent
 
 
 class Uplink:
-    """See the module. `tell`, `done`, `flush`, `away_s`, `start` and `close` belong to the worker's main thread.
+    """See the module; all public methods belong to the worker's main thread.
 
     Args:
         address: host:port of the coordinator.
-        hello: who we are; its `model` is filled in.
-        deliver: called in the line's thread with each message for the worker.
-        lives: called in the line's thread: whether to say `Alive`.
-        held: called in the line's thread: the keys that the engine is still to answer.
-        clock: to tell how long the coordinator was away.
-        alive_every_s: between two `Alive`.
+        hello: the first message of a connection; its `model` is filled in.
+        deliver: called in the connection's thread with each message for the worker.
+        lives: called in the connection's thread; True if `Alive` may be sent.
+        held: called in the connection's thread; returns the keys of the engine's open requests.
+        clock: the clock for the coordinator's absence.
+        alive_every_s: seconds between two `Alive`.
     """
 
     def __init__(
@@ -67,15 +67,15 @@ class Uplink:
         self._unacked: deque[messages.Done] = deque()
 
     def start(self) -> None:
-        """Begin to dial."""
+        """Start to connect."""
         self._thread.start()
 
     def tell(self, message: messages.Message) -> None:
-        """Say something if the line is up; `Serving` again on each new line, as kept."""
+        """Send a message if connected; `Serving` is repeated on each new connection."""
         self._loop.call_soon_threadsafe(self._tell, message)
 
     def done(self, model: int, finished: messages.DoneRequest) -> None:
-        """Say that a request is done, with others of the next 20 ms."""
+        """Report a finished request, together with others of the next 20 ms."""
         self._finished.append((model, finished))
         if len(self._finished) == FLUSH_AT:
             self.flush()
@@ -84,27 +84,27 @@ class Uplink:
             self._loop.call_soon_threadsafe(self._loop.call_later, FLUSH_AFTER_S, self._flush)
 
     def flush(self) -> None:
-        """Say now what is done."""
+        """Send the finished requests now."""
         if self._finished:
             self._loop.call_soon_threadsafe(self._flush)
 
     def away_s(self) -> float:
-        """How long the coordinator has been away; 0 while it is there."""
+        """Return the seconds of the coordinator's absence; 0 while connected."""
         gone_since_s = self._gone_since_s
         return 0.0 if gone_since_s is None else self._clock.monotonic_s() - gone_since_s
 
     def close(self, timeout_s: float) -> list[messages.Done]:
-        """Wait until everything is committed, at most `timeout_s` and only while the line is up; then hang up.
+        """Wait up to `timeout_s` for commits while connected, then close the connection.
 
         Returns:
-            What is not known to be committed.
+            The messages that may not be committed.
         """
         asyncio.run_coroutine_threadsafe(self._settle(timeout_s), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         return list(self._unacked)
 
-    # All below runs in the line's own thread.
+    # All below runs in the connection's own thread.
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -122,7 +122,7 @@ class Uplink:
         with contextlib.suppress(asyncio.CancelledError):
             await self._dialling
         if writer is not None:
-            # What was written last, for instance that a load failed, is to arrive.
+            # The last messages, for instance a failed load, should arrive.
             with contextlib.suppress(OSError, TimeoutError):
                 await asyncio.wait_for(
                     writer.wait_closed(), max(0.1, deadline_s - self._loop.time())
@@ -150,7 +150,7 @@ class Uplink:
             writer.write(messages.encode(self._serving))
         held = (
             self._held()
-        )  # before the flush: what ends in between is then said twice, and never not at all
+        )  # before the flush: requests that end in between are sent twice, not never
         self._flush()
         for done in self._unacked:
             writer.write(messages.encode(done))
@@ -177,7 +177,7 @@ class Uplink:
             await asyncio.sleep(self._alive_every_s)
 
     def _note(self, message: messages.Message) -> None:
-        """A model is being loaded: the next hello says so, that nobody orders it twice."""
+        """Put the loading model into the next hello, so that it is not ordered twice."""
         if isinstance(message, messages.Serve):
             self._serving = None
             self._hello = msgspec.structs.replace(self._hello, model=message.model)

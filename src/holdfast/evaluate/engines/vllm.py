@@ -1,13 +1,14 @@
-"""vLLM as its own server, started by us, long-lived, its weights swapped in place. Not yet run on a GPU.
+"""Run vLLM as a long-lived server with swaps in place. Not yet run on a GPU.
 
-The server rather than the class `LLM` in this process: a crash of CUDA then ends the server and not the worker, whose
-answers are still to be told; its HTTP interface is documented and stable where the class's internals are not; and all
-that is needed to ask it is in `openai` already. What is tested is the contract: a stand-in for `vllm serve` in a
-process of its own.
+A server is used instead of the class `LLM` in this process, for three reasons. A crash of CUDA ends
+the server only, and the worker can still report its answers. The HTTP interface is documented and
+stable. The client already exists in `openai`. The tests cover the contract with a stand-in for
+`vllm serve` in a process of its own.
 
-A swap is vLLM's documented one (https://docs.vllm.ai/en/latest/features/sleep_mode/): sleep at level 2, wake the
-weights, `reload_weights`, wake the cache. The server is given a link as its model's folder; a swap points the link at
-other weights, so that a reload from the same path finds them. Each swap is certified by the coordinator (`canary`).
+A swap follows vLLM's documentation (https://docs.vllm.ai/en/latest/features/sleep_mode/): sleep at
+level 2, wake the weights, `reload_weights`, wake the cache. The server's model folder is a link; a
+swap points the link at other weights, so that a reload from the same path finds them. The
+coordinator certifies each swap (`canary`).
 """
 
 import json
@@ -37,10 +38,10 @@ _SERVED_NAME = "model"
 
 
 class VllmEngine(OpenAIEngine):
-    """See the module; the methods are `Engine`'s.
+    """See the module; the methods implement `Engine`.
 
-    Options: `OpenAIEngine`'s but for `tokenizer`; `command` (vllm) starts vLLM; `arguments` are added to `vllm serve`;
-    `start_limit_s` (1800) is for a start.
+    The options are those of `OpenAIEngine` without `tokenizer`; `command` (vllm) to start vLLM;
+    `arguments`, added to `vllm serve`; `start_limit_s` (1800) for a start.
     """
 
     def __init__(self, spec: EngineSpec) -> None:
@@ -54,7 +55,8 @@ class VllmEngine(OpenAIEngine):
         """Start a server for the weights of a folder.
 
         Raises:
-            BadUse: vLLM is not there, or ends before it answers; the end of what it printed is in the message.
+            BadUse: vLLM is not installed, or ends before it answers; the message has the end of
+                its output.
         """
         self.close()
         self._home = Path(tempfile.mkdtemp(prefix="holdfast-vllm-"))
@@ -66,7 +68,8 @@ class VllmEngine(OpenAIEngine):
         command = self._command(port)
         if shutil.which(command[0]) is None:
             raise BadUse(
-                f"There is no program {command[0]!r}. Install vLLM where the engines run, or name --engine hf."
+                f"There is no program {command[0]!r}. Install vLLM where the engines run, or name "
+                "--engine hf."
             )
         environment = {**os.environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
         if self._spec.mode == "exact":
@@ -78,7 +81,7 @@ class VllmEngine(OpenAIEngine):
         self._version = str(self._control("GET", "version").get("version", "unknown"))
 
     def swap(self, folder: Path) -> None:
-        """See `Engine.swap`; after a refusal the server is to be started anew."""
+        """See `Engine.swap`; after a refusal the server must be restarted."""
         if _shape_of(folder) != _shape_of(self._link()):
             raise SwapRefused(f"The config.json of {folder} is not that of the model being served.")
         try:
@@ -109,7 +112,7 @@ class VllmEngine(OpenAIEngine):
         return f"vllm {spec.mode} {spec.dtype} tp {spec.tensor_parallel} version {self._version} limit {self._max_length}"  # noqa: E501
 
     def curve(self) -> Curve:
-        """A guess for a model of some billion parameters on one GPU, to be corrected by what requests come to."""
+        """Return a guess for some billion parameters on one GPU, corrected by observed times."""
         return Curve(
             prefill_tokens_per_s=20_000.0,
             request_s=0.002,

@@ -1,10 +1,12 @@
-"""An engine's process: `python -m holdfast.evaluate.engines.worker --name NAME --node N --spec JSON`.
+"""Run an engine: `python -m holdfast.evaluate.engines.worker --name NAME --node N --spec JSON`.
 
-Dials the coordinator (address and token in the environment), loads or swaps what it is told to serve, answers what it
-is asked. The main thread runs the engine; the line to the coordinator (`uplink`) has a thread of its own. When the
-coordinator is away, the engine goes on with what it holds; when it stays away, answers are kept in the journal.
+The worker connects to the coordinator (address and token in the environment), loads or swaps models
+on order, and answers requests. The main thread runs the engine; the connection (`uplink`) has a
+thread of its own. While the coordinator is away, the engine continues with its requests; if the
+coordinator stays away, the answers go to the journal.
 
-Exit codes: 0 told to end, or ended because nobody was left; 1 the coordinator refused us, or the engine broke.
+The exit code is 0 after an order to end or without a coordinator, and 1 if the coordinator refused
+the worker or the engine failed.
 """
 
 import argparse
@@ -38,7 +40,7 @@ from holdfast.profile import start_evaluation, stop_phases
 
 
 class Pulse:
-    """Beaten by one thread, felt by another. `limit_s` is the longest between two beats of a thread that lives."""
+    """Show one thread's life to another; `limit_s` is the longest time between two beats."""
 
     def __init__(self, limit_s: float, clock: Clock) -> None:
         self._limit_s = limit_s
@@ -46,12 +48,12 @@ class Pulse:
         self._until_s = clock.monotonic_s() + limit_s
 
     def beat(self) -> None:
-        """The thread is here."""
+        """Record a sign of life."""
         self._until_s = self._clock.monotonic_s() + self._limit_s
 
     @contextmanager
     def held(self, limit_s: float) -> Iterator[None]:
-        """The thread will be away for up to `limit_s`, and says so: a load, a swap."""
+        """Allow the thread an absence of up to `limit_s`, for a load or a swap."""
         self._until_s = self._clock.monotonic_s() + limit_s
         try:
             yield
@@ -59,18 +61,18 @@ class Pulse:
             self.beat()
 
     def beats(self) -> bool:
-        """Whether the thread was here lately, or is away no longer than it said."""
+        """Return True if the thread gave a recent sign of life, or is allowed to be absent."""
         return self._clock.monotonic_s() < self._until_s
 
 
-HANG_AFTER_S = 120.0  # a step is meant to take 0.1 s, or one batch
+HANG_AFTER_S = 120.0  # a normal step takes 0.1 s, or one batch
 LOAD_LIMIT_S = 3600.0
 _END_WITHIN_S = 5.0
 _IDLE_S = 0.5
 
 
 class _Ended(Exception):
-    """This worker is to end; `keep`: what is not committed is still wanted."""
+    """End this worker; with `keep`, uncommitted answers are still needed."""
 
     def __init__(self, exit_code: int = 0, *, keep: bool = False) -> None:
         super().__init__()
@@ -79,13 +81,13 @@ class _Ended(Exception):
 
 
 class EngineWorker:
-    """One engine and what it holds. `hear` may be called from any thread; the rest belongs to the main thread.
+    """Run one engine; `hear` may be called from any thread, all else from the main thread.
 
     Args:
-        spec: which engine.
-        clock: for the times that are reported.
-        pulse: beaten whenever the engine comes back.
-        linger_s: how long the coordinator may be away before this ends, once it holds nothing more.
+        spec: the engine.
+        clock: the clock for reported times.
+        pulse: beaten whenever the engine returns.
+        linger_s: seconds of the coordinator's absence after which an idle worker ends.
     """
 
     def __init__(self, spec: EngineSpec, *, clock: Clock, pulse: Pulse, linger_s: float) -> None:
@@ -95,27 +97,27 @@ class EngineWorker:
         self._linger_s = linger_s
         self._inbox: queue.SimpleQueue[messages.Message] = queue.SimpleQueue()
         self._engine: Engine | None = None
-        self._unmade = ""  # why there is no engine, and never will be
+        self._unmade = ""  # why there will never be an engine
         self._serves: messages.Serve | None = None
         self._said: messages.Serving | None = None
         self._held: dict[int, bytes] = {}  # id within the engine to key
         self._ids: dict[bytes, int] = {}
         self._next_id = 0
         self.journals: dict[int, str] = {}
-        """Model to the identity of its journal: what its answers depend on besides their keys."""
+        """By model, the identity of its journal."""
 
     def hear(self, message: messages.Message) -> None:
-        """A message of the coordinator's; `step` of an engine that waits is woken."""
+        """Queue a message of the coordinator, and wake a waiting engine."""
         self._inbox.put(message)
         wake = getattr(self._engine, "wake", None)
         if wake is not None:
             wake.set()
 
     def run(self, line: Uplink) -> None:
-        """Serve until told to end.
+        """Serve until the order to end.
 
         Raises:
-            _Ended: that is now.
+            _Ended: the order came.
         """
         self._make()
         while True:
@@ -129,7 +131,7 @@ class EngineWorker:
                 raise _Ended(keep=True)
 
     def held_keys(self) -> list[bytes]:
-        """What is still to be answered; from any thread."""
+        """Return the keys of open requests; may be called from any thread."""
         return list(self._ids)
 
     def close(self) -> None:
@@ -147,7 +149,7 @@ class EngineWorker:
         return self._engine is not None
 
     def _news(self) -> Iterator[messages.Message]:
-        """What came in. An idle worker waits for it; a model is served when what is held for the last one is done."""
+        """Yield new messages; an idle worker waits for them."""
         try:
             if not self._held:
                 yield self._inbox.get(timeout=_IDLE_S)
@@ -179,7 +181,7 @@ class EngineWorker:
             return msgspec.structs.replace(self._said, kept=True, seconds=0.0)
         if self._engine is None:
             return messages.ServeFailed(model=order.model, why=self._unmade, any_model=True)
-        if order.fresh and before is not None:  # as a new process would, without its imports
+        if order.fresh and before is not None:  # like a new process, without its imports
             self._engine.close()
             if not self._make():
                 return messages.ServeFailed(model=order.model, why=self._unmade, any_model=True)
@@ -205,7 +207,7 @@ class EngineWorker:
             return messages.ServeFailed(
                 model=order.model, why=str(error), restart=not isinstance(error, BadUse)
             )
-        except Exception as error:  # whatever a model's loading raises; the coordinator decides
+        except Exception as error:  # any error of a model's loading; the coordinator decides
             traceback.print_exc()
             why = f"{how} of {order.folder}: {type(error).__name__}: {error}"
             return messages.ServeFailed(model=order.model, why=why, restart=True)
@@ -219,7 +221,7 @@ class EngineWorker:
             return
         taken: list[tuple[int, Request]] = []
         for key, body in asked.requests:
-            if key in self._ids:  # a coordinator that lost sight of us asks again
+            if key in self._ids:  # a coordinator that lost track of us repeats requests
                 continue
             try:
                 request = decode_request(body)
@@ -269,13 +271,13 @@ class EngineWorker:
                     error=error,
                 ),
             )
-            self._forget(one.id)  # after: whoever asks in between finds it in one place at least
+            self._forget(one.id)  # last, so that other threads find the request somewhere
         if finished and not self._held:
             line.flush()
 
 
 def _encoded(one: Finished) -> tuple[bytes, int, str]:
-    """An answer's bytes, its tokens and its error. A journal keeps the bytes for good, so they are read once here."""
+    """Return an answer's bytes, tokens and error; the bytes are decoded once, as a check."""
     if one.answer is None:
         return b"", 0, one.error
     try:
@@ -286,7 +288,7 @@ def _encoded(one: Finished) -> tuple[bytes, int, str]:
 
 
 def keep_unacked(folder: Path, journals: dict[int, str], unacked: Iterable[messages.Done]) -> int:
-    """Commit answers that no coordinator has: into the journals in `folder`, by model; returns how many."""
+    """Write uncommitted answers into the journals in `folder`, by model; return their number."""
     from holdfast.evaluate.wire.answer_journal import Journal
 
     records: dict[int, list[tuple[bytes, bytes]]] = {}
@@ -314,7 +316,7 @@ def _ending_on_sigterm() -> Iterator[None]:
 
 
 def _end_soon_after_stop(message: messages.Message) -> None:
-    """Told to stop in the middle of a load or a long step: the process ends anyway."""
+    """End the process after an order to stop, even during a load or a long step."""
     if isinstance(message, messages.Stop | messages.Refused):
         timer = threading.Timer(_END_WITHIN_S, os._exit, (0,))
         timer.daemon = True
@@ -322,7 +324,7 @@ def _end_soon_after_stop(message: messages.Message) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a worker to its end; returns the exit code."""
+    """Run a worker to its end; return the exit code."""
     parser = argparse.ArgumentParser(prog="holdfast.evaluate.engines.worker")
     parser.add_argument("--name", required=True)
     parser.add_argument("--node", type=int, required=True)
@@ -337,7 +339,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--hang-after", type=float, default=HANG_AFTER_S, help="seconds of a step before it hangs"
     )
     given = parser.parse_args(arguments)
-    die_with_parent()  # the node's agent; it is the one that lingers when the command is gone
+    die_with_parent()  # the node's agent, which stays for a while when the command is gone
     end_without_collecting()
     start_evaluation(given.node)
 

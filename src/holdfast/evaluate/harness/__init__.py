@@ -1,8 +1,8 @@
-"""The benchmarks are another's: an unmodified harness builds the requests and computes the metrics, on CPU.
+"""Run unmodified benchmark harnesses on CPU: they build requests and compute metrics.
 
-What enters is a suite's entry and the facts of a model; what leaves are requests for engines and, from their answers,
-the harness's own results. One `host` a node runs it all, in processes that are forked from a parent in which
-everything is imported:
+The input is a suite's entry and the facts of a model. The harness's requests go to engines, and the
+harness makes its own results from their answers. One `host` on each node runs all of this, in
+processes forked from a parent with all imports done:
 
 | module | one idea |
 |---|---|
@@ -10,8 +10,8 @@ everything is imported:
 | `host` | the node's process: runs each task in a client process, restarted when it is killed |
 | `nursery`, `zygote` | forking: the host's side and the parent's side |
 | `measuring` | metrics in bounded, warm processes |
-| `child` | what a forked process does |
-| `client` | a task's connection to the coordinator, dialled again whenever it is lost |
+| `child` | the work of a forked process |
+| `client` | a task's connection to the coordinator, dialled again when it is lost |
 | `jobs` | the frames to the forked processes |
 | `counting` | the requests of a suite, without sending any |
 | `exact_json` | values of metrics as JSON, exactly |

@@ -1,6 +1,7 @@
-"""What a process forked for a job does: run a task to its scores, or compute metrics until no more are wanted.
+"""Do the job of a forked process: run a task to its scores, or compute metrics.
 
-It has a socket to the host, and the harness that the zygote imported. It ends with the host, however that ends.
+The process has a socket to the host, and the harness that the zygote imported. It ends with the
+host.
 """
 
 import os
@@ -31,9 +32,9 @@ def work(
     logs: Path,
     zygote_pid: int,
 ) -> None:
-    """Do the jobs that come over the channel, until there are no more."""
+    """Do the jobs from the channel until it closes."""
     die_with_parent(zygote_pid)
-    # What this process forks itself (lm-eval bootstraps in a pool) ends with it, and is in its group.
+    # Processes forked by this one (lm-eval bootstraps in a pool) end with it and are in its group.
     os.setpgid(0, 0)
     os.register_at_fork(after_in_child=die_with_parent)
     start_evaluation(node)
@@ -55,14 +56,14 @@ def _work(channel: socket.socket, harnesses: Mapping[str, Harness], node: int, l
             case messages.RunTask():
                 channel.sendall(frame(_run(job, harnesses[job.entry.harness], node, channel)))
             case messages.MeasureSample():
-                recorder = recorder or ReadRecorder()  # the first job of a metric loads its task
+                recorder = recorder or ReadRecorder()  # the first metric job loads its task
                 channel.sendall(frame(_measure(job, harnesses[job.entry.harness], recorder)))
             case _:
                 raise AssertionError(f"{type(job).__name__} is no job of a child's")
 
 
 def log_name(model: int, task: int) -> str:
-    """The file, below the evaluation's logs, with what a task's client printed."""
+    """Name the file, below the evaluation's logs, for the output of a task's client."""
     return f"task-{model}-{task}.log"
 
 
@@ -98,7 +99,7 @@ def _run(
     try:
         result = harness.run(job.entry, client, Path(job.folder))
         ended = messages.TaskEnded(model=job.facts.model, task=job.task, result=result)
-        messages.encode(ended)  # of plain values, and not too long
+        messages.encode(ended)  # raises if the values are not plain or too long
     except BaseException as error:
         traceback.print_exc()
         return messages.TaskEnded(model=job.facts.model, task=job.task, error=sentence(error))
@@ -126,8 +127,9 @@ def _measure(
         traceback.print_exc()
         error = sentence(raised)
     seconds = time.monotonic() - started_s
-    # All that this process ever read: an earlier sample's metric may have loaded a table that this one used. The
-    # tokenizer's folder is another in each evaluation, and the harness's key stands for its content.
+    # All files that this process read so far: an earlier sample's metric may have loaded a table
+    # that this one used. The tokenizer's folder differs in each evaluation; the harness's key
+    # includes its content.
     return messages.SampleMeasured(
         metric_key=job.metric_key,
         measured=measured,

@@ -1,4 +1,4 @@
-"""A harness by its name."""
+"""Find a harness by its name."""
 
 import importlib
 import inspect
@@ -17,15 +17,16 @@ _KINDS = {
 def harness(
     name: str, *, include_paths: Sequence[str] = (), confirm_unsafe_code: bool = False
 ) -> Harness:
-    """The harness of a name: "lm-eval", "inspect" or "module:Class".
+    """Make the harness named "lm-eval", "inspect" or "module:Class".
 
     Args:
         name: the name.
-        include_paths: of the suite; handed to a constructor that has a parameter of this name.
-        confirm_unsafe_code: of the suite; the same.
+        include_paths: the suite's folders; passed to a constructor with a parameter of this
+            name.
+        confirm_unsafe_code: the suite's setting; passed in the same way.
 
     Raises:
-        BadUse: there is none of this name, or what it needs is not installed.
+        BadUse: the harness does not exist, or its packages are not installed.
     """
     module_name, colon, class_name = _KINDS.get(name, name).partition(":")
     if not colon:

@@ -1,7 +1,7 @@
-"""A harness's way to the engines: its samples go to the coordinator, their answers come back in any order.
+"""Connect a harness to the coordinator: samples go out, answers return in any order.
 
-The coordinator may die and come back: the line is dialled again, and all that is not answered is asked again. Nothing
-is kept here; what was answered before stands in the coordinator's journal.
+If the coordinator restarts, the client reconnects and submits all unanswered samples again. Earlier
+answers are in the coordinator's journal, so the client stores none.
 """
 
 import asyncio
@@ -17,21 +17,21 @@ from holdfast.evaluate.wire import messages
 from holdfast.evaluate.wire.client import NOT_NOW, dial, waits_s
 
 SUBMIT_BYTES = 4 * 1024 * 1024
-"""About how much one message asks: a frame is bounded, and what is there early is begun early."""
+"""The approximate size of a message: frames are bounded, and early requests start early."""
 
 
 class WireClient:
-    """See `EngineClient`. Samples that are open at the same time have different numbers.
+    """Implement `EngineClient`; samples that are open at the same time need different numbers.
 
     Args:
         address: host:port of the coordinator.
-        token: of the evaluation.
-        node: where this runs.
-        task: number of the task within its suite.
-        facts: of the model.
-        asked: called once, when the first samples are on their way.
-        patience_s: how long the coordinator may be away.
-        clock: to tell how long it was.
+        token: the evaluation's token.
+        node: the number of this node.
+        task: the number of the task within its suite.
+        facts: the facts of the model.
+        asked: called once, when the first samples have been sent.
+        patience_s: seconds that the coordinator may be away.
+        clock: the clock for the patience.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class WireClient:
         self._hello = messages.Hello(
             token=token,
             role="client",
-            name=f"{facts.model}.{task}@{node}",  # two nodes may run the same task for a while, each for itself
+            name=f"{facts.model}.{task}@{node}",  # two nodes may run the same task for a while
             node=node,
             pid=os.getpid(),
             model=facts.model,
@@ -61,7 +61,7 @@ class WireClient:
         self._line: _Line | None = None
 
     def ask(self, samples: Sequence[SampleRequests]) -> list[AnsweredSample]:
-        """See `EngineClient.ask`. Not from within an event loop."""
+        """See `EngineClient.ask`; not for calls within an event loop."""
 
         async def ask() -> list[AnsweredSample]:
             line = self._new_line()
@@ -73,7 +73,7 @@ class WireClient:
         return asyncio.run(ask())
 
     async def ask_one(self, sample: SampleRequests) -> AnsweredSample:
-        """See `EngineClient.ask_one`. All from one event loop."""
+        """See `EngineClient.ask_one`; all calls from one event loop."""
         if self._line is None:
             self._line = self._new_line()
         (answered,) = await self._line.ask([sample])
@@ -84,7 +84,7 @@ class WireClient:
 
 
 class _Line:
-    """One event loop's connection, dialled again whenever it breaks, until nothing is open."""
+    """Keep one event loop's connection, and redial while samples are open."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class _Line:
 
     async def close(self) -> None:
         self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError, EvaluationError):  # who waited was told
+        with contextlib.suppress(asyncio.CancelledError, EvaluationError):  # raised in `ask`
             await self._task
 
     async def _stay_connected(self) -> None:
@@ -144,7 +144,8 @@ class _Line:
             away_s = self._clock.monotonic_s() - gone_since_s
             if away_s > self._patience_s:
                 raise EvaluationError(
-                    f"The coordinator at {self._address} has been away for {away_s:.0f} s. What was answered is kept: "
+                    f"The coordinator at {self._address} has been away for {away_s:.0f} s. What "
+                    "was answered is kept: "
                     "`holdfast eval resume` goes on from there."
                 )
             await asyncio.sleep(next(waits))
@@ -156,7 +157,7 @@ class _Line:
         try:
             ended, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             for task in ended:
-                task.result()  # raises: neither ends by itself
+                task.result()  # raises, since neither ends without an error
         finally:
             for task in both:
                 task.cancel()
@@ -193,7 +194,7 @@ class _Line:
 async def _all(
     futures: Iterable["asyncio.Future[AnsweredSample]"], line: "asyncio.Task[None]"
 ) -> list[AnsweredSample]:
-    """All results, or the line's error, whatever comes first."""
+    """Return all results, or raise the connection's error if it comes first."""
     waited = asyncio.gather(*futures)
     await asyncio.wait((waited, line), return_when=asyncio.FIRST_COMPLETED)
     if not waited.done():

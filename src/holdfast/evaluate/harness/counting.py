@@ -1,4 +1,4 @@
-"""What a suite would ask of a model: its requests are built by the harness, and nothing is asked."""
+"""Collect the requests that a suite would send to a model, without sending any."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,11 +11,11 @@ from holdfast.evaluate.types.suite import Suite
 
 
 class _Counted(EvaluationError):
-    """All requests of an entry are known."""
+    """All requests of an entry are counted."""
 
 
 class CountingClient:
-    """An `EngineClient` that keeps what it is asked and answers nothing."""
+    """An `EngineClient` that records samples and answers none."""
 
     def __init__(self, facts: ModelFacts) -> None:
         self.facts = facts
@@ -27,16 +27,16 @@ class CountingClient:
         raise _Counted("nothing is asked when requests are counted")
 
     async def ask_one(self, sample: SampleRequests) -> AnsweredSample:
-        """See `EngineClient.ask_one`: of a conversation only the first turn is known."""
+        """See `EngineClient.ask_one`; only a conversation's first turn is counted."""
         self.samples.append(sample)
         raise _Counted("nothing is asked when requests are counted")
 
 
 def count_requests(suite: Suite, facts: ModelFacts) -> list[list[SampleRequests]]:
-    """The samples of each entry, in the suite's order, as an evaluation would submit them first.
+    """Return the samples of each entry, as an evaluation would submit them first.
 
     Raises:
-        BadUse: a task is not there, or needs what Holdfast does not give.
+        BadUse: a task does not exist, or needs a feature that Holdfast lacks.
     """
     found: list[list[SampleRequests]] = []
     harnesses = {
@@ -55,7 +55,7 @@ def count_requests(suite: Suite, facts: ModelFacts) -> list[list[SampleRequests]
             except _Counted:
                 pass
             except Exception:
-                if not client.samples:  # else it is what the harness made of our refusal
+                if not client.samples:  # otherwise the error follows from our refusal
                     raise
             found.append(client.samples)
     return found

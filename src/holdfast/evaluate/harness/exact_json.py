@@ -1,8 +1,8 @@
-"""Values of a metric as JSON and back, exactly: bits, types and order; or not at all.
+"""Encode a metric's values as JSON and back exactly, in bits, types and order; or refuse.
 
-JSON knows neither tuples nor NaN nor numpy; each of those is written as an object with one key that names its kind.
-Plain lists, texts, whole numbers and finite floats (Python writes the shortest text that reads back to the same bits)
-stand for themselves.
+JSON has no tuples, NaN or numpy values; each is written as an object with one key that names its
+kind. Plain lists, strings, integers and finite floats (Python writes the shortest text with the
+same bits) are written as they are.
 """
 
 import json
@@ -13,23 +13,23 @@ _NUMPY = "numpy"
 
 
 class NotExact(Exception):
-    """A value has a type that would not come back as it was."""
+    """A value has a type that would not be restored exactly."""
 
 
 def encode(value: Any) -> bytes:
-    """The value as JSON.
+    """Encode a value as JSON.
 
     Raises:
-        NotExact: it, or a value in it, is of another type than those named above.
+        NotExact: the value, or a value in it, has a type not named above.
     """
     return json.dumps(_plain(value), separators=(",", ":"), allow_nan=False).encode()
 
 
 def decode(data: bytes) -> Any:
-    """The value of `encode`.
+    """Decode a value of `encode`.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the data is not such a value.
     """
     return _value(json.loads(data))
 

@@ -1,4 +1,4 @@
-"""An error of somebody else's code in one sentence: what it was and where."""
+"""Describe an error of foreign code in one sentence, with its place."""
 
 import traceback
 from pathlib import Path
@@ -7,10 +7,10 @@ from holdfast.core.errors import HoldfastError
 
 
 def sentence(error: BaseException) -> str:
-    """What a person reads of an error that ended a task.
+    """Describe an error that ended a task, for the user.
 
-    Holdfast's own errors are sentences already. Of others: type, message and the innermost place that is not in a
-    library's machinery but where it was raised.
+    Holdfast's own errors are sentences already. For others, the sentence has type, message and the
+    innermost place.
     """
     if isinstance(error, HoldfastError):
         return str(error)

@@ -1,8 +1,9 @@
-"""The harness host of a node: runs tasks' clients and computes metrics, as the coordinator says.
+"""Run a node's harness host: task clients and metrics, on the coordinator's orders.
 
-`python -m holdfast.evaluate.harness.host --node N --slots K`, with the coordinator's address and the token in the
-environment. It imports no harness itself: its zygote does, and forks a process for each task and for the metrics. It
-ends when the coordinator says so or has been away for a minute, and everything that it started ends with it.
+The command is `python -m holdfast.evaluate.harness.host --node N --slots K`, with the coordinator's
+address and the token in the environment. The host imports no harness; its zygote does, and forks a
+process for each task and for the metrics. The host ends on the coordinator's order, or after a
+minute without the coordinator, and ends all its processes.
 """
 
 import argparse
@@ -25,18 +26,19 @@ from holdfast.evaluate.wire.client import NOT_NOW, dial, waits_s
 from holdfast.evaluate.wire.messages import RunTask, TaskEnded
 
 STARTS = 3
-"""How often a client is started at most: whatever kills it so often would kill it again."""
-_KEPT = 256  # outcomes, for a coordinator that was away
-_REST_S = 5.0  # for what an ended process had said to be read
+"""The most starts of a client: the same cause would kill it again."""
+_KEPT = 256  # outcomes kept for an absent coordinator
+_REST_S = 5.0  # for reading an ended process's last messages
 
 
 class Runs:
-    """Runs each task once, and keeps its outcome for a coordinator that was away when it came.
+    """Run each task once, and keep its outcome for an absent coordinator.
 
     Args:
         nursery: forks the clients.
-        tell: hears of each end.
-        building: clients that may build their requests at a time; those that wait for answers do not count.
+        tell: receives each outcome.
+        building: the most clients that build requests at a time; clients that wait for answers
+            do not count.
     """
 
     def __init__(self, nursery: Nursery, tell: Callable[[TaskEnded], None], building: int) -> None:
@@ -45,10 +47,10 @@ class Runs:
         self._running: dict[tuple[int, int], asyncio.Task[None]] = {}
         self._ended: OrderedDict[tuple[int, int], TaskEnded] = OrderedDict()
         self.pids: dict[tuple[int, int], int] = {}
-        """Of the clients that run, by model and task."""
+        """The process ids of running clients, by model and task."""
 
     def run(self, job: RunTask) -> None:
-        """Run a task, unless it runs; say what it came to, also if it did so before."""
+        """Run a task unless it runs; report its outcome, also if it ended before."""
         place = job.facts.model, job.task
         if place in self._ended:
             self._tell(self._ended[place])
@@ -73,15 +75,16 @@ class Runs:
                 else f"with exit code {exit_code}"
             )
             error = (
-                f"The process of the task {job.entry.name!r} ended {STARTS} times without a result, {how} the last "
+                f"The process of the task {job.entry.name!r} ended {STARTS} times without a "
+                f"result, {how} the last "
                 f"time. What it printed is in logs/{log_name(*place)}."
             )
             ended = TaskEnded(model=job.facts.model, task=job.task, error=error)
-        if ended.result is not None:  # a task that failed is run again when it is asked for again
+        if ended.result is not None:  # a failed task runs again on the next order
             self._ended[place] = ended
             if (
                 len(self._ended) > _KEPT
-            ):  # of one that is asked for after all, every answer is in the journal
+            ):  # if such a task is ordered again, every answer is in the journal
                 self._ended.popitem(last=False)
         del self._running[place]
         self._tell(ended)
@@ -125,17 +128,17 @@ _ALIVE_EVERY_S = 1.0
 
 
 class Host:
-    """See the module.
+    """Run the harness host of a node.
 
     Args:
         address: host:port of the coordinator.
-        token: of the evaluation.
-        node: where this is.
+        token: the evaluation's token.
+        node: the number of this node.
         slots: metrics at a time.
-        building: clients that build their requests at a time.
-        away_s: how long the coordinator may be away.
-        metric_limit_s: of one sample's metric.
-        clock: to tell how long the coordinator was away.
+        building: the most clients that build requests at a time.
+        away_s: seconds that the coordinator may be away.
+        metric_limit_s: seconds for one sample's metric.
+        clock: the clock for the coordinator's absence.
     """
 
     def __init__(
@@ -163,10 +166,11 @@ class Host:
         self._background: set[asyncio.Task[None]] = set()
 
     async def serve(self) -> None:
-        """Do what the coordinator says until it wants no more.
+        """Carry out the coordinator's orders until it sends `Stop`.
 
         Raises:
-            EvaluationError: it refuses or was away for too long, or the zygote died.
+            EvaluationError: the coordinator refuses or was away for too long, or the zygote
+                died.
         """
         await self._nursery.start()
         try:
@@ -221,13 +225,13 @@ class Host:
                 pass
 
     async def _prepare(self, order: messages.Prepare) -> None:
-        """Once: a coordinator that comes back asks for the same again."""
+        """Prepare once: a returning coordinator repeats the order."""
         if self._prepared is None or self._prepared[0] != order:
             self._prepared = order, asyncio.create_task(self._nursery.prepare(order))
         self._tell(await asyncio.shield(self._prepared[1]))
 
     def _tell(self, message: messages.Message) -> None:
-        """Say something if the line is up. Who is away asks again when it is back."""
+        """Send a message if connected; a returning coordinator asks again."""
         if self._writer is not None:
             self._writer.write(messages.encode(message))
 

@@ -1,4 +1,4 @@
-"""What the host tells the processes forked for it, and hears: frames over a socket of each one's own.
+"""Exchange frames with forked processes, over a socket for each.
 
 A frame (see `core.channel`) holds msgpack, as on the wire. Both ends are this program's.
 """
@@ -20,38 +20,38 @@ from holdfast.evaluate.wire.messages import (
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A client has built its requests and asked them: from now on it mostly waits."""
+    """A client has sent all its requests and now mostly waits."""
 
 
 Job = Prepare | RunTask | MeasureSample
 Said = Prepared | Asked | TaskEnded | SampleMeasured
 
-_MAX_BYTES = (1 << 32) - 1  # all that a length can say: both ends trust each other
+_MAX_BYTES = (1 << 32) - 1  # the largest length in a frame: both ends trust each other
 _encoder = msgspec.msgpack.Encoder()
 _jobs = msgspec.msgpack.Decoder(Job)
 _saids = msgspec.msgpack.Decoder(Said)
 
 
 def frame(message: Job | Said) -> bytes:
-    """A message as it is sent."""
+    """Encode a message as a frame."""
     return channel.frame(_encoder.encode(message), _MAX_BYTES)
 
 
 def receive(host: socket.socket) -> Job:
-    """The next job; waits for it.
+    """Wait for the next job.
 
     Raises:
-        HungUp: the host wants no more.
+        HungUp: the host has no more jobs.
     """
     job: Job = _jobs.decode(channel.receive_frame(host, _MAX_BYTES))
     return job
 
 
 async def read(reader: asyncio.StreamReader) -> Said:
-    """The next thing that a process said.
+    """Read the next message of a process.
 
     Raises:
-        HungUp: it says no more.
+        HungUp: the process has ended its messages.
     """
     said: Said = _saids.decode(await channel.read_frame(reader, _MAX_BYTES))
     return said

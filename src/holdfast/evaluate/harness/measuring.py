@@ -1,4 +1,4 @@
-"""Metrics on this host: a bounded number of processes, each kept for the samples of one task and model."""
+"""Compute metrics in a bounded number of processes, each for one task and model."""
 
 import asyncio
 from collections import OrderedDict, deque
@@ -11,20 +11,21 @@ from holdfast.evaluate.types.errors import EvaluationError
 from holdfast.evaluate.wire.messages import MeasureSample, SampleMeasured
 
 LIMIT_S = 30 * 60.0
-"""Of one sample's metric: the longest that the paper saw (section 6.2)."""
-_KEPT = 4096  # results, for a coordinator that was away when they came
+"""Seconds for one sample's metric: the longest in the paper (section 6.2)."""
+_KEPT = 4096  # results kept for an absent coordinator
 
 _Kind = tuple[int, int]
 
 
 class Measuring:
-    """Computes metrics in the order in which they are asked for, at most `slots` at a time.
+    """Compute metrics in the order of their jobs, at most `slots` at a time.
 
     Args:
         nursery: forks the processes.
-        tell: hears of each metric.
-        slots: processes at most.
-        limit_s: of one metric; one that takes longer is killed, and said to be lost however often it is asked for.
+        tell: receives each result.
+        slots: the most processes.
+        limit_s: seconds for one metric; a slower one is killed, and counts as lost from then
+            on.
     """
 
     def __init__(
@@ -41,10 +42,10 @@ class Measuring:
         self._workers: set[asyncio.Task[None]] = set()
         self._kept: OrderedDict[bytes, SampleMeasured] = OrderedDict()
         self.pids: dict[bytes, int] = {}
-        """Of the processes at work, by the metric's key."""
+        """The ids of working processes, by the metric's key."""
 
     def measure(self, job: MeasureSample) -> None:
-        """Compute a metric, unless that is under way; say it, also if it was computed before."""
+        """Compute a metric unless it is in progress; report it, also if computed before."""
         if job.metric_key in self._kept:
             self._tell(self._kept[job.metric_key])
         elif job.metric_key not in self._asked:
@@ -62,7 +63,7 @@ class Measuring:
                 self._workers.add(worker)
                 worker.add_done_callback(self._worker_ended)
             else:
-                # One that is kept for another task makes room.
+                # A process that is kept for another task makes room.
                 other = next((futures for futures in self._idle.values() if futures), None)
                 if other is not None:
                     other.pop().set_result(None)
@@ -126,7 +127,7 @@ class Measuring:
         self._asked.discard(job.metric_key)
         if (
             not said.lost or said.seconds >= self._limit_s
-        ):  # what took too long once is not begun again
+        ):  # a metric that took too long is not tried again
             self._kept[job.metric_key] = said
             if len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)

@@ -1,4 +1,4 @@
-"""The host's side of its zygote: processes forked on demand, each with a socket to the host."""
+"""Fork processes through the host's zygote, each with a socket to the host."""
 
 import asyncio
 import os
@@ -13,7 +13,7 @@ from holdfast.evaluate.types.errors import EvaluationError
 from holdfast.evaluate.wire.messages import Prepare, Prepared
 
 _ONE_THREAD = {
-    # A process that forks must have one thread, and clients share the node's cores with engines.
+    # A forking process must have one thread, and clients share the node's cores with engines.
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -22,7 +22,7 @@ _ONE_THREAD = {
     "ARROW_DEFAULT_MEMORY_POOL": "system",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
     "TQDM_DISABLE": "1",
-    "CUDA_VISIBLE_DEVICES": "",  # the engines'
+    "CUDA_VISIBLE_DEVICES": "",  # reserved for the engines
     "HF_HUB_DISABLE_TELEMETRY": "1",
 }
 
@@ -40,21 +40,21 @@ class Child:
     )
 
     def send(self, job: Job) -> None:
-        """Give it a job."""
+        """Send a job."""
         self.writer.write(frame(job))
 
     def dismiss(self) -> None:
-        """Let it end when its job is done."""
+        """Close the channel, so that the process ends after its job."""
         self.writer.close()
 
     def kill(self) -> None:
-        """End it now."""
+        """Kill the process."""
         if self.pid and not self.exited.done():
             os.kill(self.pid, signal.SIGKILL)
 
 
 class Nursery:
-    """One zygote. `gone` is set when it ended, which it does not do by itself."""
+    """Keep one zygote; `gone` is set if the zygote ends unexpectedly."""
 
     def __init__(self, node: int) -> None:
         self._node = node
@@ -83,7 +83,7 @@ class Nursery:
         asyncio.get_running_loop().add_reader(self._control, self._hear)
 
     async def prepare(self, order: Prepare) -> Prepared:
-        """Have the zygote import harnesses and find tasks."""
+        """Let the zygote import harnesses and find tasks."""
         reader, writer = await self._open("prepare")
         writer.write(frame(order))
         try:
@@ -98,15 +98,15 @@ class Nursery:
         return said
 
     async def fork(self) -> Child:
-        """A new process; its `pid` is there a little later."""
+        """Fork a process; its `pid` is set a little later."""
         self._next += 1
         child = Child(self._next)
-        self._children[child.number] = child  # before it can be heard of
+        self._children[child.number] = child  # before its first message
         child.reader, child.writer = await self._open(f"fork {child.number}")
         return child
 
     async def close(self) -> None:
-        """End the zygote, and with it all that it forked."""
+        """End the zygote and all processes forked from it."""
         asyncio.get_running_loop().remove_reader(self._control)
         self._control.close()
         self._zygote.kill()
@@ -114,7 +114,7 @@ class Nursery:
         self._lose_all()
 
     def _lose_all(self) -> None:
-        """Without a zygote there are no children: they end with it."""
+        """Mark all children as ended, since they end with the zygote."""
         for child in self._children.values():
             child.exited.set_result(-signal.SIGKILL)
         self._children.clear()

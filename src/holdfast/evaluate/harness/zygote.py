@@ -1,8 +1,8 @@
-"""The parent of a host's clients: imports a harness once, then forks. One thread, no event loop: safe to fork.
+"""Import harnesses once, then fork clients, in one thread without an event loop.
 
-`python -m holdfast.evaluate.harness.zygote CONTROL NODE`, where CONTROL is the number of an inherited socket (sequenced
-packets). Over it come `prepare` and `fork N`, each with a socket for what follows; back go `started N PID` and
-`exited N STATUS`.
+The command is `python -m holdfast.evaluate.harness.zygote CONTROL NODE`, where CONTROL is the
+number of an inherited socket (sequenced packets). Orders are `prepare` and `fork N`, each with a
+socket for the messages that follow. Replies are `started N PID` and `exited N STATUS`.
 """
 
 import contextlib
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 
 
 class Zygote:
-    """See the module."""
+    """Import harnesses and fork clients on the host's orders."""
 
     def __init__(self, control: socket.socket, node: int) -> None:
         self._control, self._node = control, node
         self._harnesses: dict[str, Harness] = {}
         self._logs = Path()
-        self._numbers: dict[int, int] = {}  # of children, by process id
+        self._numbers: dict[int, int] = {}  # numbers of children, by process id
 
     def serve(self) -> None:
-        """Do what the host says until it hangs up."""
+        """Carry out the host's orders until it closes the socket."""
         woken, wakes = os.pipe()
         os.set_blocking(wakes, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the host decides
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the host handles it
         while True:
             readable, _, _ = select.select([self._control.fileno(), woken], [], [])
             if woken in readable:
@@ -52,7 +52,7 @@ class Zygote:
             if self._control.fileno() in readable:
                 try:
                     order, descriptors, _flags, _from = socket.recv_fds(self._control, 256, 1)
-                except ConnectionResetError:  # the host was killed before it read all that we said
+                except ConnectionResetError:  # the host was killed before it read all messages
                     return
                 if not order:
                     return
@@ -75,7 +75,7 @@ class Zygote:
         order = receive(channel)
         assert isinstance(order, Prepare), order
         self._logs = Path(order.folder) / "logs"
-        gc.disable()  # imports make next to no garbage, and it is all collected below
+        gc.disable()  # imports create little garbage, which is collected below
         try:
             for name in dict.fromkeys(entry.harness for entry in order.entries):
                 self._harnesses[name] = harness(
@@ -94,7 +94,7 @@ class Zygote:
         finally:
             gc.enable()
         gc.collect()
-        gc.freeze()  # what is there now stays there, in pages that children share
+        gc.freeze()  # present objects stay, in pages that children share
         return Prepared(versions=versions)
 
     def _become_child(self, channel: socket.socket, zygote_pid: int) -> None:
@@ -106,13 +106,13 @@ class Zygote:
             work(channel, self._harnesses, node=self._node, logs=self._logs, zygote_pid=zygote_pid)
             status = 0
         except (BrokenPipeError, ConnectionResetError):
-            status = 0  # the host is gone, or wants this no more
+            status = 0  # the host is gone, or dropped this job
         except BaseException:
-            traceback.print_exc()  # into the host's log: nobody else would say it
+            traceback.print_exc()  # into the host's log, the only record
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(status)  # nothing of the parent's is to run at this end
+            os._exit(status)  # skips the parent's exit handlers
 
     def _reap(self) -> None:
         while True:
@@ -122,7 +122,7 @@ class Zygote:
                 return
             if ended is None:
                 return
-            # Before it is reaped: until then its number, which is that of its group, is nobody else's.
+            # Killed before it is reaped: until then, its process group id cannot be reused.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(ended.si_pid, signal.SIGKILL)
             _, status = os.waitpid(ended.si_pid, 0)
@@ -134,7 +134,7 @@ def main() -> None:
     """Run the zygote."""
     die_with_parent()
     end_without_collecting()
-    become_subreaper()  # whom a child leaves behind is reaped here, and goes with the host
+    become_subreaper()  # orphans of children are reaped here, and end with the host
     control = socket.socket(fileno=int(sys.argv[1]))
     Zygote(control, int(sys.argv[2])).serve()
 

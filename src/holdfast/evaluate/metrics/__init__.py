@@ -1,6 +1,7 @@
-"""Compute metrics that need more than arithmetic: a sandbox for generated code, a judge under a quota.
+"""Compute metrics beyond arithmetic: a sandbox for generated code, a judge under a quota.
 
-What enters is a program and its tests, or a request to a judge; what leaves is a verdict, or an answer.
+The inputs are a program with its tests, or a request to a judge. The results are a verdict, or an
+answer.
 
 | module | one idea |
 |---|---|
@@ -9,6 +10,6 @@ What enters is a program and its tests, or a request to a judge; what leaves is 
 | `judge/proxy` | starts the proxy of a judge and returns how clients reach it |
 | `judge/config` | the proxy's configuration and its first report |
 | `judge/server` | the proxy: an OpenAI-compatible server under the quota, with answers kept |
-| `judge/gate`, `judge/quota` | where a request waits until the quota admits it; the quota as a pure function |
-| `judge/journal` | what survives the proxy: reservations and answers, also for reports |
+| `judge/gate`, `judge/quota` | the wait for the quota; the quota as a pure function |
+| `judge/journal` | reservations and answers that survive the proxy, also for reports |
 """

@@ -1,7 +1,8 @@
-"""Hugging Face's `code_eval` metric, with every program run in the sandbox.
+"""Compute Hugging Face's `code_eval` metric, with every program run in the sandbox.
 
-The metric is pass@k of Chen et al. 2021, "Evaluating Large Language Models Trained on Code": the unbiased estimator
-1 - C(n - c, k) / C(n, k) for n programs of which c pass, computed in numpy as that metric does, bit for bit.
+The metric is pass@k of Chen et al. 2021, "Evaluating Large Language Models Trained on Code": the
+unbiased estimator 1 - C(n - c, k) / C(n, k) for n programs of which c pass, computed in numpy as in
+that metric, bit for bit.
 """
 
 import os
@@ -24,27 +25,28 @@ def pass_at_k(
     *,
     sandbox: Sandbox | None = None,
 ) -> tuple[dict[str, float], Results]:
-    """The share of problems solved by one of k programs, and what became of each program.
+    """Compute pass@k, and the outcome of each program.
 
     Args:
-        references: tests of each problem.
-        predictions: programs for each problem, whole (prompt and completion).
-        k: values of k; one that is larger than some problem's number of programs is left out.
-        num_workers: programs at a time, where no sandbox is given.
+        references: the tests of each problem.
+        predictions: the whole programs (prompt and completion) for each problem.
+        k: the values of k; one larger than some problem's number of programs is left out.
+        num_workers: programs at a time, if no sandbox is given.
         timeout: seconds for each program.
-        sandbox: where they run; one of this process, kept for later calls, without.
+        sandbox: the sandbox; None for one of this process, kept for later calls.
 
     Returns:
-        `{"pass@k": share}`, and for each problem's number a list of (program's number, {"task_id", "passed", "result",
-        "completion_id"}).
+        `{"pass@k": share}`, and for each problem's number a list of (program's number,
+            {"task_id", "passed", "result", "completion_id"}).
 
     Raises:
-        BadUse: the two lists do not have one entry a problem each, or this machine has no sandbox.
-        EvaluationError: the sandbox broke.
+        BadUse: the lists differ in length, or this machine has no sandbox.
+        EvaluationError: the sandbox failed.
     """
     if len(references) != len(predictions):
         raise BadUse(
-            f"There are {len(references)} references for {len(predictions)} lists of predictions; give as many."
+            f"There are {len(references)} references for {len(predictions)} lists of predictions; "
+            "give as many."
         )
     box = sandbox or _own_sandbox(num_workers)
     numbered = [
@@ -89,7 +91,7 @@ def _estimates(results: Results, ks: Iterable[int]) -> dict[str, float]:
 
 
 class CodeEval:
-    """What `evaluate.load("code_eval")` gives, for code that calls its `compute`."""
+    """Replace the module of `evaluate.load("code_eval")`, for code that calls `compute`."""
 
     def compute(
         self, *, references: Sequence[str], predictions: Sequence[Sequence[str]], **options: Any
@@ -102,7 +104,7 @@ _sandboxes: dict[int, Sandbox] = {}
 
 
 def _own_sandbox(slots: int) -> Sandbox:
-    """This process's: one that was forked away from its maker starts another."""
+    """Return this process's sandbox; a forked process starts its own."""
     if os.getpid() not in _sandboxes:
         _sandboxes.clear()
         _sandboxes[os.getpid()] = Sandbox(min(slots, MAX_SLOTS))

@@ -1,6 +1,6 @@
-"""What to run where and when: a pure function, the same live, emulated and simulated.
+"""Decide what to run where and when, by a pure function: the same live, emulated and simulated.
 
-What enters is an event, what leaves are actions; `priors` learns on the way, and returns what it learned at the end.
+Events enter and actions leave. `priors` learns during the run and returns its history at the end.
 
 | module | one idea |
 |---|---|
@@ -9,14 +9,14 @@ What enters is an event, what leaves are actions; `priors` learns on the way, an
 | `state` | its state |
 | `feed` | dealing requests out: which, to which engine, how many ahead |
 | `longest_first` | the queue |
-| `target` | when all could be done, and how large batches may be for it |
-| `tail` | when nothing is left to deal out: stealing, doubling, the next model |
-| `priors` | what a sample will cost |
-| `bound` | what no schedule can go below |
-| `account` | where each engine-second went |
-| `outlook` | what is left and what is predicted, for a display |
+| `target` | the earliest end, and the batch sizes that allow it |
+| `tail` | the end of the queue: stealing, doubling, the next model |
+| `priors` | predictions of a sample's cost |
+| `bound` | a lower bound on the time of any schedule |
+| `account` | the use of each engine-second |
+| `outlook` | the remaining work and predicted time, for a display |
 
-What `simulate` runs under a virtual clock is imported from here, with the timeline that a run is recorded in.
+`simulate` imports the policy and the timeline from here, and runs them under a virtual clock.
 """
 
 from typing import TYPE_CHECKING, Any

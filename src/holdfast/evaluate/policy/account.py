@@ -1,4 +1,4 @@
-"""Where each engine-second of an evaluation went, from its timeline; the parts add up to engines x makespan."""
+"""Account for each engine-second of an evaluation; the parts add up to engines x makespan."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,12 +25,15 @@ CATEGORIES = (
     USEFUL, UNDERFILLED, REDONE, WEIGHTS, START, SWAP, BEFORE, BETWEEN, TAIL_SAMPLE, TAIL_METRIC, TAIL_JUDGE, LOST,
     ABSENT,
 )  # fmt: skip
-"""In the order in which a report shows them."""
+"""The order of categories in a report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A link of the critical path. `what` is a kind of span; `waited_s` lies between the link before and this one."""
+    """A link of the critical path.
+
+    `what` is a kind of span; `waited_s` is the time between the previous link and this one.
+    """
 
     what: str
     t0: float
@@ -44,7 +47,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """`seconds` has every category and adds up to `engines * makespan_s`; `path` leads from the start to the end."""
+    """Hold the seconds of every category, which add up to `engines * makespan_s`.
+
+    `path` is the critical path from start to end.
+    """
 
     engines: int
     makespan_s: float
@@ -52,22 +58,23 @@ class Account:
     path: tuple[Step, ...] = ()
 
     def share(self, category: str) -> float:
-        """A category's part of all engine-seconds."""
+        """Return a category's share of all engine-seconds."""
         total_s = self.engines * self.makespan_s
         return self.seconds[category] / total_s if total_s else 0.0
 
 
 def account(timeline: Timeline, curves: Mapping[int, Curve] | Curve) -> Account:
-    """Tell where the engine-seconds of a run went.
+    """Account for the engine-seconds of a run.
 
-    While an engine works, the saturated cost of what it answered (`Curve.saturated_s`) is useful and the rest of that
-    time is a batch that was not full; where a curve is a guess that makes more than the time it took, the time it took
-    is all there is. A request that ended in an error, or that another engine had answered before, counts as in vain.
+    While an engine works, the saturated cost of its answers (`Curve.saturated_s`) counts as useful,
+    and the rest of the time as an unfilled batch. If the curve predicts more than the time taken,
+    all the time is useful. A request that failed, or that another engine answered first, counts as
+    in vain.
 
     Args:
-        timeline: of the run.
-        curves: what engines cost, by engine or of all; where one is missing, or its batch has one place, all its work
-            counts as useful.
+        timeline: the timeline of the run.
+        curves: the cost curves by engine, or one curve for all; without a curve, or with a
+            batch of one, all work counts as useful.
     """
     makespan_s = timeline.makespan_s
     spans: dict[int, list[EngineSpan]] = {}
@@ -115,7 +122,7 @@ def account(timeline: Timeline, curves: Mapping[int, Curve] | Curve) -> Account:
 def _work(
     requests: Sequence[RequestSpan], busy_s: float, curve: Curve | None
 ) -> tuple[float, float]:
-    """Useful and vain seconds at a full batch, together not more than the engine was busy."""
+    """Return useful and vain seconds at a full batch, in total at most the busy time."""
     useful_s = vain_s = 0.0
     batched = curve if curve is not None and curve.max_batch > 1 else None
     for request in requests:
@@ -136,7 +143,7 @@ def _work(
 def _idle(
     begin: float, end: float, spans: Sequence[EngineSpan], came_s: Mapping[EngineSpan, float]
 ) -> Iterable[tuple[str, tuple[float, float]]]:
-    """Cut a time in which an engine answered nothing by what it did instead; no category where it stood ready."""
+    """Cut an idle time by the engine's activity; no category while it stood ready."""
     now_s = begin
     for span in spans:
         from_s, to_s = max(span.t0, now_s), min(span.t1, end)
@@ -156,9 +163,10 @@ def _idle(
 
 
 def weights_came_s(timeline: Timeline) -> dict[EngineSpan, float]:
-    """For each load of an engine when its node had got the weights; none of those whose node had not to get them.
+    """Return when each load's weights reached its node, for nodes that fetched the weights.
 
-    A run that was gone on with got them again: what began after an engine's load was not for it.
+    A resumed run fetches the weights again; a fetch that began after an engine's load does not
+    count for it.
     """
     fetches: dict[tuple[int, int], list[NodeSpan]] = {}
     for node in timeline.nodes:
@@ -176,7 +184,7 @@ def weights_came_s(timeline: Timeline) -> dict[EngineSpan, float]:
 
 
 def merged(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The times covered by any of the spans, in order and apart."""
+    """Merge spans into the times they cover, in order and disjoint."""
     found: list[tuple[float, float]] = []
     for begin, end in sorted(spans):
         if end <= begin:
@@ -199,9 +207,10 @@ def _gaps(busy: Sequence[tuple[float, float]], end_s: float) -> Iterable[tuple[f
 
 
 def critical_path(timeline: Timeline) -> tuple[Step, ...]:
-    """From the end back: the metric that ended last, the answer it waited for, what kept that one's engine before.
+    """Trace the critical path backwards from the end.
 
-    What an engine answers without a pause is one step.
+    The path goes from the last metric to its answer, and on to the previous answer of that engine.
+    Answers of an engine without a pause are one step.
     """
     ends: dict[int, list[RequestSpan]] = {}
     answers: dict[tuple[int, int, int], RequestSpan] = {}
@@ -248,7 +257,7 @@ def critical_path(timeline: Timeline) -> tuple[Step, ...]:
 
 
 def _joined(steps: Sequence[Step]) -> list[Step]:
-    """Requests that followed each other on one engine without a pause, as one step (steps go backwards here)."""
+    """Join requests that followed without a pause on one engine; steps go backwards here."""
     found: list[Step] = []
     for step in steps:
         if (

@@ -1,35 +1,39 @@
-"""What no schedule can go below: the lower bound of a run, from the costs it truly had.
+"""Compute a lower bound on the time of any schedule, from the actual costs of a run.
 
-Each term relaxes all constraints but one, so each is below the best makespan, and so is the greatest of them.
+Each term relaxes all constraints but one, so each is below the best makespan, and so is the
+greatest of them.
 
 **engines.** An engine that has `b` sequences in its batch (at most `B`) makes one token of each in
-`base + b * sequence` seconds. Count a token as `base / B + sequence` seconds of work (`Curve.saturated_s`); then a
-second of the engine does `b * (base / B + sequence) / (base + b * sequence)` seconds of work, which is at most 1 since
-`b * base / B <= base`. Reading a prompt does exactly 1. So if work `W(t)` was not there before `t`, the end `T` obeys
-`sum over engines of max(0, T - max(t, there)) >= W(t)`, for every `t`; it is enough to look at the `t` at which
-something becomes ready. This is the preemptive relaxation with release times, `O(n log n)`.
+`base + b * sequence` seconds. Count a token as `base / B + sequence` seconds of work
+(`Curve.saturated_s`). A second of the engine then does `b * (base / B + sequence) / (base + b *
+sequence)` seconds of work, which is at most 1 since `b * base / B <= base`. Reading a prompt does
+exactly 1. If work `W(t)` is not ready before `t`, the end `T` obeys `sum over engines of max(0, T -
+max(t, there)) >= W(t)`, for every `t`; it is enough to check the `t` at which a sample becomes
+ready. This is the preemptive relaxation with release times, `O(n log n)`.
 
-**pace.** The same, but long answers cannot be made at the pace of a full batch and end in time. Let a sequence of `n`
-tokens be ready at `r`, its prompt take `p` seconds to read and its metric `m`, and let the end be `T`. Its steps take
-at most `H = T - r - p - m` together. Share out each step's time among the `b` sequences in it: a token costs the
-engine `base / b + sequence`, which is convex in `b`, while the step takes `base + b * sequence`, which is linear. If
-`a` is the mean of `b` over its tokens, then `n * (base + a * sequence) <= H`, and by Jensen's inequality the tokens
-cost at least `n * (base / a + sequence)`. With the greatest `a` that `H` and `B` allow, the sum of these over all
-sequences may not exceed what the engines have until `T`. The sum falls and what they have grows with `T`, so bisection
-finds the least `T` for which it can be. This term is never below `engines` at `t = 0`.
+**pace.** As above, but a long answer in a full batch may end too late. Let a sequence of `n` tokens
+be ready at `r`, its prompt take `p` seconds and its metric `m`, and let the end be `T`. Its steps
+take at most `H = T - r - p - m` together. Divide each step's time among the `b` sequences in it: a
+token costs the engine `base / b + sequence`, which is convex in `b`, while the step takes `base + b
+* sequence`, which is linear. If `a` is the mean of `b` over its tokens, then `n * (base + a *
+sequence) <= H`, and by Jensen's inequality the tokens cost at least `n * (base / a + sequence)`.
+With the greatest `a` that `H` and `B` allow, the sum of these costs over all sequences may not
+exceed the engines' time until `T`. The sum falls and the engines' time grows with `T`, so bisection
+finds the least feasible `T`. This term is never below `engines` at `t = 0`.
 
-**sample.** A sample is one sequence after another of nobody else's: no engine makes a token faster than in
-`base + sequence` seconds, whatever the batch, and its metric starts when its answers are there. The end is not before
+**sample.** A sample depends on itself alone: no engine makes a token faster than in `base +
+sequence` seconds, in any batch, and its metric starts after its answers. The end is not before
 `ready + alone + metric`.
 
-**metrics.** A metric cannot start before `ready + alone` of its sample; `C` slots do `C` seconds of metrics a second.
-As above with the slots for engines.
+**metrics.** A metric cannot start before `ready + alone` of its sample; `C` slots do `C` seconds of
+metrics a second. The term is as for engines, with slots.
 
-**judge.** A quota admits at most `burst + rate * (T - t)` requests (or tokens) from `t` to `T`; what is judged after
-`t` is at least what was not answered before it.
+**judge.** A quota admits at most `burst + rate * (T - t)` requests (or tokens) from `t` to `T`; the
+judge's work after `t` is at least the work that is not ready before `t`.
 
-**storage.** All bytes of the models that were not there before `t` cross the storage's wire after it, and each node's
-share its own: `T >= t + bytes / bandwidth`, and after the last byte some sample of that model still runs alone.
+**storage.** All bytes of the models that become ready at `t` or later cross the storage's wire
+after `t`, and each node's share its own wire: `T >= t + bytes / bandwidth`. After the last byte,
+some sample of that model still runs alone.
 """
 
 from bisect import bisect_right
@@ -42,15 +46,17 @@ from holdfast.evaluate.types.engine import Curve
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleWork:
-    """What one sample truly cost.
+    """Hold the actual costs of one sample.
 
     Attributes:
-        ready_s: when it could have begun at the earliest: it was asked for, and its model could have been there.
-        engine_s: of engines with full batches (`Curve.saturated_s`), over all its requests; on the fastest engine.
-        alone_s: of its longest request with an engine to itself (`Curve.alone_s`).
-        metric_s: of CPU time, in one slot.
-        tokens: that its longest request generated.
-        judge_requests, judge_tokens: of the judge's quota.
+        ready_s: the earliest possible start: the sample was requested, and its model could have
+            been loaded.
+        engine_s: seconds of the fastest engine with full batches (`Curve.saturated_s`), over
+            all requests.
+        alone_s: seconds of the longest request with an engine to itself (`Curve.alone_s`).
+        metric_s: seconds of CPU time, in one slot.
+        tokens: the generated tokens of the longest request.
+        judge_requests, judge_tokens: the use of the judge's quota.
     """
 
     ready_s: float = 0.0
@@ -64,7 +70,7 @@ class SampleWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
-    """At most `burst + rate_per_s * t` in any `t` seconds."""
+    """Limit use to `burst + rate_per_s * t` in any `t` seconds."""
 
     rate_per_s: float
     burst: float = 0.0
@@ -72,7 +78,10 @@ class Quota:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """Bytes that must come over a wire: not before `ready_s`; `then_s` is what at least follows the last of them."""
+    """Bytes that must cross a wire from `ready_s` on.
+
+    `then_s` is the least time of the work after the last byte.
+    """
 
     ready_s: float = 0.0
     size_bytes: float
@@ -82,15 +91,15 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunWork:
-    """A run as it turned out.
+    """Hold the actual work of a run.
 
     Attributes:
-        samples: all that was done, once each.
-        curve: of the fastest engine; without it there is no term "pace".
-        engines_there_s: for each engine when it could have served at the earliest.
-        slots_there_s: for each slot for metrics when it was there.
-        judge_requests, judge_tokens: the judge's quotas, if it has any.
-        transfers: wire by wire, what came over it.
+        samples: all finished samples, each once.
+        curve: the curve of the fastest engine; None leaves out the term "pace".
+        engines_there_s: the earliest time at which each engine could have served.
+        slots_there_s: the time at which each metric slot was available.
+        judge_requests, judge_tokens: the judge's quotas, if any.
+        transfers: the transfers, by wire.
     """
 
     samples: Sequence[SampleWork]
@@ -104,22 +113,25 @@ class RunWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """No schedule ends before `seconds`. `terms` are those of the module; `binds` names the greatest."""
+    """The lower bound: no schedule ends before `seconds`.
+
+    `terms` are the terms of the module; `binds` is the name of the greatest.
+    """
 
     seconds: float
     binds: str
     terms: dict[str, float] = field(default_factory=dict)
 
     def ratio(self, makespan_s: float) -> float:
-        """How many times longer it took; 1 for a run of nothing."""
+        """Return makespan over bound; 1 for a run without work."""
         return makespan_s / self.seconds if self.seconds > 0 else 1.0
 
 
 def lower_bound(work: RunWork) -> Bound:
-    """The greatest of the terms that the module derives, in O(n log n).
+    """Compute the greatest term of the module, in O(n log n).
 
     Raises:
-        ValueError: there is work and no engine, or metrics and no slot.
+        ValueError: there is work without engines, or metrics without slots.
     """
     samples = work.samples
     terms = {
@@ -150,7 +162,7 @@ def lower_bound(work: RunWork) -> Bound:
 
 
 def _over_machines(jobs: list[tuple[float, float]], there_s: Sequence[float]) -> float:
-    """The earliest end of preemptive jobs (ready, seconds) on machines of speed 1, jobs divisible at will."""
+    """Return the earliest end of divisible jobs (ready, seconds) on machines of speed 1."""
     if not jobs:
         return 0.0
     if not there_s:
@@ -165,7 +177,10 @@ def _over_machines(jobs: list[tuple[float, float]], there_s: Sequence[float]) ->
 
 
 def _end_of(rest_s: float, from_s: float, there: list[float], there_before: list[float]) -> float:
-    """The least T with sum(max(0, T - max(from_s, there))) >= rest_s: fill the machines in the order they come."""
+    """Return the least T with sum(max(0, T - max(from_s, there))) >= rest_s.
+
+    Machines are added in the order in which they become available.
+    """
     first = bisect_right(there, from_s)
     count, sum_s = first, first * from_s
     if count == 0:
@@ -174,7 +189,7 @@ def _end_of(rest_s: float, from_s: float, there: list[float], there_before: list
         end_s = (rest_s + sum_s) / count
         if count == len(there) or end_s <= there[count]:
             return end_s
-        # All machines that are there by the end so found take part; their number only grows.
+        # All machines available by this end take part; their number only grows.
         grown = max(count + 1, bisect_right(there, end_s) if count else 1)
         sum_s += there_before[grown] - there_before[count]
         count = grown
@@ -182,19 +197,17 @@ def _end_of(rest_s: float, from_s: float, there: list[float], there_before: list
 
 
 def _at_pace(work: RunWork, least_s: float) -> float:
-    """The term "pace"; 0 where it says no more than `least_s`, which other terms have shown."""
+    """Compute the term "pace"; 0 if it is at most `least_s`, the maximum of other terms."""
     curve = work.curve
     if curve is None or not work.samples or curve.step_sequence_s <= 0:
         return 0.0
     base_s, sequence_s, most = curve.step_base_s, curve.step_sequence_s, curve.max_batch
     full_s = base_s + most * sequence_s
-    hurried: list[
-        tuple[float, float]
-    ] = []  # (latest end of the last step before T: T - this, tokens)
+    hurried: list[tuple[float, float]] = []  # (T minus the latest end of the last step, tokens)
     rest_s = 0.0
     for one in work.samples:
         rest_s += one.engine_s
-        # With its own prompt and single steps it takes `alone_s`: what is not steps of it is the prompt.
+        # `alone_s` minus the sample's own steps is the time for its prompt.
         late_s = one.ready_s + one.alone_s - one.tokens * (base_s + sequence_s) + one.metric_s
         if one.tokens and one.tokens * full_s > least_s - late_s:
             hurried.append((late_s, one.tokens))

@@ -1,8 +1,9 @@
-"""The policy: what to do when something happened. Deterministic, no input or output, no clock but the events'.
+"""Decide what to do after each event, without input or output and with the events' time only.
 
-The one rule: the longest remaining path (decoding, then the metric) goes first, to the engine that would be free first,
-no more at a time than hides a round trip. `feed` deals requests out; `tail` is what happens when there are no more:
-requests asked back, asked twice, and engines that go on to the next model.
+The longest remaining path (decoding, then the metric) goes first, to the engine that will be free
+first. An engine gets only as many requests ahead as hide a round trip. `feed` deals out requests.
+`tail` acts when the queue is empty: it takes requests back, sends them twice, and moves engines to
+the next model.
 """
 
 from collections.abc import Callable
@@ -45,17 +46,18 @@ if TYPE_CHECKING:
     from array import array
 
 REVIEW_SHARE = 0.02
-"""Of the time that was left, what may pass without a review, if about an eighth of all answers came in it."""
+"""Re-estimate after this share of the remaining time, once 1/8 of the in-flight answers arrived."""
 QUIET_REVIEW_SHARE = 0.1
-"""The same where fewer came: a review looks at all that is in flight, and little of it has changed."""
+"""The share if fewer answers arrived: a review costs time for all in-flight requests, and few have
+changed."""
 
 
 def decide(state: State, event: Event) -> list[Action]:
-    """What to do now that `event` happened.
+    """Return the actions after `event`, and update `state` in place.
 
-    It changes `state` in place: a copy for each of a million answers is out of the question. Nothing else is touched,
-    and the same events give the same actions, live, emulated and under a virtual clock. An event costs O(log n) or
-    amortised constant time, n the engines, tasks or metrics waiting.
+    `state` is not copied, since a run has a million events. Equal events give equal actions, live,
+    emulated and under a virtual clock. An event costs O(log n) or amortised constant time for n
+    waiting engines, tasks or metrics.
     """
     state.now_s = max(state.now_s, event.now_s)
     _HANDLERS[type(event)](state, event)
@@ -217,7 +219,7 @@ def _grow(size: int, *columns: "array[int]") -> None:
 
 
 def _grouped(state: State, requests: list[Entry]) -> list[Entry]:
-    """Requests of one group in one entry, where the first of them stands."""
+    """Put the requests of a group into one entry, at the place of the first."""
     groups: dict[int, list[int]] = {}
     for request in requests:
         assert isinstance(request, int)
@@ -250,7 +252,7 @@ def _answered(state: State, event: Answered) -> None:
 
 
 def _more(state: State, engine: EngineState) -> None:
-    """An engine holds less than before: give it more, or find out what it can do instead."""
+    """Give more work to an engine that finished some, or find other work for it."""
     feed.open_engine(state, engine)
     model = state.models[engine.model]
     if model.decode.count or model.forward.count:
@@ -275,7 +277,7 @@ def _answered_in_full(state: State, sample: int) -> None:
 
 
 def _call_off(state: State, request: int, answered_by: int) -> None:
-    """Another engine need not answer any more."""
+    """Take a request back from the engines that need not answer it any more."""
     for other in sorted(state.doubled.pop(request, ())):
         engine = state.engines.get(other)
         if other != answered_by and engine is not None and request not in engine.recalled:
@@ -314,7 +316,7 @@ def _refused(state: State, event: RequestRefused) -> None:
             *state.more_samples.get(event.request, ()),
         ):
             if state.sample_stage[sample] == METRIC_WANTED:
-                state.sample_stage[sample] = NO_METRIC  # there is no answer to measure
+                state.sample_stage[sample] = NO_METRIC  # no answer exists to measure
         _call_off(state, event.request, event.engine)
         _request_over(state, event.request)
     if engine is not None:
@@ -322,7 +324,7 @@ def _refused(state: State, event: RequestRefused) -> None:
 
 
 def _take_back(state: State, engine: EngineState, requests: tuple[int, ...]) -> None:
-    """What an engine gave back, or had when it left, is to be asked again, before all else."""
+    """Put requests from an engine back at the front of the queue."""
     back: list[Entry] = []
     for request in requests:
         if not feed.release(state, engine, request) or state.request_state[request] == DONE:

@@ -1,7 +1,8 @@
-"""What the policy hears (events) and says (actions). Plain data; every time is `now_s`, given by the caller.
+"""Define the events that the policy receives and the actions that it returns.
 
-Ids are small integers that the caller gives: engines, nodes, models, tasks, samples and requests each count from 0.
-A *request* is what an engine is asked; a *sample* is the requests of one document and, maybe, its metric.
+All are plain data, with times in `now_s` from the caller. Ids are small integers from the caller:
+engines, nodes, models, tasks, samples and requests each count from 0. A *request* is one unit of an
+engine's work; a *sample* is the requests of one document and possibly its metric.
 """
 
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from holdfast.evaluate.types.engine import Curve
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSpec:
-    """A request as the policy sees it. Requests of equal `affinity` share their input or a long prefix of it."""
+    """A request for the policy; requests of equal `affinity` share their input or a long prefix."""
 
     request: int
     prompt_tokens: int
@@ -23,7 +24,7 @@ class RequestSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleSpec:
-    """A sample as the policy sees it: `number` is its place in the task, by which its history is found."""
+    """A sample for the policy; `number` is its place in the task, the key of its history."""
 
     sample: int
     model: int
@@ -44,7 +45,7 @@ class NodeJoined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLeft:
-    """A node is gone; its engines are told of separately, its metrics that ran are to be run elsewhere."""
+    """A node is gone; its metrics must run elsewhere, and its engines leave by events of their own."""
 
     now_s: float
     node: int
@@ -52,7 +53,7 @@ class NodeLeft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineReady:
-    """An engine serves a model and is idle: newly joined, or after a swap."""
+    """An engine serves a model and is idle, newly connected or after a swap."""
 
     now_s: float
     engine: int
@@ -63,7 +64,7 @@ class EngineReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLeft:
-    """An engine is gone (or hangs); what it held is to be asked again."""
+    """An engine is gone or hangs; its requests must be sent again."""
 
     now_s: float
     engine: int
@@ -71,7 +72,7 @@ class EngineLeft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelReady:
-    """The weights of a model lie in a node's memory: engines there may swap to it."""
+    """A model's weights are in a node's memory: engines on the node may swap to the model."""
 
     now_s: float
     node: int
@@ -80,7 +81,7 @@ class ModelReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplesAdded:
-    """Samples to do. `final`: no more will come for this task and model."""
+    """New samples to process."""
 
     now_s: float
     samples: tuple[SampleSpec, ...]
@@ -88,7 +89,7 @@ class SamplesAdded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """An engine answered a request. `engine_s` is from its start to its end on the engine."""
+    """An engine answered a request, which took `engine_s` on the engine."""
 
     now_s: float
     engine: int
@@ -99,7 +100,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recalled:
-    """An engine gave back requests that it had not begun."""
+    """An engine returned requests that it had not begun."""
 
     now_s: float
     engine: int
@@ -108,7 +109,7 @@ class Recalled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRefused:
-    """A request failed on an engine by itself; the caller says whether it may be asked again."""
+    """A request failed on an engine; `retry` allows another attempt."""
 
     now_s: float
     engine: int
@@ -118,7 +119,7 @@ class RequestRefused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """A sample's metric is computed (or has failed for good)."""
+    """A sample's metric was computed, or failed for good."""
 
     now_s: float
     sample: int
@@ -127,7 +128,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricLost:
-    """The process that computed a sample's metric died; it is to be computed again."""
+    """A sample's metric must run again, since its process died."""
 
     now_s: float
     sample: int
@@ -135,7 +136,7 @@ class MetricLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDropped:
-    """Nobody wants this model's scores any more: forget what is not done of it."""
+    """A model's scores are no longer needed: drop its unfinished work."""
 
     now_s: float
     model: int
@@ -143,7 +144,7 @@ class ModelDropped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """Time went by."""
+    """Time has passed."""
 
     now_s: float
 
@@ -169,7 +170,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Give these requests to an engine, in this order."""
+    """Send requests to an engine, in this order."""
 
     engine: int
     requests: tuple[int, ...]
@@ -177,7 +178,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """Ask an engine for requests back; those it has not begun come with `Recalled`."""
+    """Take requests back from an engine; those not begun return with `Recalled`."""
 
     engine: int
     requests: tuple[int, ...]
@@ -193,7 +194,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """Let an idle engine serve another model; `EngineReady` follows, or `EngineLeft`."""
+    """Swap an idle engine to another model; `EngineReady` or `EngineLeft` follows."""
 
     engine: int
     model: int

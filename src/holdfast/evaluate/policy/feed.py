@@ -1,8 +1,9 @@
-"""Dealing requests out: which entry, to which engine, how many ahead.
+"""Deal requests out: which entry, to which engine, how many ahead.
 
-An engine takes requests while its batch has places, and as much more as it answers in one round trip; fewer of them
-when the queue runs out, so that what is left can go wherever a place comes free. Among engines that take more, the one
-that would be free first is given the next entry, and with it what shares its prefix, as long as there is plenty.
+An engine takes requests while its batch has places, plus as many as it answers in one round trip.
+When the queue runs out, an engine takes fewer, so that the rest can go to the first free place. The
+engine that will be free first gets the next entry. While many entries wait, the engine also gets
+the entries with the same prefix.
 """
 
 from heapq import heappop, heappush, heapreplace
@@ -16,19 +17,22 @@ if TYPE_CHECKING:
     from array import array
 
 PLENTY = 8
-"""Entries an engine: while more wait, one is filled at a time, and neighbours that share a prefix stay together."""
+"""Entries per engine: while more wait, one engine is filled at a time, and entries with a common
+prefix stay together."""
 WAITS = 0.5
-"""Of the time that is left: what takes longer is not kept waiting for an engine that generates already."""
+"""The share of the remaining time beyond which an entry does not wait for a generating engine."""
 MEASURABLE = 20
-"""Round trips: shorter answers say nothing of an engine's speed, as their ends are seen so late."""
+"""In round trips: shorter answers show nothing about an engine's speed, since their ends arrive
+late."""
 AHEAD = 200
-"""Round trips: an engine that is busy for longer is given nothing beyond its batch, as it would lose 0.5% at most."""
+"""In round trips: an engine that is busy for longer gets nothing beyond its batch, at a loss of at
+most 0.5%."""
 SPEED_WEIGHT = 0.05
-"""Of one answer in the estimate of its engine's speed."""
+"""The weight of one answer in the estimate of its engine's speed."""
 
 
 def put_in_order(state: State, model: ModelState) -> None:
-    """Enter what came late into the queues, by what is known of its length now."""
+    """Move late entries into the queues, by the present predictions of their lengths."""
     entries, model.late = model.late, []
     curve = state.reference
     assert curve is not None
@@ -73,7 +77,7 @@ def _by_prefix(entry: Entry, prefix: "array[int]") -> tuple[int, int]:
 
 
 def put_front(state: State, entry: Entry) -> None:
-    """Enter what was out and came back."""
+    """Put a returned entry at the front of its queue."""
     first = entry if isinstance(entry, int) else entry[0]
     sample = state.request_sample[first]
     model = state.model(state.sample_model[sample])
@@ -85,7 +89,7 @@ def put_front(state: State, entry: Entry) -> None:
 
 
 def open_engine(state: State, engine: EngineState) -> None:
-    """Say that an engine takes more, if it does."""
+    """Re-queue the engine as having capacity, if it has any."""
     if engine.swapping or engine.drain_for >= 0:
         return
     model = state.models[engine.model]
@@ -101,7 +105,7 @@ def open_engine(state: State, engine: EngineState) -> None:
 
 
 def feed(state: State, model: ModelState) -> None:
-    """Deal out what waits, as far as engines take it."""
+    """Deal out waiting entries while engines take them."""
     decode, forward = model.decode, model.forward
     while decode.count and _give_decode(state, model):
         pass
@@ -112,10 +116,10 @@ def feed(state: State, model: ModelState) -> None:
 
 
 def _give_decode(state: State, model: ModelState) -> bool:
-    """Give the next entry that generates to an engine; False if none takes it.
+    """Give the next generating entry to an engine; False if no engine takes it.
 
-    What is so long that a full batch would be too slow for it goes together with its like, into a batch that is as
-    large as still lets it end in time; the rest to the engine that has least to do.
+    An entry that is too long for a full batch joins others like it, in the largest batch that still
+    ends in time. All other entries go to the engine with the least work.
     """
     queue = model.decode
     room = model.decode_room
@@ -163,9 +167,9 @@ def _give_decode(state: State, model: ModelState) -> bool:
 
 
 def _widen(state: State, model: ModelState, tokens: float, slack_s: float) -> bool:
-    """Let one more engine generate if the next entry cannot wait for a place; False if it can, or none is left.
+    """Let one more engine generate for an entry that cannot wait; False if it can, or none is left.
 
-    How many engines are enough was found as if answers could be cut to fill their batches exactly.
+    The number of engines was computed for answers that fill their batches exactly.
     """
     if model.decode_engines >= len(model.engines) or model.decode_limit > model.decode_engines:
         return False
@@ -179,10 +183,12 @@ def _widen(state: State, model: ModelState, tokens: float, slack_s: float) -> bo
 
 
 def _hurry_less(state: State, model: ModelState, tokens: float) -> bool:
-    """Let the batches be as large as the target permits, and larger for what cannot wait, until the next review.
+    """Allow larger batches until the next review, for an entry that cannot wait.
 
-    The target is found as if batches could be any fraction; with few engines, whole ones may not fit. False if the next
-    entry can wait, if no pace would give it a place, or if more engines are about to come.
+    The target assumes fractional batches; with few engines, whole batches may not fit.
+
+    Returns:
+        False if the entry can wait, if no pace gives it a place, or if more engines will come.
     """
     if state.expects_engines():
         return False
@@ -203,7 +209,8 @@ def _hurry_less(state: State, model: ModelState, tokens: float) -> bool:
     model.too_slow.clear()
     if not too_slow:
         return False
-    # At once as far as one of them needs, and by a tenth at least: late as all is, few entries are to ask again.
+    # Raise the pace by as much as one engine needs, and by at least a tenth, so that few entries
+    # ask again.
     model.pace_s = state.now_s + max(
         1.1 * slack_s, min(engine.with_one_more_s(tokens) for engine in too_slow)
     )
@@ -219,7 +226,7 @@ def _full_step_s(state: State) -> float:
 
 
 def _next_of(state: State, queue: LongestFirst) -> int | None:
-    """The request at the queue's front, which is left there; what is answered already is dropped before it."""
+    """Return the request at the queue's front without removing it, after dropping answered ones."""
     while (entry := queue.peek()) is not None:
         request = entry if isinstance(entry, int) else entry[0]
         if state.request_state[request] == WAITING:
@@ -229,7 +236,7 @@ def _next_of(state: State, queue: LongestFirst) -> int | None:
 
 
 def _give_forward(state: State, model: ModelState) -> bool:
-    """Give entries that generate nothing to the engine that ends first; False if none takes any."""
+    """Give entries without generation to the engine that ends first; False if none takes any."""
     queue = model.forward
     room = model.forward_room
     while room:
@@ -270,7 +277,8 @@ def _has_decode_room(state: State, model: ModelState, engine: EngineState) -> bo
     if 2 * (ahead + 1) * len(model.engines) > model.decode.count:
         return False
     round_trip_s, load_s = state.config.round_trip_s, engine.decode_load_s * engine.slowness
-    # A place comes free every load_s / decoding on average; where answers begin and end together, every load_s.
+    # A place becomes free every load_s / decoding on average; for answers that begin and end
+    # together, every load_s.
     return (ahead + 1) * load_s < 2 * round_trip_s * engine.decoding or (
         ahead == 0 and load_s < AHEAD * round_trip_s
     )
@@ -293,7 +301,7 @@ def _has_forward_room(state: State, model: ModelState, engine: EngineState) -> b
 
 
 def ask(state: State, engine: EngineState, request: int) -> None:
-    """Give a request to an engine, and charge it."""
+    """Send a request to an engine, and add its cost to the engine's load."""
     if not engine.asked:
         state.idle[engine.node].discard(engine.engine)
     engine.advance(state.now_s)
@@ -324,7 +332,7 @@ def ask(state: State, engine: EngineState, request: int) -> None:
 
 
 def release(state: State, engine: EngineState, request: int) -> bool:
-    """An engine does not hold a request any more; False if it never did."""
+    """Remove a request from an engine; False if the engine did not hold it."""
     held = engine.asked.pop(request, None)
     if held is None:
         return False
@@ -351,7 +359,7 @@ def release(state: State, engine: EngineState, request: int) -> bool:
 
 
 def learn_speed(state: State, engine: EngineState, answer: Answered) -> None:
-    """Compare how long an answer took with what the curve says of it, and correct the engine's slowness."""
+    """Correct an engine's slowness by an answer's time relative to the curve."""
     held = engine.asked.get(answer.request)
     if held is None or answer.engine_s <= 0:
         return
@@ -359,7 +367,7 @@ def learn_speed(state: State, engine: EngineState, answer: Answered) -> None:
     curve_s = engine.step_s(1) * answer.new_tokens
     if engine.max_batch == 1:
         expected_s = engine.prefill_s(state.request_prompt[answer.request]) + curve_s
-        if expected_s <= 0:  # it shares another's forward
+        if expected_s <= 0:  # answered by another request's forward
             return
         ratio = answer.engine_s / expected_s
     elif state.request_max_new[answer.request]:

@@ -1,7 +1,7 @@
-"""A queue of requests, the longest remaining path first, in amortised constant time.
+"""Queue requests, the longest remaining path first, in amortised constant time.
 
-Requests lie in buckets of nearly equal length, a set of buckets for each task. What is learned of a task while it runs
-multiplies all its lengths, so it moves the task among the others and leaves its own order as it is.
+Each task has buckets of requests of nearly equal length. A new observation multiplies all lengths
+of its task, which moves the task among others and keeps its inner order.
 """
 
 import math
@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 
 Entry = int | tuple[int, ...]
-"""A request, or several that go to an engine together because one forward answers them."""
+"""A request, or a tuple of requests that one forward answers together."""
 
 BUCKETS_PER_E = 12
-"""Buckets for each factor of e: lengths within one differ by 8.7% at most."""
+"""Buckets per factor of e: lengths within a bucket differ by at most 8.7%."""
 
 
 class Bucket:
-    """Entries of about one length, and the means of what they cost, as it was expected when they were added."""
+    """Entries of about one length, with their mean expected costs at the time of adding."""
 
     __slots__ = ("entries", "metric_s", "most_tokens", "prefill_s", "tokens")
 
@@ -42,7 +42,7 @@ class _TaskQueue:
 
 
 class LongestFirst:
-    """What is to be asked of one model's engines: `count` entries."""
+    """Queue the requests of one model; `count` is the number of entries."""
 
     __slots__ = ("_front", "_order", "_tasks", "count")
 
@@ -52,7 +52,7 @@ class LongestFirst:
         self._tasks: dict[int, _TaskQueue] = {}
         self._order: list[
             tuple[float, int]
-        ] = []  # a heap of (negated length of its longest, task), exact at its top
+        ] = []  # a heap of (negated length of its longest entry, task), exact at its top
 
     def __len__(self) -> int:
         return self.count
@@ -68,7 +68,7 @@ class LongestFirst:
         tokens: float = 0.0,
         most_tokens: float = 0.0,
     ) -> None:
-        """Enter what will take `length_s` from when it begins; of one length the last that was added comes first."""
+        """Add an entry with an expected time of `length_s`, before equal ones."""
         self.count += 1
         queue = self._tasks.get(task)
         if queue is None:
@@ -89,21 +89,21 @@ class LongestFirst:
         bucket.metric_s += (metric_s - bucket.metric_s) / count
 
     def add_front(self, entry: Entry) -> None:
-        """Enter what was out before and came back: it comes before all else."""
+        """Add a returned entry, ahead of all others."""
         self.count += 1
         self._front.append(entry)
 
     def longest_s(self) -> float:
-        """How long the next entry will take; infinite for what came back, 0 if there is nothing."""
+        """Return the length of the next entry; infinite for a returned one, 0 if empty."""
         if self._front:
             return math.inf
         return -self._order[0][0] if self._settle() else 0.0
 
     def pop(self) -> Entry:
-        """The next entry.
+        """Remove and return the next entry.
 
         Raises:
-            IndexError: there is none.
+            IndexError: the queue is empty.
         """
         if self._front:
             self.count -= 1
@@ -127,7 +127,7 @@ class LongestFirst:
         return entry
 
     def peek(self) -> Entry | None:
-        """The next entry, left where it is."""
+        """Return the next entry without removing it."""
         if self._front:
             return self._front[0]
         if not self._settle():
@@ -136,31 +136,31 @@ class LongestFirst:
         return queue.buckets[-queue.levels[0]].entries[-1]
 
     def review(self, factor: Callable[[int], float]) -> None:
-        """Order the tasks anew: the lengths of a task are `factor(task)` times those that were given."""
+        """Sort the tasks again, with lengths of `factor(task)` times the given ones."""
         for task, queue in self._tasks.items():
             queue.factor = factor(task)
         self._order = [(-queue.length_s(), task) for task, queue in self._tasks.items()]
         heapify(self._order)
 
     def buckets(self) -> Iterator[tuple[int, Bucket]]:
-        """Each task's buckets; not what came back."""
+        """Yield each task's buckets, without returned entries."""
         for task, queue in self._tasks.items():
             for bucket in queue.buckets.values():
                 yield task, bucket
 
     def front(self) -> Iterator[Entry]:
-        """What came back."""
+        """Iterate over returned entries."""
         return iter(self._front)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all entries."""
         self.count = 0
         self._front.clear()
         self._tasks.clear()
         self._order.clear()
 
     def _settle(self) -> bool:
-        """Drop what is out of date from the top of the order; whether anything is left."""
+        """Drop outdated tasks from the top of the order; False if none is left."""
         order = self._order
         while order:
             length_s, task = order[0]

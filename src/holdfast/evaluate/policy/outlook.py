@@ -1,6 +1,7 @@
-"""How long it will still take, and what it cannot take less than, for a display; by what is known at the moment.
+"""Predict the remaining time and its lower bound for a display, from present knowledge.
 
-Samples that the harness has not asked for yet are not known, so both numbers grow while it still builds requests.
+Samples that the harness has not submitted yet are unknown, so both numbers grow while the harness
+builds requests.
 """
 
 from dataclasses import dataclass
@@ -13,12 +14,13 @@ from holdfast.evaluate.types.timeline import Timeline
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A prediction in the form of what it predicts.
+    """Hold a prediction of an evaluation.
 
     Attributes:
-        evaluation: in state "planned": makespan, bound, account and critical path as they are expected; no scores.
-        timeline: what would happen when.
-        notes: what the prediction stands on, a sentence each: how much history, how much memory the model takes.
+        evaluation: an evaluation in state "planned", with expected makespan, bound, account and
+            critical path, without scores.
+        timeline: the predicted timeline.
+        notes: sentences on the assumptions: the known history, the model's memory.
     """
 
     evaluation: Evaluation
@@ -26,7 +28,7 @@ class Plan:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values, without the timeline."""
+        """Return JSON values, without the timeline."""
         said = self.evaluation.to_json()
         kept = (
             "suite",
@@ -44,7 +46,7 @@ class Plan:
 
 
 def work_left_s(state: State) -> float:
-    """Seconds of an engine with a full batch that all that is not answered takes; 0 before an engine was there."""
+    """Return full-batch engine-seconds of all open work; 0 before the first engine."""
     if state.reference is None:
         return 0.0
     waiting_s = sum(state.waiting_s(state.models[number]) for number in state.waiting_models)
@@ -52,9 +54,9 @@ def work_left_s(state: State) -> float:
 
 
 def time_left_s(state: State) -> float:
-    """Until everything known is answered and measured: all work over all engines, or what one of them has to end.
+    """Return seconds until all known work is done: total work over engines, or the longest engine.
 
-    0 where nobody can tell: no engine is there.
+    0 if there is no engine.
     """
     if state.reference is None or not state.engines:
         return 0.0
@@ -66,11 +68,11 @@ def time_left_s(state: State) -> float:
 
 
 def bound_s(state: State, answered_s: float) -> float:
-    """What the engines there are would take at least for all work known: what is answered, and what is left.
+    """Return the least seconds that the present engines need for all known work, answered and open.
 
     Args:
-        state: the policy's.
-        answered_s: seconds of an engine with a full batch that what is answered took (`Curve.saturated_s`).
+        state: the state of the policy.
+        answered_s: full-batch engine-seconds of the answers (`Curve.saturated_s`).
     """
     capacity = state.capacity() if state.engines else 0.0
     return (answered_s + work_left_s(state)) / capacity if capacity > 0 else 0.0

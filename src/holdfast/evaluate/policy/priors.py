@@ -1,9 +1,9 @@
-"""What a sample will cost: how many tokens an engine will generate for it, and how long its metric will take.
+"""Predict a sample's cost: the generated tokens, and the time of its metric.
 
-Three sources, the better first: the very same sample (task and number) in an earlier evaluation, above all that of the
-previous checkpoint; what was seen of its task so far in this one; prompt length and limits. What is observed corrects
-the rest at once, so that a run without history learns as it goes, and a checkpoint evaluated after another has that
-one's lengths.
+There are three sources, the better first: the same sample (task and number) in an earlier
+evaluation, above all of the previous checkpoint; the task's observations in this run; prompt length
+and limits. Each observation corrects the predictions at once: a run without history learns as it
+proceeds, and each checkpoint starts with the lengths of the previous one.
 """
 
 from array import array
@@ -14,25 +14,29 @@ import msgspec
 
 UNKNOWN = -1.0
 LIMIT_SHARE = 0.35
-"""Of its limit, what a generation is taken to need where nothing is known. The order among tasks is all it decides."""
+"""The assumed share of its limit that an unknown generation needs; only the order among tasks
+depends on it."""
 SPREAD = 2.0
-"""Tokens at the 90th percentile over those at the median, where nothing is known: a log-normal of sigma 0.54."""
+"""Tokens at the 90th percentile over the median for an unknown sample: a log-normal of sigma
+0.54."""
 KNOWN_SPREAD = 1.15
-"""The same for a sample whose length at the previous checkpoint is known."""
+"""The same ratio for a sample with a known length at the previous checkpoint."""
 METRIC_S = 0.5
-"""A metric of which nothing is known."""
+"""Seconds of an unknown metric."""
 WEIGHT = 4.0
-"""As many observations does what was believed before count for."""
+"""The weight of the earlier estimate, in observations."""
 
 
 class TaskHistory(msgspec.Struct, frozen=True, kw_only=True):
-    """What was seen of one task, in columns: `numbers` int32, the others float32, little endian; -1 is unknown.
+    """Hold the observations of one task in columns.
+
+    `numbers` is int32, the others are float32, little endian; -1 is unknown.
 
     Attributes:
-        task: its name.
+        task: the name of the task.
         numbers: the samples' places in the task.
-        new_tokens: generated for a sample, a mean over its requests that generate.
-        metric_s: seconds of its metric.
+        new_tokens: the generated tokens of a sample, as a mean over its generating requests.
+        metric_s: seconds of the sample's metric.
     """
 
     task: str
@@ -42,22 +46,22 @@ class TaskHistory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tokens(NamedTuple):
-    """New tokens of one request: the median and the 90th percentile."""
+    """The new tokens of one request: the median and the 90th percentile."""
 
     q50: float
     q90: float
 
 
 def encode_history(history: Sequence[TaskHistory]) -> bytes:
-    """A history as JSON (columns in base64): about 16 bytes a sample."""
+    """Encode a history as JSON (columns in base64), about 16 bytes a sample."""
     return msgspec.json.encode(history)
 
 
 def decode_history(body: bytes) -> list[TaskHistory]:
-    """The history of `encode_history`.
+    """Decode a history of `encode_history`.
 
     Raises:
-        msgspec.DecodeError: it is not one.
+        msgspec.DecodeError: the bytes are not a history.
     """
     history = msgspec.json.decode(body, type=list[TaskHistory])
     for task in history:
@@ -70,7 +74,7 @@ def decode_history(body: bytes) -> list[TaskHistory]:
 
 
 class _Task:
-    """Of one task: per sample what was seen last, and of all the ratio of what came to what was expected."""
+    """Hold a task's last observation by sample, and the sums for the ratio of seen to expected."""
 
     __slots__ = ("answers", "expected_tokens", "metric_count", "metric_s", "metric_sum_s", "seen_tokens", "tokens",
                  "waiting_tokens")  # fmt: skip
@@ -87,16 +91,16 @@ class _Task:
 
 
 class Priors:
-    """Predictions for the tasks of one suite; tasks are numbered as in `events`, and named for the history."""
+    """Predict costs for the tasks of one suite, numbered as in `events`, named for the history."""
 
     def __init__(self, task_names: Sequence[str] = ()) -> None:
-        """Know nothing but the tasks' names, by number."""
+        """Start with the tasks' names, by number, and without observations."""
         self._names = list(task_names)
         self._tasks: list[_Task] = [_Task() for _ in task_names]
 
     @classmethod
     def from_history(cls, history: Iterable[TaskHistory], task_names: Sequence[str]) -> "Priors":
-        """Know what was seen before; of one task given twice the later entry holds, sample by sample."""
+        """Start from a history; for a task with several entries, the last value of a sample counts."""
         priors = cls(task_names)
         by_name = {name: number for number, name in enumerate(task_names)}
         for past in history:
@@ -112,7 +116,7 @@ class Priors:
         return priors
 
     def history(self) -> list[TaskHistory]:
-        """All that is known now, that of this run before that of earlier ones."""
+        """Return all observations; newer ones replace earlier ones."""
         found = []
         for name, task in zip(self._names, self._tasks, strict=True):
             size = max(len(task.tokens), len(task.metric_s))
@@ -133,12 +137,12 @@ class Priors:
         return [task for task in found if task.numbers]
 
     def known_tokens(self, task: int, number: int) -> float:
-        """What the same sample generated before, a request; -1 where that is not known."""
+        """Return the tokens that the same sample generated before, per request; -1 if unknown."""
         tokens = self._task(task).tokens
         return tokens[number] if number < len(tokens) else UNKNOWN
 
     def tokens(self, task: int, number: int, max_new_tokens: int) -> Tokens:
-        """What one request of a sample will generate; `correction` has yet to be applied to it."""
+        """Predict the tokens of a sample's request, before `correction` is applied."""
         if max_new_tokens == 0:
             return Tokens(0.0, 0.0)
         known = self.known_tokens(task, number)
@@ -149,22 +153,23 @@ class Priors:
         return Tokens(q50, min(q50 * SPREAD, max_new_tokens))
 
     def metric_s(self, task: int, number: int) -> float:
-        """How long a sample's metric will take: its own time before, else its task's mean so far."""
+        """Predict the seconds of a sample's metric: its earlier time, else its task's mean so far."""
         seen = self._task(task)
         if number < len(seen.metric_s) and seen.metric_s[number] >= 0:
             return seen.metric_s[number]
         return self.mean_metric_s(task)
 
     def mean_metric_s(self, task: int) -> float:
-        """The mean time of a task's metrics so far."""
+        """Return the mean seconds of a task's metrics so far."""
         seen = self._task(task)
         return (seen.metric_sum_s + METRIC_S) / (seen.metric_count + 1)
 
     def correction(self, task: int) -> float:
-        """By what to multiply the predicted tokens of a task's samples that are not answered yet.
+        """Return the factor for the predicted tokens of a task's open samples.
 
-        The ratio of what came to what was expected. Answers that are still out count as expected: the short ones come
-        first, and without that (a censored sample) every task would look short as long as it is new.
+        The factor is the ratio of generated to expected tokens. Open requests count as expected:
+        short answers arrive first, and without this correction (for a censored sample) every new
+        task would look short.
         """
         seen = self._task(task)
         if seen.expected_tokens <= 0:
@@ -173,18 +178,18 @@ class Priors:
         return (seen.seen_tokens + prior) / (seen.expected_tokens + prior)
 
     def ask(self, task: int, expected_tokens: float) -> None:
-        """A request was given to an engine."""
+        """Count a request that was sent to an engine."""
         self._task(task).waiting_tokens += expected_tokens
 
     def unask(self, task: int, expected_tokens: float) -> None:
-        """A request came back from an engine unanswered."""
+        """Count a request that an engine returned unanswered."""
         seen = self._task(task)
         seen.waiting_tokens = max(0.0, seen.waiting_tokens - expected_tokens)
 
     def observe_tokens(
         self, task: int, number: int, expected_tokens: float, new_tokens: int
     ) -> None:
-        """A request of a sample was answered."""
+        """Record the answer to a sample's request."""
         seen = self._task(task)
         if expected_tokens > 0:
             seen.answers += 1
@@ -193,7 +198,7 @@ class Priors:
             _put(seen.tokens, number, new_tokens)
 
     def observe_metric(self, task: int, number: int, metric_s: float) -> None:
-        """A sample's metric took so long."""
+        """Record the time of a sample's metric."""
         seen = self._task(task)
         seen.metric_sum_s += metric_s
         seen.metric_count += 1

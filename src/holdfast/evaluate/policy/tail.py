@@ -1,14 +1,15 @@
-"""When there is nothing left to deal out: steal, double, or go on to the next model."""
+"""Act when the queue is empty: steal, double, or go on to the next model."""
 
 from holdfast.evaluate.policy import feed
 from holdfast.evaluate.policy.state import DONE, EngineState, ModelState, State
 
 
 def rest(state: State, engine: EngineState) -> None:
-    """An engine may have nothing to do: find it something.
+    """Find work for an idle engine.
 
-    In this order: what it was drained for; requests that others of its model have not begun, where they would wait
-    there for longer than they take to come over; another model. What a straggler owes it may be asked at the next tick.
+    The choices, in this order: the model that the engine was drained for; requests that other
+    engines of its model have not begun, if they would wait longer there than the transfer takes;
+    another model. Requests of stragglers follow at the next tick.
     """
     if engine.asked or engine.swapping:
         return
@@ -32,7 +33,7 @@ def rest(state: State, engine: EngineState) -> None:
 
 
 def next_model(state: State, engine: EngineState) -> ModelState | None:
-    """The first model in order that has work for one more engine, and lies on this one's node."""
+    """Return the first model in order that has work for one more engine and is on its node."""
     best: ModelState | None = None
     for number in state.waiting_models:
         model = state.models[number]
@@ -47,7 +48,7 @@ def next_model(state: State, engine: EngineState) -> ModelState | None:
 
 
 def wants(state: State, model: ModelState) -> int:
-    """How many more engines the waiting work of a model is worth, beyond those that come to it already."""
+    """Return how many more engines a model's waiting work justifies, beyond those on their way."""
     if not model.waiting():
         return 0
     worth = int(state.waiting_s(model) / state.config.swap_pays_s)
@@ -55,7 +56,7 @@ def wants(state: State, model: ModelState) -> int:
 
 
 def claim(state: State, model: ModelState) -> None:
-    """Work waits of this model: take engines that idle, or that serve a model which comes later."""
+    """Take idle engines, or engines of later models, for a model with waiting work."""
     wanted = wants(state, model)
     if wanted <= 0:
         return
@@ -86,7 +87,7 @@ def claim(state: State, model: ModelState) -> None:
 
 
 def _steal(state: State, model: ModelState) -> bool:
-    """Ask back what lies waiting at busy engines while others of the model idle; True if something will come."""
+    """Take waiting requests back from busy engines for idle ones; True if some will come."""
     config = state.config
     if state.now_s < model.steal_after_s:
         return model.recalled > 0
@@ -104,7 +105,7 @@ def _steal(state: State, model: ModelState) -> bool:
 
 
 def _not_begun(state: State, engine: EngineState) -> list[int]:
-    """What an engine has not begun as far as one can tell: the last that it was given, beyond its batch."""
+    """List the requests that an engine probably has not begun: the last ones, beyond its batch."""
     ahead = engine.decoding - engine.max_batch
     forward_s = engine.forward_s * engine.slowness - 2 * state.config.round_trip_s
     found: list[int] = []
@@ -127,7 +128,7 @@ def _not_begun(state: State, engine: EngineState) -> list[int]:
 
 
 def _double(state: State, stragglers: list[EngineState], idle: EngineState) -> None:
-    """Ask an idle engine too for what a straggler holds, if it would surely have it sooner: the last of these first."""
+    """Send a straggler's requests to an idle engine too, starting with the worst straggler."""
     given = 0
     while stragglers and not given:
         for request in list(stragglers[-1].asked):
@@ -138,11 +139,11 @@ def _double(state: State, stragglers: list[EngineState], idle: EngineState) -> N
             state.doubled[request] = {stragglers[-1].engine, idle.engine}
             feed.ask(state, idle, request)
             given += 1
-        stragglers.pop()  # another engine has all that it holds
+        stragglers.pop()  # another engine has all its requests
 
 
 def _stragglers(state: State, model: ModelState) -> list[EngineState]:
-    """The engines of a model that should have answered long ago, the worst last."""
+    """List the engines of a model that should have answered long ago, the worst last."""
     engines = [state.engines[number] for number in sorted(model.engines)]
     overdue = [(_overdue(state, engine), engine.engine) for engine in engines if engine.asked]
     return [
@@ -151,7 +152,7 @@ def _stragglers(state: State, model: ModelState) -> list[EngineState]:
 
 
 def _overdue(state: State, engine: EngineState) -> float:
-    """How many times longer than it should the first request has been out on an engine: 0 for none."""
+    """Return the first request's time on an engine over its expected time; 0 if none is due."""
     request = next(iter(engine.asked))
     cost_s, asked_s, _ = engine.asked[request]
     if state.request_max_new[request]:
@@ -165,7 +166,7 @@ def _overdue(state: State, engine: EngineState) -> float:
 
 
 def look_for_stragglers(state: State) -> None:
-    """Time went by: engines that idle may help."""
+    """Let idle engines help stragglers, as time passes."""
     found: dict[int, list[EngineState]] = {}
     for node in sorted(state.idle):
         for number in sorted(state.idle[node]):

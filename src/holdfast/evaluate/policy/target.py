@@ -1,10 +1,11 @@
-"""When all could be done, and what follows from it for engines that hold long answers.
+"""Compute the earliest end, and the batch sizes that allow it for long answers.
 
-A full batch makes each of its answers slower. So an answer that is long, measured by the time that is left, goes into a
-smaller batch, which wastes some of its engine. The target is the least end at which this still fits: with a time `H`
-left, an answer of `n` tokens and a metric of `m` seconds needs steps of at most `(H - m) / n`, hence a batch `b` of at
-most `((H - m) / n - base) / sequence`, and takes `n * (base / b + sequence)` of an engine. The sum over all that is not
-done grows as `H` shrinks; bisection finds where it equals `H` times the engines.
+A full batch slows each of its answers. An answer that is long relative to the remaining time goes
+into a smaller batch, which wastes a part of the engine. The target is the earliest feasible end.
+With a time `H` left, an answer of `n` tokens and a metric of `m` seconds needs steps of at most `(H
+- m) / n`, hence a batch `b` of at most `((H - m) / n - base) / sequence`, and takes `n * (base / b
++ sequence)` of an engine. The sum over all open work grows as `H` shrinks; bisection finds the `H`
+at which the sum equals `H` times the engines.
 """
 
 import math
@@ -15,16 +16,16 @@ from holdfast.evaluate.policy.state import State
 from holdfast.evaluate.types.engine import Curve
 
 REVIEW_EVENTS = 1024
-"""At least so many events are between two reviews."""
+"""The least number of events between two reviews."""
 OVERDUE = 0.15
-"""Of what was expected, what is taken to be left of an answer that is longer than that."""
+"""The assumed rest of an overdue answer, as a share of its expected tokens."""
 SPARE = 0.7
-"""Of the engines' time is planned with when answers are paced faster than the target needs."""
+"""The share of the engines' time to plan with if answers are paced faster than the target needs."""
 _BISECTIONS = 14
 
 
 class Item(NamedTuple):
-    """`number` requests that are alike, and what each takes: tokens as expected and at most, seconds beyond them."""
+    """`number` similar requests, with the costs of each."""
 
     number: int
     tokens: float
@@ -37,7 +38,7 @@ Items = list[Item]
 
 
 def review(state: State) -> None:
-    """Renew what is derived from all priors and all engines. Its cost is spread over the events between two of them."""
+    """Renew all estimates; the cost is spread over the events between two reviews."""
     state.corrections = [state.priors.correction(task) for task in range(len(state.shares))]
     items: dict[int, Items] = {}
     in_flight = _look_at_engines(state, items)
@@ -77,14 +78,18 @@ def review(state: State) -> None:
 
 
 def _look_at_engines(state: State, items: dict[int, Items]) -> int:
-    """Let every engine's clock go on, and count what they hold by its length; returns how much that is."""
+    """Advance every engine's clock and count its requests by length.
+
+    Returns:
+        The number of requests in flight.
+    """
     levels: dict[tuple[int, int], int] = {}
     in_flight = 0
     log2, most_tokens, max_new = (
         math.log2,
         state.most_tokens,
         state.request_max_new,
-    )  # a hundred thousand times
+    )  # used a hundred thousand times
     for engine in state.engines.values():
         engine.advance(state.now_s)
         in_flight += len(engine.asked)
@@ -109,7 +114,7 @@ def _look_at_engines(state: State, items: dict[int, Items]) -> int:
 
 
 def needs_s(items: Items, curve: Curve, left_s: float) -> float:
-    """Engine-seconds that items take if all must be done in `left_s`."""
+    """Return the engine-seconds of items that must all end in `left_s`."""
     base_s, sequence_s, most = curve.step_base_s, max(curve.step_sequence_s, 1e-12), curve.max_batch
     total_s = 0.0
     for count, tokens, most_tokens, metric_s, prefill_s in items:
@@ -121,7 +126,7 @@ def needs_s(items: Items, curve: Curve, left_s: float) -> float:
 
 
 def time_left_s(items: Items, curve: Curve, engines: float) -> float:
-    """The least time in which so many engines could do all items, as the module derives it."""
+    """Return the least time in which `engines` can do all items, as derived in the module."""
     token_s = curve.step_base_s + curve.step_sequence_s
     low_s = max((item.most_tokens * token_s + item.metric_s for item in items), default=0.0)
     low_s = max(low_s, needs_s(items, curve, math.inf) / engines)
@@ -138,10 +143,10 @@ def time_left_s(items: Items, curve: Curve, engines: float) -> float:
 
 
 def pace_s(items: Items, curve: Curve, engines: float, left_s: float) -> float:
-    """In what time each answer should be done, where engines have time to spare: the batches get smaller for it.
+    """Return the time for each answer if engines have time to spare: batches become smaller.
 
-    Lengths are guesses. With the target as the only measure one that comes out longer than expected lies in a batch
-    that is too large for it; so what the target leaves over is spent on smaller batches for all.
+    Lengths are guesses. With the target alone as the measure, an answer that is longer than
+    expected is in too large a batch; the spare time is therefore spent on smaller batches for all.
     """
     low_s, high_s = 0.0, left_s
     if needs_s(items, curve, high_s) > SPARE * left_s * engines:

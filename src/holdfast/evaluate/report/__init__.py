@@ -1,15 +1,15 @@
-"""What an evaluation came to, for people and for the harness's tools.
+"""Report an evaluation, for people and for the harness's tools.
 
-An `Evaluation` and its timeline enter; tables, files and a page leave.
+The inputs are an `Evaluation` and its timeline; the results are tables, files and a page.
 
 | module | one idea |
 |---|---|
-| `occupation` | what each engine was occupied with, slice by slice |
+| `occupation` | the activity of each engine, slice by slice |
 | `table` | the scores, with the harness's own columns |
 | `results` | the harness's own files |
-| `why` | the bound, and where the engine-seconds went, as text |
+| `why` | the bound, and the use of the engine-seconds, as text |
 | `gantt` | engines over time as SVG |
-| `view`, `page` | one page of it all |
+| `view`, `page` | one page with everything |
 | `compare` | scores over checkpoints |
 """
 
@@ -19,10 +19,12 @@ from holdfast.evaluate.types.evaluation import Evaluation
 
 
 def write_reports(evaluation: Evaluation, output: Path | None = None) -> Path:
-    """Write an evaluation's page into its folder, and lm-eval's own files into it or below `output`; returns the page.
+    """Write an evaluation's page into its folder, and lm-eval's own files; return the page.
+
+    lm-eval's files go into the folder, or below `output`.
 
     Raises:
-        HoldfastError: a package of the page is not installed.
+        HoldfastError: a package for the page is not installed.
         OSError: a file could not be written.
     """
     from holdfast.evaluate.report.page import write_page

@@ -1,4 +1,4 @@
-"""Scores over checkpoints: evaluations of one suite side by side, and which differences are more than chance."""
+"""Compare evaluations of one suite over checkpoints, and test which differences are significant."""
 
 import io
 import math
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Verdict = Literal["better", "worse", "differs", "no difference", "unknown"]
 NORMAL_95 = 1.959964
-"""Of the standard normal distribution: 95 % lie within so many standard deviations."""
+"""In a standard normal distribution, 95 % lie within this many standard deviations."""
 PANELS_LIMIT = 24
 COLUMNS = 3
 PLOT_SUFFIXES = (".svg", ".png", ".pdf")
@@ -26,7 +26,7 @@ PLOT_SUFFIXES = (".svg", ".png", ".pdf")
 
 @dataclass(frozen=True, kw_only=True)
 class Value:
-    """A score of one evaluation; `stderr` None where the harness gives none."""
+    """A score of one evaluation; `stderr` is None if the harness gives none."""
 
     value: float
     stderr: float | None
@@ -34,29 +34,29 @@ class Value:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One metric of one task over all evaluations; None where one does not have it."""
+    """One metric of one task over all evaluations; None for evaluations without the metric."""
 
     task: str
     metric: str
-    """With its filter, as lm-eval writes it: `acc,none`."""
+    """With its filter, in lm-eval's form: `acc,none`."""
     higher_is_better: bool | None
     values: tuple[Value | None, ...]
     difference: float | None
-    """The last less the first."""
+    """The last value minus the first."""
     stderr: float | None
-    """Of the difference."""
+    """The standard error of the difference."""
     verdict: Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Evaluations side by side, in order of their steps where all have one, else as they were given.
+    """Evaluations side by side, in order of their steps if all have one, else as given.
 
     Attributes:
         labels: the step, or the model, of each.
-        steps: of each; empty where not all have one.
-        rows: a metric each.
-        notes: what makes them less comparable, a sentence each.
+        steps: the step of each; empty if one has none.
+        rows: one row per metric.
+        notes: sentences on differences that make the evaluations less comparable.
     """
 
     labels: tuple[str, ...]
@@ -83,11 +83,12 @@ class Comparison:
 
 
 def compare(evaluations: Sequence[EvaluationRecord]) -> Comparison:
-    """Put evaluations side by side.
+    """Compare evaluations.
 
-    A difference is called one where it exceeds 1.96 standard errors of both scores together (a two-sided z-test at
-    5 %, the scores taken as independent). Two models that answer the same samples are not, and mostly agree, so the
-    test is then careful: it misses small differences sooner than it invents them. One in twenty is chance all the same.
+    A difference is significant if it exceeds 1.96 standard errors of both scores together (a
+    two-sided z-test at 5 %, for independent scores). Two models that answer the same samples are
+    dependent and mostly agree, so the test is conservative: it misses small differences rather than
+    inventing them. One in twenty is still chance.
 
     Raises:
         BadUse: there are fewer than two, or they have no metric in common.
@@ -122,10 +123,10 @@ def compare(evaluations: Sequence[EvaluationRecord]) -> Comparison:
 
 
 def plot(comparison: Comparison, path: Path) -> int:
-    """Draw each task's first metric over the evaluations, with standard errors; returns how many tasks did not fit.
+    """Draw each task's first metric with standard errors; return how many tasks did not fit.
 
     Raises:
-        BadUse: the file's suffix is none that can be written.
+        BadUse: the file's suffix cannot be written.
         HoldfastError: matplotlib is not installed.
         OSError: the file could not be written.
     """
@@ -237,7 +238,7 @@ def _labels(evaluations: Sequence[EvaluationRecord], *, stepped: bool) -> tuple[
     names = [
         f"step {one.step}" if stepped else Path(one.model).name or one.model for one in evaluations
     ]
-    # Two of one name are told apart by their ids.
+    # Equal names are replaced by the ids.
     return tuple(
         name if names.count(name) == 1 else one.evaluation_id
         for name, one in zip(names, evaluations, strict=True)

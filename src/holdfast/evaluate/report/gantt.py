@@ -1,7 +1,8 @@
-"""A Gantt picture as SVG: engines over time, coloured by what occupied them, with lanes for what ran beside them.
+"""Draw a Gantt picture as SVG: engines over time by activity, with lanes for other work.
 
-Written by hand and not by matplotlib, so that the spans of thousands of engines stay within half a megabyte: time is
-cut into slices, engines beyond `ROWS` share rows, and equal neighbours are one shape. Colours are the page's classes.
+The SVG is written directly instead of by matplotlib, so that the spans of thousands of engines stay
+within half a megabyte: time is cut into slices, engines beyond `ROWS` share rows, and equal
+neighbours are one shape. Colours are the page's classes.
 """
 
 import math
@@ -16,14 +17,14 @@ from holdfast.evaluate.types.timeline import Span, Timeline
 
 SLICES = 240
 ROWS = 64
-"""Engines beyond so many share rows."""
+"""Beyond this number, engines share rows."""
 WIDTH, LEFT, TOP = 960, 84, 6
 LANE_HEIGHT, STRIP_HEIGHT, GAP = 34, 74, 12
 PICTURE_ROWS_HEIGHT = 420
 FAINT = (0.08, 0.38, 0.7)
-"""A cell occupied for at least so much of its time is drawn faint, medium, full."""
+"""A cell occupied for at least this share of its time is drawn faint, medium, full."""
 SERIES = 7
-"""Colours of tasks."""
+"""The number of colours for tasks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,19 +33,19 @@ class Picture:
 
     svg: str
     legend: tuple[tuple[str, str, str], ...]
-    """Class of the colour, name, and share of the engines' time."""
+    """The class of the colour, the name, and the share of the engines' time."""
     note: str
-    """What a row is; empty where each is an engine."""
+    """The meaning of a row; empty if each row is an engine."""
 
 
 def gantt(timeline: Timeline, *, name: str = "gantt") -> Picture | None:
-    """Draw a timeline; None where no engine did anything.
+    """Draw a timeline; None if no engine did anything.
 
     Args:
-        timeline: what happened.
-        name: unique on the page.
+        timeline: the timeline.
+        name: the name of the picture, unique on the page.
 
-    Names of tasks are in the legend alone, unescaped; the SVG holds none.
+    The names of tasks are in the legend alone, unescaped; the SVG has none.
     """
     found = occupation(timeline, slices=SLICES)
     if not found.engines:
@@ -81,7 +82,7 @@ def gantt(timeline: Timeline, *, name: str = "gantt") -> Picture | None:
 
 
 def _colours(found: Occupation) -> dict[str, str]:
-    """Class of each kind."""
+    """Return the colour class of each kind."""
     own = {"load": "load", "swap": "swap", "lost": "lost", "idle": "idle"}
     tasks = [kind for kind in found.kinds if kind not in own]
     return own | {task: f"s{place % SERIES + 1}" for place, task in enumerate(tasks)}
@@ -99,7 +100,7 @@ def _legend(found: Occupation, colours: dict[str, str]) -> tuple[tuple[str, str,
 
 
 def _strip(found: Occupation, colours: dict[str, str], y: float) -> str:
-    """All engines together: stacked shares of those there were at most, tasks below, idle on top."""
+    """Draw all engines together: stacked shares of the highest number, tasks below, idle on top."""
     total = found.shares.sum(axis=0) / len(found.engines)
     order = [*range(4, len(found.kinds)), 0, 1, 2]
     base = np.zeros(total.shape[1])
@@ -126,7 +127,7 @@ def _lane(amounts: Values, y: float) -> str:
 
 
 def _area(low: Values, high: Values, y: float, height: float) -> str:
-    """Steps from `low` to `high`, shares of the height, as one shape a run of slices that are not empty."""
+    """Draw steps from `low` to `high`, as shares of the height, one shape per run of filled slices."""
     pieces = []
     filled = high - low > 1e-4
     begin = 0
@@ -145,7 +146,7 @@ def _area(low: Values, high: Values, y: float, height: float) -> str:
 
 
 def _rows(found: Occupation) -> tuple[list[tuple[str, Values]], int]:
-    """Each row's label and its shares of each kind, and how many engines a row is."""
+    """Return each row's label and shares of each kind, and the engines per row."""
     each = math.ceil(len(found.engines) / ROWS)
     rows = []
     for begin in range(0, len(found.engines), each):
@@ -158,7 +159,7 @@ def _rows(found: Occupation) -> tuple[list[tuple[str, Values]], int]:
 def _row(
     shares: Values, kinds: Sequence[str], colours: dict[str, str], y: float, height: float
 ) -> str:
-    """A row's cells: each in the colour of what occupied it most, the fuller the stronger."""
+    """Draw a row's cells in the colour of the main activity, stronger if fuller."""
     occupied = np.delete(shares, kinds.index("idle"), axis=0)
     names = [kind for kind in kinds if kind != "idle"]
     most = occupied.argmax(axis=0)
@@ -187,7 +188,7 @@ def _cell(begin: int, end: int, y: float, height: float) -> str:
 
 
 def _lanes(timeline: Timeline) -> list[tuple[str, Sequence[Span]]]:
-    """What ran beside the engines: how many at a time."""
+    """List the lanes of work beside the engines."""
     lanes: list[tuple[str, Sequence[Span]]] = [
         ("nodes reading", [span for span in timeline.nodes if span.what == "fetch"]),
         ("metrics", timeline.metrics),
@@ -197,7 +198,7 @@ def _lanes(timeline: Timeline) -> list[tuple[str, Sequence[Span]]]:
 
 
 def _axis(found: Occupation, y: float) -> tuple[str, float]:
-    """The time below and its lines behind everything; returns the height of the picture too."""
+    """Draw the time axis with its lines; also return the height of the picture."""
     longest_s = float(found.edges_s[-1])
     unit, unit_s = words.unit_of_time(longest_s)
     step = _step(longest_s / unit_s)
@@ -214,7 +215,7 @@ def _axis(found: Occupation, y: float) -> tuple[str, float]:
 
 
 def _step(longest: float) -> float:
-    """A round distance between 5 to 10 ticks."""
+    """Choose a round distance for 5 to 10 ticks."""
     rough = longest / 6
     power = 10.0 ** math.floor(math.log10(rough))
     return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)

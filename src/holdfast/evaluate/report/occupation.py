@@ -1,6 +1,6 @@
-"""What each engine was occupied with, in equal slices of the time: from the spans of a timeline to shares.
+"""Compute each engine's activity in equal slices of time, from a timeline to shares.
 
-An engine that worked on several requests at once counts once; its time is shared out among their tasks.
+An engine with several requests at once counts once; its time is divided among their tasks.
 """
 
 import itertools
@@ -17,19 +17,20 @@ Values = npt.NDArray[np.float64]
 OfEngine = TypeVar("OfEngine", EngineSpan, RequestSpan)
 
 TASKS_APART = 6
-"""Tasks that are told apart: those that took most of the engines; the others are one."""
+"""The number of tasks with a name of their own, by engine time; all others are one."""
 OTHER_TASKS = "other tasks"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Occupation:
-    """The time of all engines, in slices.
+    """Hold the time of all engines, in slices.
 
     Attributes:
-        edges_s: the ends of the slices, one more than there are.
-        engines: the engines' numbers, one a row of `shares`.
-        kinds: what an engine may be occupied with: "load", "swap", "lost", "idle", then tasks' names.
-        shares: share of each slice, of shape (engines, kinds, slices); 0 in all kinds where the engine was not there.
+        edges_s: the edges of the slices, one more than slices.
+        engines: the engines' numbers, one per row of `shares`.
+        kinds: the possible activities: "load", "swap", "lost", "idle", then tasks' names.
+        shares: the share of each slice, of shape (engines, kinds, slices); 0 in all kinds while
+            the engine did not exist.
     """
 
     edges_s: Values
@@ -38,7 +39,7 @@ class Occupation:
     shares: Values
 
     def seconds(self) -> dict[str, float]:
-        """Engine-seconds of each kind."""
+        """Return the engine-seconds of each kind."""
         slice_s = np.diff(self.edges_s)
         return dict(zip(self.kinds, (self.shares.sum(axis=0) @ slice_s).tolist(), strict=True))
 
@@ -76,17 +77,17 @@ def occupation(timeline: Timeline, *, slices: int) -> Occupation:
 
 
 def held(spans: Sequence[Span], edges_s: Values) -> Values:
-    """How many of `spans` there were at a time, on average over each slice between `edges_s`."""
+    """Return the mean number of simultaneous `spans` in each slice between `edges_s`."""
     starts = np.sort(np.array([span.t0 for span in spans], dtype=float))
     ends = np.sort(np.array([max(span.t1, span.t0) for span in spans], dtype=float))
     amounts: Values = np.diff(_elapsed(starts, edges_s) - _elapsed(ends, edges_s)) / np.diff(
         edges_s
     )
-    return np.clip(amounts, 0.0, None)  # a rounding error below nothing
+    return np.clip(amounts, 0.0, None)  # rounding may give a small negative number
 
 
 def most_at_once(spans: Sequence[Span]) -> int:
-    """The most of `spans` that there were at a time; one that ends where another begins does not meet it."""
+    """Return the most simultaneous `spans`; an end does not overlap with a start at the same time."""
     changes = sorted(
         [(span.t0, 1) for span in spans] + [(max(span.t1, span.t0), -1) for span in spans]
     )
@@ -94,7 +95,7 @@ def most_at_once(spans: Sequence[Span]) -> int:
 
 
 def covered(spans: Sequence[Span], edges_s: Values) -> Values:
-    """The share of each slice in which there was any of `spans`."""
+    """Return the share of each slice that any of `spans` covers."""
     if not spans:
         return np.zeros(len(edges_s) - 1)
     starts = np.array([span.t0 for span in spans], dtype=float)
@@ -109,14 +110,14 @@ def covered(spans: Sequence[Span], edges_s: Values) -> Values:
 
 
 def _elapsed(moments: Values, at: Values) -> Values:
-    """The time since all of the sorted `moments` that lie before `at`, added up."""
+    """Return the sum of times since each of the sorted `moments` before `at`."""
     before = np.searchsorted(moments, at)
     passed: Values = before * at - np.append(0.0, np.cumsum(moments))[before]
     return passed
 
 
 def _tasks_apart(timeline: Timeline) -> dict[int, str]:
-    """Each task's name, of the smaller ones that of them all together; the largest first, those last."""
+    """Name each task, largest first; smaller tasks share one name."""
     seconds: dict[int, float] = {}
     for request in timeline.requests:
         seconds[request.task] = seconds.get(request.task, 0.0) + request.t1 - request.t0

@@ -1,4 +1,4 @@
-"""The template filled and written: one page that needs no network and runs no script."""
+"""Render and write the page, which needs no network and runs no script."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ TEMPLATE = Path(__file__).parent / "templates" / "evaluation.html.j2"
 
 
 def write_page(path: Path, evaluation: Evaluation, timeline: Timeline) -> None:
-    """Write the page of an evaluation. Equal evaluations give equal bytes.
+    """Write the page of an evaluation; equal evaluations give equal bytes.
 
     Raises:
         HoldfastError: jinja2 or numpy is not installed.
@@ -20,8 +20,8 @@ def write_page(path: Path, evaluation: Evaluation, timeline: Timeline) -> None:
 
 
 def render(evaluation: Evaluation, timeline: Timeline) -> str:
-    """The page as text; see `write_page`."""
-    filled = page.template(TEMPLATE)  # before `view`, which needs more that may be missing
+    """Render the page as text; see `write_page`."""
+    filled = page.template(TEMPLATE)  # before `view`, which needs further packages
     from holdfast.evaluate.report.view import page_view
 
     return filled.render(view=page_view(evaluation, timeline))

@@ -1,8 +1,8 @@
-"""Results in lm-evaluation-harness's own layout, so that what its users have reads them.
+"""Write results in lm-evaluation-harness's own layout, for the tools of its users.
 
-`OUTPUT/MODEL/results_TIME.json` is lm-eval's results object, and `samples_TASK_TIME.jsonl` beside it the samples of
-each task, as its `--output_path` and `--log_samples` leave them. Inspect's logs lie beside them in `inspect_TIME/`,
-under their own names: `inspect view --log-dir` shows that folder.
+`OUTPUT/MODEL/results_TIME.json` is lm-eval's results object, and `samples_TASK_TIME.jsonl` beside
+it has the samples of each task, as with `--output_path` and `--log_samples`. Inspect's logs are in
+`inspect_TIME/`, under their own names: `inspect view --log-dir` shows that folder.
 """
 
 import json
@@ -18,22 +18,22 @@ from holdfast.evaluate.types.evaluation import Evaluation
 from holdfast.evaluate.types.scores import sanitized
 
 SAMPLES = "samples"
-"""Folder of an evaluation below which lm-eval wrote `samples_TASK_TIME.jsonl`."""
+"""The folder of an evaluation with lm-eval's `samples_TASK_TIME.jsonl`."""
 INSPECT = "inspect"
-"""Folder of an evaluation below which inspect-ai wrote its logs, `TIME_TASK_ID.eval`."""
+"""The folder of an evaluation with inspect-ai's logs, `TIME_TASK_ID.eval`."""
 
 
 def write_results(evaluation: Evaluation, output: Path) -> Path:
-    """Write an evaluation's results, samples and logs below `output`; returns the results' file.
+    """Write an evaluation's results, samples and logs below `output`; return the results' file.
 
-    Samples are linked where the file system can, else copied.
+    Samples are linked if the file system can, else copied.
 
     Raises:
         OSError: a file could not be written.
     """
     folder = output / sanitized(evaluation.model)
     folder.mkdir(parents=True, exist_ok=True)
-    # Of the start, so that the same evaluation written again replaces its own files; local time, as lm-eval has it.
+    # The start time, so that a repeated call replaces its own files; in local time, as in lm-eval.
     moment = datetime.fromtimestamp(evaluation.started_at_s)  # noqa: DTZ006
     stamp = moment.isoformat(timespec="microseconds").replace(":", "-")
     seen: Counter[str] = Counter()
@@ -42,7 +42,7 @@ def write_results(evaluation: Evaluation, output: Path) -> Path:
         seen[task] += 1
         again = (
             f"#{seen[task]}" if seen[task] > 1 else ""
-        )  # a task may stand in two entries of a suite
+        )  # a task may be in two entries of a suite
         _link(samples, folder / f"{task}{again}_{stamp}.jsonl")
     _link_logs(Path(evaluation.folder) / INSPECT, folder / f"inspect_{stamp}")
     path = folder / f"results_{stamp}.json"
@@ -53,7 +53,7 @@ def write_results(evaluation: Evaluation, output: Path) -> Path:
 
 
 def results_object(evaluation: Evaluation) -> dict[str, Any]:
-    """The harness's results object, and under `holdfast` what it does not know: mode, digest, what failed."""
+    """Return the harness's results object, with mode, digest and errors under `holdfast`."""
     names = ("id", "mode", "numerics", "digest", "errors")
     mine = {name: getattr(evaluation, name) for name in names}
     return {
@@ -69,12 +69,14 @@ def _link_logs(source: Path, target: Path) -> None:
         _link(log, target / log.name)
     for old in {*target.glob("*.eval")} - {
         target / log.name for log in logs
-    }:  # a log's name has its own time
+    }:  # a log's name has a time of its own
         old.unlink()
 
 
 def _link(source: Path, target: Path) -> None:
-    if target.exists() and target.samefile(source):  # a link put onto itself would stay beside it
+    if target.exists() and target.samefile(
+        source
+    ):  # a link onto itself would leave the temporary name
         return
     with replacing(target) as temporary:
         try:

@@ -1,4 +1,4 @@
-"""The table of scores, with lm-evaluation-harness's own columns; tasks without scores say why."""
+"""Print the table of scores with lm-evaluation-harness's columns, and the errors of tasks."""
 
 import sys
 from collections.abc import Sequence
@@ -9,12 +9,12 @@ from holdfast.evaluate.types.scores import Score, scores_of
 COLUMNS = ("Tasks", "Version", "Filter", "n-shot", "Metric", "", "Value", "", "Stderr")
 ARROWS = {True: "\N{UPWARDS ARROW}", False: "\N{DOWNWARDS ARROW}", None: ""}
 NUMBERS = (1, 3, 6, 8)
-"""Columns that are right-aligned."""
-_MOST_NAMED = 3  # of tasks that failed for one reason
+"""The right-aligned columns."""
+_MOST_NAMED = 3  # of tasks with the same error
 
 
 def score_rows(scores: Sequence[Score]) -> list[tuple[str, ...]]:
-    """Cells as lm-eval's `make_table` writes them: four decimals, the task's name once."""
+    """Return cells as lm-eval's `make_table`: four decimals, the task's name once."""
     rows: list[tuple[str, ...]] = []
     before = None
     for score in scores:
@@ -36,14 +36,14 @@ def score_rows(scores: Sequence[Score]) -> list[tuple[str, ...]]:
 
 
 def shown(value: float | int | str | None) -> str:
-    """A score or its standard error: four decimals, as lm-eval shows it; words as they are."""
+    """Format a score or its standard error as lm-eval does: four decimals; words unchanged."""
     if value is None:
         return ""
     return f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
 def print_scores(evaluation: Evaluation) -> None:
-    """Print the table, and that of the groups: rich on a terminal, Markdown elsewhere; then what failed, and why."""
+    """Print the tables of tasks and groups, as rich or Markdown, then the errors."""
     tables = [
         ("Tasks", score_rows(evaluation.scores)),
         ("Groups", score_rows(scores_of(evaluation.results, "groups"))),
@@ -61,7 +61,7 @@ def print_scores(evaluation: Evaluation) -> None:
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Rows as a Markdown table, columns aligned for reading as they are."""
+    """Format rows as a Markdown table with aligned columns."""
     widths = [
         max(2, *(len(row[place]) for row in (columns, *rows))) for place in range(len(columns))
     ]

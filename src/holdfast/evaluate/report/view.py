@@ -1,4 +1,4 @@
-"""Everything the page shows, in words, computed from an evaluation and its timeline."""
+"""Compute all texts of the page from an evaluation and its timeline."""
 
 import heapq
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ SHOWN = 15
 
 @dataclass
 class SampleTime:
-    """One sample of one model."""
+    """The times of one sample of one model."""
 
     model: int
     task: int
@@ -30,7 +30,7 @@ class SampleTime:
     prompt_tokens: int = 0
     new_tokens: int = 0
     engine_s: float = 0.0
-    """Its requests' times on the engine, added up."""
+    """The sum of its requests' times on engines."""
     metric_s: float = 0.0
     judge_s: float = 0.0
     t0: float = float("inf")
@@ -38,7 +38,7 @@ class SampleTime:
 
 
 def slowest(timeline: Timeline, *, shown: int = SHOWN) -> list[SampleTime]:
-    """The samples that took longest from their first start to their last end, the longest first."""
+    """List the samples with the longest time from first start to last end, the longest first."""
     found = sample_times(timeline)
     return heapq.nlargest(
         shown, found, key=lambda sample: (sample.t1 - sample.t0, -sample.task, -sample.sample)
@@ -46,7 +46,7 @@ def slowest(timeline: Timeline, *, shown: int = SHOWN) -> list[SampleTime]:
 
 
 def sample_times(timeline: Timeline) -> Iterable[SampleTime]:
-    """Every sample that an engine, a metric or a judge worked on."""
+    """Return every sample with work on an engine, a metric or a judge."""
     found: dict[tuple[int, int, int], SampleTime] = {}
 
     def of(model: int, task: int, sample: int) -> SampleTime:
@@ -82,7 +82,7 @@ COLOURS = {
     "busy": "busy",
     "idle": "idle",
 }
-"""Causes with a colour of their own; the others share one."""
+"""Causes with a colour of their own; all others share one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +91,7 @@ class ScoreView:
 
     task: str
     first: bool
-    """Whether it is its task's first."""
+    """True for the first row of a task."""
     depth: int
     group: bool
     n_shot: str
@@ -104,7 +104,7 @@ class ScoreView:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationView:
-    """The page."""
+    """The contents of the page."""
 
     title: str
     state: str
@@ -124,7 +124,7 @@ class EvaluationView:
 
 
 def page_view(evaluation: Evaluation, timeline: Timeline) -> EvaluationView:
-    """The view of an evaluation. What its account does not say is computed from its timeline."""
+    """Make the view of an evaluation; the timeline replaces missing parts of its account."""
     picture = gantt(timeline)
     bound, unit = _bound(evaluation)
     return EvaluationView(
@@ -138,7 +138,7 @@ def page_view(evaluation: Evaluation, timeline: Timeline) -> EvaluationView:
         bound=bound,
         unit=unit,
         gantt=picture,
-        gantt_svg=Markup(picture.svg if picture else ""),  # made by `gantt`, without any name
+        gantt_svg=Markup(picture.svg if picture else ""),  # made by `gantt`, without names
         lost=_lost(evaluation, timeline),
         slowest=[_sample(sample, timeline) for sample in slowest(timeline)],
         path=[
@@ -155,7 +155,7 @@ def page_view(evaluation: Evaluation, timeline: Timeline) -> EvaluationView:
 
 
 def headline(evaluation: Evaluation) -> str:
-    """`60 tasks in 3 min 20 s, 1.06 times the lower bound`."""
+    """Summarize in one line, as in `60 tasks in 3 min 20 s, 1.06 times the lower bound`."""
     tasks = len({score.task for score in evaluation.scores if not score.group})
     what = words.plainly(tasks, "task")
     if evaluation.state == "planned":

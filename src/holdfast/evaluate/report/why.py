@@ -1,4 +1,4 @@
-"""The text of `holdfast eval why`: the bound, how far the makespan lies above it, where the engine-seconds went."""
+"""Write the text of `holdfast eval why`: the bound, the ratio, and the use of engine-seconds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,14 +8,15 @@ from holdfast.evaluate.policy import account
 from holdfast.evaluate.types.evaluation import BoundTerm, Evaluation, PathStep
 
 BOUND_MEANINGS = {
-    "engines": "all requests, at the cost that each has in a full batch, over the engines, once started",
+    "engines": "all requests, at the cost that each has in a full batch, over the engines, once "
+    "started",
     "sample": "the sample that takes longest, alone on an engine once started, with its metric",
     "metrics": "all metrics, over the CPU slots there were",
     "judge": "all that the judge was asked, at its quota",
     "pace": "long answers need small batches to end in time, which cost more of an engine",
     "storage": "the bytes of the weights, once, over the bandwidth",
 }
-"""The terms of the lower bound, and what each says."""
+"""The terms of the lower bound, with their meanings."""
 CAUSES = {
     account.USEFUL: ("Useful work", "answering, at the cost a request has in a full batch"),
     account.UNDERFILLED: ("Batches not full", "answering, beyond what it costs in a full batch"),
@@ -42,9 +43,9 @@ CAUSES = {
     "busy": ("Answering", "at work on at least one request"),
     "idle": ("Idle", "without any request"),
 }
-"""Where an engine-second can have gone; a policy's own word is shown as it is."""
+"""The causes for engine-seconds; other words of a policy are shown unchanged."""
 WORK = (account.USEFUL, "busy")
-"""The causes that are no loss."""
+"""The causes that are not losses."""
 LOSSES_SHOWN = 3
 LEAST_SHARE_SHOWN = 0.0005
 PATH_SHOWN = 12
@@ -52,7 +53,7 @@ PATH_SHOWN = 12
 
 @dataclass(frozen=True, kw_only=True)
 class LostTime:
-    """One row of where the engine-seconds went."""
+    """One cause of engine-seconds."""
 
     cause: str
     name: str
@@ -62,7 +63,7 @@ class LostTime:
 
 
 def lost_time(evaluation: Evaluation) -> list[LostTime]:
-    """Where the engine-seconds went: useful first, then what took most."""
+    """List the causes of engine-seconds: useful work first, then by size."""
     total_s = sum(evaluation.account.values()) or 1.0
     ordered = sorted(
         evaluation.account.items(), key=lambda item: (item[0] not in WORK, -item[1], item[0])
@@ -80,7 +81,7 @@ def lost_time(evaluation: Evaluation) -> list[LostTime]:
 
 
 def losses(evaluation: Evaluation) -> str:
-    """One line: how much of the engines' time was useful, and what took most of the rest; empty if none was lost."""
+    """Summarize useful time and the largest losses in one line; empty if nothing was lost."""
     rows = lost_time(evaluation)
     useful = sum(row.share for row in rows if row.cause in WORK)
     lost = [row for row in rows if row.cause not in WORK and row.share >= LEAST_SHARE_SHOWN][
@@ -93,18 +94,18 @@ def losses(evaluation: Evaluation) -> str:
 
 
 def bound_terms(evaluation: Evaluation) -> list[tuple[BoundTerm, str]]:
-    """The bound's terms, the largest first, each with what it says."""
+    """List the terms of the bound with their meanings, the largest first."""
     terms = sorted(evaluation.bound, key=lambda term: -term.seconds)
     return [(term, term.detail or BOUND_MEANINGS.get(term.name, "")) for term in terms]
 
 
 def named(name: str) -> str:
-    """A word of the policy's as a person reads it."""
+    """Format a word of the policy for display."""
     return name.replace("_", " ").capitalize()
 
 
 def verdict(evaluation: Evaluation) -> str:
-    """One sentence: the makespan, the bound, and their ratio."""
+    """State the makespan, the bound, and their ratio in one sentence."""
     verb = "would take" if evaluation.state == "planned" else "took"
     took = (
         f"{evaluation.suite} on {evaluation.model} {verb} {words.duration(evaluation.makespan_s)}"
@@ -113,13 +114,14 @@ def verdict(evaluation: Evaluation) -> str:
         return f"{took}; no lower bound is known.".replace(words.NBSP, " ")
     decides = max(evaluation.bound, key=lambda term: term.seconds)
     return (
-        f"{took}, {evaluation.ratio:.2f} times its lower bound of {words.duration(evaluation.bound_s)} "
+        f"{took}, {evaluation.ratio:.2f} times its lower bound of "
+        f"{words.duration(evaluation.bound_s)} "
         f"({named(decides.name).lower()})."
     ).replace(words.NBSP, " ")
 
 
 def why(evaluation: Evaluation) -> str:
-    """The whole text, in lines of plain characters."""
+    """Return the whole text, in lines of plain characters."""
     lines = [verdict(evaluation), ""]
     if evaluation.bound:
         lines += ["What no schedule could have gone below:"]
@@ -147,7 +149,7 @@ def why(evaluation: Evaluation) -> str:
 
 
 def longest_waits(path: Sequence[PathStep]) -> list[PathStep]:
-    """The critical path, newest first, without its shortest steps where it is long."""
+    """Return the critical path, newest first; only the longest steps if there are many."""
     kept = sorted(path, key=lambda step: step.t0 - step.t1)[:PATH_SHOWN]
     return sorted(kept, key=lambda step: -step.t1)
 
@@ -157,7 +159,7 @@ def _path_row(step: PathStep) -> tuple[str, ...]:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows with their columns under one another: numbers to the right, the last as it is."""
+    """Align the columns of rows: numbers to the right, the last column unchanged."""
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]) - 1)]
     return [
         "  "

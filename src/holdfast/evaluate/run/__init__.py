@@ -1,5 +1,6 @@
-"""Run one evaluation, or a stream of them, from the side of the command.
+"""Run one evaluation, or a stream of evaluations, in the process of the command.
 
-`evaluate` and `watch` are the entries; `plan` fixes what is evaluated; `session` starts the processes; `node_agent` is
-the process of a node; `ledger` and `folder` keep the records; `summary` and `actual_cost` compute the result.
+`evaluate` and `watch` are the entry points. `plan` records the suite, model and options; `session`
+starts the processes; `node_agent` is the process on each node; `ledger` and `folder` keep the
+records; `summary` and `actual_cost` compute the result.
 """

@@ -1,19 +1,20 @@
-"""What a run truly cost, in the form from which `policy.bound` computes what no schedule could have gone below.
+"""Measure the actual costs of a run, as the input of the lower bound in `policy.bound`.
 
-The makespan counts from the start of the coordinator, so what cannot be avoided after it belongs into the bound: an
-engine starts once, as fast as it did, and the weights come once, as fast as they did. A plan counts them likewise
-(`simulate.ideal`), and the two ratios say the same. What only took long because something else was late is left out, as
-is what a better run would not have had: waiting for nodes and requests, retries, other weights put into an engine,
-engines and nodes that were lost.
+The makespan starts with the coordinator, so the bound includes the unavoidable start-up: one start
+of an engine and one transfer of the weights, at the measured speeds. `simulate.ideal` counts the
+same costs, so planned and measured ratios are comparable. Avoidable costs are left out: waiting for
+nodes and requests, retries, swaps of weights, and lost engines and nodes.
 
-Where a cost is not known exactly, less is assumed, never more:
+Costs that were not measured exactly are estimated from below:
 
-- a request costs what the engine's curve says, scaled down until no request was faster than alone on an engine and no
-  engine did more than it had time for; where an engine does one thing at a time, its share of the time it took;
-- the weights come at the fastest rate at which any node got them, since what a node waited for while the others were
-  slow is no property of the wire: finer than the whole fetch is not recorded;
-- a metric in which the judge was asked may have waited for its quota, so it counts as the shortest answer of the judge;
-- an answer that was there from before costs nothing, and neither does one of the judge that was kept.
+- A request costs what the engine's curve predicts, scaled down until no request was faster than
+  alone on an engine and no engine worked longer than its busy time. On an engine that runs one
+  forward at a time, a request costs its share of the forward.
+- The weights arrive at the fastest rate of any node, since slower nodes may have waited for their
+  peers. Only the rate of the whole fetch is recorded.
+- A metric that called the judge may include waiting for the quota, so it costs as much as the
+  judge's shortest answer.
+- Answers from the journal, of engines and of the judge, cost nothing.
 """
 
 from bisect import bisect_left
@@ -30,11 +31,11 @@ from holdfast.evaluate.types.engine import Curve
 from holdfast.evaluate.types.timeline import MetricSpan, NodeSpan, RequestSpan, Timeline
 
 _Place = tuple[int, int]
-"""Of a sample: its task and its number therein."""
+"""The task number and the sample number within the task."""
 
 
 class _Cost(NamedTuple):
-    """Of a request: the engine-seconds in a full batch, and the seconds with an engine to itself."""
+    """The cost of a request: engine-seconds in a full batch, and seconds alone on an engine."""
 
     full_s: float
     alone_s: float
@@ -48,14 +49,15 @@ def work_of(
     judge: JudgeLimits | None = None,
     metric_slots: int = 1,
 ) -> RunWork | None:
-    """The work of one model's evaluation; None where no engine answered anything.
+    """Compute the work of one model's evaluation; None if no engine answered a request.
 
     Args:
-        timeline: of the evaluation.
-        model: whose requests, metrics and weights are meant.
-        curve: what the engines' work costs, as they measured it.
-        judge: the limits that the judge was asked under.
-        metric_slots: of a node; where more metrics ran at a time, so many.
+        timeline: the timeline of the evaluation.
+        model: the number of the model.
+        curve: the measured cost curve of the engines.
+        judge: the limits of the judge.
+        metric_slots: the configured metrics at a time on a node; a higher observed number
+            replaces it.
     """
     requests = [span for span in timeline.requests if span.model == model and not span.error]
     if not requests or not timeline.engines:
@@ -66,7 +68,8 @@ def work_of(
     costs = _costs(requests, curve)
     judged = [span for span in timeline.judged if span.model == model]
     samples = _samples(requests, costs, _metrics_s(timeline, model), min(there_s))
-    # Which sample asked the judge is not known: all that it was asked stands by itself, there from the start.
+    # The sample of a judge request is not recorded, so each judge request counts as work of its own
+    # that is ready from the start.
     asked = SampleWork(
         engine_s=0.0,
         alone_s=0.0,
@@ -88,17 +91,17 @@ def work_of(
 
 
 def fetch_bytes_per_s(timeline: Timeline, model: int = 0) -> float:
-    """The fastest rate at which any node got a model, from storage and its peers; 0 where none had to."""
+    """Return the fastest rate at which any node received a model; 0 if no node fetched it."""
     weights = _weights(timeline, model)
     return weights.bytes_per_s if weights.size_bytes else 0.0
 
 
 def _weights(timeline: Timeline, model: int) -> Transfer:
-    """The bytes of a model that any node had to get, at the fastest rate at which one got them.
+    """Return the bytes of a model and the fastest rate at which a node received them.
 
-    All of a model comes to every node, a part from storage and the rest through its peers, and no node has the whole
-    before all of it was read. Bytes that were read again count once. A fetch that was over before the timeline begins
-    took no time.
+    Every node receives the whole model, partly from storage and partly from its peers, and no node
+    can be complete before all bytes were read from storage. Bytes that were read twice count once.
+    A fetch that ended before the timeline begins took no time.
     """
     fetches = [
         span
@@ -119,10 +122,11 @@ def _got_bytes(span: NodeSpan) -> int:
 
 
 def _engines_there_s(timeline: Timeline, model: int, fetch_s: float) -> list[float]:
-    """For each engine when it could have served at the earliest: 0 where it was there before.
+    """Return the earliest time at which each engine could have served; 0 if it already ran.
 
-    Ordered at once, it comes after the weights, and after what its start took beyond them. That is no more than its
-    whole start where it was ordered late, nor more than that and the fastest fetch where the fetch was slow.
+    If ordered at once, an engine serves after the weights have arrived and its remaining start has
+    passed. The result is at most the engine's whole start, and at most the remaining start plus the
+    fastest fetch.
     """
     came_s = weights_came_s(timeline)
     there_s: dict[int, float] = {}
@@ -137,7 +141,7 @@ def _engines_there_s(timeline: Timeline, model: int, fetch_s: float) -> list[flo
 
 
 def _costs(requests: Sequence[RequestSpan], curve: Curve) -> list[_Cost]:
-    """Of each request what it cost; of those of one engine together no more than it was at work."""
+    """Compute the cost of each request, limited by the busy time of its engine."""
     does_one_at_a_time = curve.max_batch == 1
     costs = _shares(requests) if does_one_at_a_time else _by_curve(requests, curve)
     spent_s: dict[int, float] = defaultdict(float)
@@ -152,7 +156,7 @@ def _costs(requests: Sequence[RequestSpan], curve: Curve) -> list[_Cost]:
         engine: min(1.0, busy_s[engine] / total_s) if total_s else 1.0
         for engine, total_s in spent_s.items()
     }
-    if not does_one_at_a_time:  # what one engine has shown, any could do
+    if not does_one_at_a_time:  # the fastest engine is the standard for all
         factors = dict.fromkeys(factors, min(factors.values()))
     return [
         _Cost(full_s=cost.full_s * factors[span.engine], alone_s=cost.alone_s)
@@ -161,14 +165,17 @@ def _costs(requests: Sequence[RequestSpan], curve: Curve) -> list[_Cost]:
 
 
 def _shares(requests: Sequence[RequestSpan]) -> list[_Cost]:
-    """Of requests that one forward answered, which have the same span, each a share of it."""
+    """Divide each forward among the requests that it answered, which have equal spans."""
     together = Counter((span.engine, span.t0, span.t1) for span in requests)
     shares_s = [(span.t1 - span.t0) / together[span.engine, span.t0, span.t1] for span in requests]
     return [_Cost(full_s=share_s, alone_s=share_s) for share_s in shares_s]
 
 
 def _by_curve(requests: Sequence[RequestSpan], curve: Curve) -> list[_Cost]:
-    """By the curve, scaled so that none was faster than alone; what was cut off where the timeline begins says less."""
+    """Compute costs by the curve, scaled so that no request was faster than alone on an engine.
+
+    A request that the start of the timeline cuts off does not lower the scale.
+    """
     costs = [
         _Cost(
             full_s=curve.saturated_s(span.prompt_tokens, span.new_tokens),
@@ -195,7 +202,7 @@ def _samples(
     metrics_s: dict[_Place, float],
     ready_s: float,
 ) -> list[SampleWork]:
-    """The samples that engines answered, and the metrics of those whose answers were there from before."""
+    """List the samples that engines answered, and the metrics of samples with reused answers."""
     engine_s: dict[_Place, float] = defaultdict(float)
     longest_s: dict[_Place, float] = defaultdict(float)
     for span, cost in zip(requests, costs, strict=True):
@@ -220,7 +227,7 @@ def _samples(
 
 
 def _metrics_s(timeline: Timeline, model: int) -> dict[_Place, float]:
-    """What the metric of each sample took of a slot; of one computed again, the last time."""
+    """Compute the seconds in which each sample's metric held a slot, from the last computation."""
     judged = [span for span in timeline.judged if span.model == model]
     answers_s = sorted(span.t1 for span in judged)
     shortest_s = min((span.t1 - span.t0 for span in judged), default=0.0)
@@ -237,12 +244,12 @@ def _metrics_s(timeline: Timeline, model: int) -> dict[_Place, float]:
 
 
 def _quota(a_minute: float | None) -> Quota | None:
-    """A limit on every window of a minute: all of it can be used at once, and again a window later."""
+    """Convert a limit per minute: the whole limit can be used at once, and again a window later."""
     return None if a_minute is None else Quota(rate_per_s=a_minute / WINDOW_S, burst=a_minute)
 
 
 def _at_once(metrics: Sequence[MetricSpan]) -> int:
-    """The most metrics that ran at a time on one node."""
+    """Return the highest number of metrics that ran at the same time on one node."""
     edges = [(span.t0, 1, span.node) for span in metrics] + [
         (span.t1, -1, span.node) for span in metrics
     ]

@@ -1,7 +1,8 @@
-"""Whether a suite's tasks are there, found out on this machine before nodes of others are had.
+"""Check on this machine that a suite's tasks exist, before nodes are requested.
 
-In: a suite. Out: nothing, or why it cannot be run. Harnesses are imported by a process that ends with the question
-(`python -m holdfast.evaluate.run.check_tasks`), so that the command stays light.
+A separate process (`python -m holdfast.evaluate.run.check_tasks`) imports the harnesses, so that
+the command stays light. The process reads a suite and writes nothing, or the reason why the suite
+cannot run.
 """
 
 import asyncio
@@ -21,16 +22,18 @@ from holdfast.evaluate.types.suite import Suite
 
 
 async def check_tasks(suite: Suite, log: Path) -> None:
-    """See that every entry's harness knows its task and may run it.
+    """Check that each entry's harness has the task and may run it.
 
-    Where this machine lacks what a harness needs, nothing is said: the nodes may have it, and say so if not.
+    The check passes silently if this machine lacks a package of the harness: the nodes may have the
+    package, and report an error themselves if not.
 
     Args:
-        suite: what is to be run.
-        log: gets what harnesses print, and what was in the way here.
+        suite: the suite to run.
+        log: the file for the output of the harnesses and for errors of this machine.
 
     Raises:
-        BadUse: a task is not there (with the nearest names), or needs what Holdfast does not give.
+        BadUse: a task does not exist (with the nearest names), or needs a feature that Holdfast
+            lacks.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as printed:
@@ -48,7 +51,7 @@ async def check_tasks(suite: Suite, log: Path) -> None:
 
 
 def main() -> None:
-    """Read a suite from standard input; write to standard output why it cannot be run, if so."""
+    """Read a suite from standard input; write the reason to standard output if it cannot run."""
     die_with_parent()
     end_without_collecting()
     answer = os.dup(sys.stdout.fileno())
@@ -69,7 +72,7 @@ def main() -> None:
 
 
 def _is_of_the_suite(error: BaseException) -> bool:
-    """Whether it is our own word on the suite; with another's error behind it, it may be of this machine alone."""
+    """Return True if all causes are `BadUse`; other causes may concern this machine alone."""
     found: BaseException | None = error
     while found is not None:
         if not isinstance(found, BadUse):

@@ -1,7 +1,7 @@
-"""What an evaluation leaves in the marks of a checkpoint of Holdfast's: that it is needed meanwhile, and its scores.
+"""Write to a Holdfast checkpoint's annotations: a hold while it is evaluated, and its scores.
 
-So that `Checkpointer(keep=…)` and `prune` delete none that is being read, and `prune --best` finds the best. Marks
-advise: where they cannot be written, it is evaluated all the same.
+The hold keeps `Checkpointer(keep=…)` and `prune` from deleting the checkpoint; `prune --best` reads
+the scores. The evaluation continues if annotations cannot be written.
 """
 
 import logging
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def wanted(model: str, evaluation_id: str) -> Iterator[None]:
-    """No policy deletes the checkpoint while the block runs, for a day, if `model` is one."""
+    """Keep retention from deleting the checkpoint during the block, for at most one day."""
     checkpoint = Path(model)
     if not (checkpoint / MANIFEST_NAME).is_file():
         yield
@@ -31,10 +31,10 @@ def wanted(model: str, evaluation_id: str) -> Iterator[None]:
 
 
 def note_scores(evaluation: Evaluation, suite: Suite) -> None:
-    """Note the scores of tasks and groups as metrics of the checkpoint, if the model is one.
+    """Record the scores of tasks and groups as metrics of the checkpoint, if the model is one.
 
-    Their names are `TASK/METRIC`, `TASK/METRIC,FILTER` where there is a filter, and `TASK:LIMIT/…` of so many samples:
-    what is of some must not be taken for what is of all, and decide what goes.
+    The names are `TASK/METRIC`, or `TASK/METRIC,FILTER` with a filter, or `TASK:LIMIT/…` with a
+    limit on samples: retention must not mistake the score of some samples for the score of all.
     """
     checkpoint = Path(evaluation.model)
     metrics = dict(_metrics(evaluation.scores, suite))
@@ -42,7 +42,7 @@ def note_scores(evaluation: Evaluation, suite: Suite) -> None:
         return
 
     def was_evaluated() -> bool:
-        """Not, where its step was saved again since."""
+        """Return False if the step was saved again since."""
         return (inspect_checkpoint(checkpoint).created_at_s or 0.0) <= evaluation.started_at_s
 
     try:
@@ -57,7 +57,7 @@ def _metrics(scores: Iterable[Score], suite: Suite) -> Iterator[tuple[str, float
         known = {limits[score.task]} if score.task in limits else set(limits.values())
         if (
             score.depth or score.number is None or len(known) > 1
-        ):  # of a task that is part of an entry nobody can tell
+        ):  # a task inside an entry has no known limit
             continue
         (limit,) = known
         task = score.task if limit is None else f"{score.task}:{limit:g}"

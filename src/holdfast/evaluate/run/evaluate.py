@@ -1,4 +1,4 @@
-"""`evaluate(suite, model) -> Evaluation`, and its relatives: go on with one, follow a training run, score again."""
+"""Evaluate a suite on a model; resume an evaluation, or compute its scores again."""
 
 import asyncio
 import contextlib
@@ -55,18 +55,18 @@ def evaluate(
     options: EvaluateOptions | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Run a suite on a model and return its scores, exactly the harness's own.
+    """Run a suite on a model and return its scores, identical to the scores of the harness alone.
 
     Args:
-        suite: a suite, a TOML file of one, or task names.
-        model: a Hugging Face folder or its URL; a Holdfast or DCP checkpoint, with `options.hf_config`; with
-            `engine.kind="openai"` the server's name of it.
-        options: how; the defaults run in exact mode on this machine.
-        progress: called twice a second with how far it is.
+        suite: a suite, the path of a suite's TOML file, or task names.
+        model: a Hugging Face folder or its URL; a Holdfast or DCP checkpoint, with
+            `options.hf_config`; or, with `engine.kind="openai"`, the model's name on the server.
+        options: how to evaluate; the defaults run in exact mode on this machine.
+        progress: called twice a second with the status.
 
     Raises:
-        BadUse: suite, model or options are wrong; nothing was done.
-        EvaluationError: it could not be done; what was finished is kept, and `resume` goes on.
+        BadUse: the suite, model or options are wrong; nothing was started.
+        EvaluationError: the evaluation failed; finished work is kept, and `resume` continues.
     """
     options = options or EvaluateOptions()
     chosen = options.applied_to(suite if isinstance(suite, Suite) else load_suite(suite))
@@ -86,7 +86,8 @@ def evaluate(
     with holding(paths):
         if paths.suite.exists():
             raise BadUse(
-                f"There is already an evaluation {paths.evaluation_id}. Go on with it: holdfast eval resume "
+                f"There is already an evaluation {paths.evaluation_id}. Go on with it: holdfast "
+                "eval resume "
                 f"{paths.evaluation_id}, or choose another --id."
             )
         with opened_ledger(options, paths) as ledger:
@@ -98,7 +99,7 @@ def evaluate(
                 raise
             try:
                 return _run(plan, paths, ledger, progress)
-            except BadUse as error:  # nothing came of it, and its id is free for the next try
+            except BadUse as error:  # nothing was recorded, so the id stays free
                 shutil.rmtree(paths.root)
                 try:
                     ledger.remove_evaluation(paths.evaluation_id)
@@ -114,17 +115,17 @@ def resume(
     progress: Progress | None = None,
     **changes: Any,
 ) -> Evaluation:
-    """Go on with an evaluation that was stopped; what it had finished is not done again.
+    """Continue a stopped evaluation without repeating finished work.
 
     Args:
-        evaluation_id: which.
-        home: where evaluations lie; None for `$HOLDFAST_HOME`, else `.holdfast`.
-        progress: as `evaluate`.
-        changes: options that shall be others now (`nodes`, `on`, …).
+        evaluation_id: the id of the evaluation.
+        home: the folder of all evaluations; None for `$HOLDFAST_HOME`, else `.holdfast`.
+        progress: as for `evaluate`.
+        changes: options to replace (`nodes`, `on`, …).
 
     Raises:
-        NotFound: there is no such evaluation.
-        BadUse, EvaluationError: as `evaluate`.
+        NotFound: the evaluation does not exist.
+        BadUse, EvaluationError: as for `evaluate`.
     """
     paths = EvaluationPaths((home or holdfast_home()).absolute(), evaluation_id)
     plan = Planned.read(paths)
@@ -147,11 +148,11 @@ def resume(
 def rescore(
     evaluation_id: str, *, home: Path | None = None, progress: Progress | None = None
 ) -> Evaluation:
-    """Compute an evaluation's scores again from the answers it got: no engine is started.
+    """Compute an evaluation's scores again from its recorded answers, without engines.
 
     Raises:
-        NotFound: there is no such evaluation, or it got no answers.
-        BadUse, EvaluationError: as `evaluate`.
+        NotFound: the evaluation does not exist, or has no answers.
+        BadUse, EvaluationError: as for `evaluate`.
     """
     paths = EvaluationPaths((home or holdfast_home()).absolute(), evaluation_id)
     plan = Planned.read(paths)
@@ -160,12 +161,11 @@ def rescore(
         before = read_evaluation(paths.root)
         if not before.numerics:
             raise NotFound(
-                f"{evaluation_id} has no answers to score. Go on with it: holdfast eval resume {evaluation_id}"
+                f"{evaluation_id} has no answers to score. Go on with it: holdfast eval resume "
+                f"{evaluation_id}"
             )
         _demand_record(ledger, plan, paths)
-        shutil.rmtree(
-            folder, ignore_errors=True
-        )  # a coordinator's state of its own, of no use afterwards
+        shutil.rmtree(folder, ignore_errors=True)  # the coordinator's own state, useless afterwards
         heard = Heard(progress)
         model = msgspec.structs.replace(
             plan.add_model(0, paths), digest=before.digest, numerics=before.numerics
@@ -180,7 +180,8 @@ def rescore(
         for task in [entry.name for entry in plan.suite.entries]:
             if task in scored["errors"] and task not in before.errors:
                 raise EvaluationError(
-                    f"{task} cannot be scored again: {scored['errors'][task]} The scores of {evaluation_id} are as "
+                    f"{task} cannot be scored again: {scored['errors'][task]} The scores of "
+                    f"{evaluation_id} are as "
                     "they were."
                 )
         evaluation = replace(before, **scored)
@@ -199,14 +200,14 @@ def rescore(
 
 @dataclass
 class Heard:
-    """What the coordinator said of one evaluation."""
+    """Collect the coordinator's messages about one evaluation."""
 
     progress: Progress | None
     tasks: dict[int, TaskOutcome] = field(default_factory=dict)
     model: ModelOutcome | None = None
 
     def __call__(self, message: Message) -> None:
-        """Hear a message."""
+        """Record a message."""
         match message:
             case TaskOutcome():
                 self.tasks[message.task] = message
@@ -219,7 +220,7 @@ class Heard:
 def _run(
     plan: Planned, paths: EvaluationPaths, ledger: Ledger, progress: Progress | None
 ) -> Evaluation:
-    """Run it to its end and keep what came of it."""
+    """Run an evaluation to its end and keep its result."""
     heard = Heard(progress)
     try:
         write_atomic(CoordinatorFiles(paths.root).history, encode_history(history_of(ledger, plan)))
@@ -256,7 +257,7 @@ def _run(
 
 
 def _demand_record(ledger: Ledger, plan: Planned, paths: EvaluationPaths) -> None:
-    """The ledger may be another than the one that it was begun in."""
+    """Add the evaluation's record if this ledger, which may be a new one, lacks it."""
     try:
         ledger.evaluation(paths.evaluation_id)
     except NotFound:
@@ -265,7 +266,7 @@ def _demand_record(ledger: Ledger, plan: Planned, paths: EvaluationPaths) -> Non
 
 @contextlib.contextmanager
 def _called_from(directory: str) -> Iterator[None]:
-    """Work where the evaluation was begun, so that paths relative to that folder mean what they meant."""
+    """Work in the folder where the evaluation was begun, so that relative paths still resolve."""
     if not Path(directory).is_dir():
         _log.warning("%s is not there any more; paths relative to it are not found.", directory)
         directory = ""
@@ -281,7 +282,7 @@ def _run_session(session: Session, model: AddModel) -> None:
 
 
 def _forget_failures(paths: EvaluationPaths) -> None:
-    """Tasks that failed and a model that was given up are tried again; what has scores stays."""
+    """Delete the outcomes of failed tasks and models, so that they run again; scores stay."""
     for path in (paths.state / "results").glob("*.outcome"):
         if msgspec.msgpack.decode(path.read_bytes(), type=TaskOutcome).error:
             path.unlink()
@@ -290,7 +291,7 @@ def _forget_failures(paths: EvaluationPaths) -> None:
 
 
 def _go_on_with_time(paths: EvaluationPaths) -> None:
-    """The time that nobody worked on it does not count: the timeline goes on where it ended."""
+    """Shift the start time, so that the timeline leaves out the pause and continues at its end."""
     record = paths.state / "started.json"
     if record.exists():
         started = json.loads(record.read_bytes())

@@ -1,4 +1,4 @@
-"""The folders of an evaluation: whose they are while it runs, and whether they can be had."""
+"""Lock the folder of an evaluation, and check the folders before work begins."""
 
 import fcntl
 import os
@@ -13,10 +13,10 @@ from holdfast.evaluate.run.options import EvaluateOptions
 
 @contextmanager
 def holding(paths: EvaluationPaths) -> Iterator[None]:
-    """One command at a time has an evaluation.
+    """Lock an evaluation for one command.
 
     Raises:
-        BadUse: another has it, or the folder cannot be written.
+        BadUse: another command holds the lock, or the folder cannot be written.
     """
     try:
         paths.state.mkdir(parents=True, exist_ok=True)
@@ -39,10 +39,10 @@ def holding(paths: EvaluationPaths) -> Iterator[None]:
 
 
 def check_is_ours(paths: EvaluationPaths) -> None:
-    """A folder that somebody else filled is neither written to nor, when nothing comes of it, removed.
+    """Check that the folder is not in use for other files; Holdfast would write and delete there.
 
     Raises:
-        BadUse: it is such a folder.
+        BadUse: the folder holds other files.
     """
     if not paths.root.is_dir() or paths.suite.exists():
         return
@@ -53,10 +53,10 @@ def check_is_ours(paths: EvaluationPaths) -> None:
 
 
 def check_output(options: EvaluateOptions) -> None:
-    """Before the work, not after it: the folder for results is there and can be written.
+    """Check before any work that the folder for results exists and can be written.
 
     Raises:
-        BadUse: it is not.
+        BadUse: the folder cannot be made or written.
     """
     if options.output is None:
         return

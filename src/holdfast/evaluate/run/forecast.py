@@ -1,6 +1,6 @@
-"""Describe an evaluation before it runs: its requests as the harness builds them, its costs as the ledger has them.
+"""Describe an evaluation before it runs: the harness's requests, and costs from the ledger.
 
-`holdfast.simulate.plan` predicts from this how long the evaluation takes.
+`holdfast.simulate.plan` predicts from this description how long the evaluation takes.
 """
 
 import io
@@ -33,18 +33,18 @@ from holdfast.evaluate.types.harness import ModelFacts, SampleRequests
 from holdfast.evaluate.types.suite import Suite, load_suite
 from holdfast.evaluate.types.timeline import read_timeline
 
-_FREE_BATCH = 32  # of `engines.hf`, which needs torch
+_FREE_BATCH = 32  # the default of `engines.hf`, which imports torch
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredEngines:
-    """What an earlier evaluation measured of its engines.
+    """Hold an earlier evaluation's measurements of its engines.
 
     Attributes:
-        evaluation_id: of that evaluation.
-        curve: what work costs on one engine.
-        start_s: how long an engine took to start and load; None if that was not recorded.
-        bytes_per_s: the rate at which a node received the weights; 0 if no node had to.
+        evaluation_id: the id of that evaluation.
+        curve: the cost curve of one engine.
+        start_s: seconds for an engine to start and load; None if not recorded.
+        bytes_per_s: the rate at which a node received the weights; 0 if no node fetched any.
     """
 
     evaluation_id: str
@@ -55,20 +55,21 @@ class MeasuredEngines:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanInputs:
-    """All that a prediction of an evaluation needs.
+    """Hold the inputs of a prediction.
 
     Attributes:
-        suite: what would run, with the options applied.
-        options: how it would run.
-        family: whose history predicts the model's costs.
-        task_names: the entries as the history names them.
-        samples: of each entry, the samples with their requests.
-        history: what is known of the entries' samples.
-        model_bytes: size of the weights; 0 where the engines have them already.
-        engines_per_node: how many engines each node would have.
-        measured: the newest evaluation of the same family and mode that measured an engine; None if there is none.
-        history_note: how much of the history is known, as a sentence.
-        device_notes: which devices the prediction assumes, and how the model fits them, a sentence each.
+        suite: the suite with the options applied.
+        options: the options of the run.
+        family: the family of models with the history that predicts the costs.
+        task_names: the names of the entries in the history.
+        samples: for each entry, the samples with their requests.
+        history: the recorded costs of the entries' samples.
+        model_bytes: the size of the weights; 0 if the engines already have the weights.
+        engines_per_node: the number of engines on each node.
+        measured: the newest evaluation of the same family and mode with engine measurements;
+            None if there is none.
+        history_note: a sentence that describes how complete the history is.
+        device_notes: sentences on the assumed devices and on how the model fits them.
     """
 
     suite: Suite
@@ -91,16 +92,17 @@ def plan_inputs(
     options: EvaluateOptions,
     device_memory_gib: float | None = None,
 ) -> PlanInputs:
-    """Collect what a prediction needs; nothing is run but the harness's own preparation, on this machine.
+    """Collect the inputs of a prediction; only the harness's own preparation runs, locally.
 
     Args:
-        suite: as `holdfast.evaluate.evaluate`.
-        model: likewise.
-        options: likewise.
-        device_memory_gib: of each GPU it would run on, or of a node for engines on CPUs; None: this machine's.
+        suite: as for `holdfast.evaluate.evaluate`.
+        model: as for `holdfast.evaluate.evaluate`.
+        options: as for `holdfast.evaluate.evaluate`.
+        device_memory_gib: the memory of each GPU of the run, or of a node for engines on CPUs;
+            None for this machine's memory.
 
     Raises:
-        BadUse: suite, model or options are wrong, or the model does not fit the devices.
+        BadUse: the suite, model or options are wrong, or the model does not fit the devices.
     """
     if device_memory_gib is not None and not 0 < device_memory_gib < float("inf"):
         raise BadUse(
@@ -167,7 +169,7 @@ def history_note(
     names: Sequence[str],
     samples: Sequence[Sequence[SampleRequests]],
 ) -> str:
-    """Describe how much of the lengths and metric times is known from earlier evaluations."""
+    """Describe how much of the lengths and metric times is recorded from earlier evaluations."""
     unsure = {
         name
         for name, asked in zip(names, samples, strict=True)
@@ -196,7 +198,10 @@ def history_note(
 
 
 def engines_per_node_of(planned: Planned) -> tuple[int, str]:
-    """Count the engines that a live node would start (`coordinator.engine_slots`), with the reason as a sentence."""
+    """Count the engines that a live node would start, with the reason as a sentence.
+
+    The count is the same as in `coordinator.engine_slots`.
+    """
     options, spec = planned.options, planned.options.engine
     gpus = (
         (gpu_count() if options.on == "local" else planned.gpus_per_node) if uses_gpus(spec) else 0
@@ -224,13 +229,13 @@ def engines_per_node_of(planned: Planned) -> tuple[int, str]:
 
 
 def fit_of(planned: Planned, told_gib: float | None) -> str:
-    """Describe how the model fits the devices that it would run on.
+    """Describe how the model fits the devices of the run.
 
     Raises:
-        BadUse: it does not.
+        BadUse: the model does not fit.
     """
     manifest, options = planned.manifest, planned.options
-    if manifest is None:  # its engines have it themselves
+    if manifest is None:  # the engines already have the weights
         return ""
     memory = _memory(planned, told_gib)
     if memory is None:
@@ -256,7 +261,7 @@ def fit_of(planned: Planned, told_gib: float | None) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _Memory:
-    """What one device has, or one engine may have of a node's; `whose` says it in words."""
+    """Hold the memory of one GPU, or one engine's share of a node; `whose` names the owner."""
 
     device: str
     size_bytes: int
@@ -264,7 +269,7 @@ class _Memory:
 
 
 def _memory(planned: Planned, told_gib: float | None) -> _Memory | None:
-    """Of the devices it would run on: as told, else this machine's; None where neither says it."""
+    """Return the memory of the run's devices: the given one, else this machine's, else None."""
     options, spec = planned.options, planned.options.engine
     told_bytes = None if told_gib is None else int(told_gib * 2**30)
     on_cpu = spec.device == "cpu"

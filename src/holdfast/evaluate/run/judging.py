@@ -1,4 +1,4 @@
-"""The judge of one evaluation: its proxy runs as long as the evaluation, and is started again when it dies."""
+"""Run the proxy of an evaluation's judge, and restart the proxy when it dies."""
 
 import socket
 import threading
@@ -18,15 +18,20 @@ _LOOK_EVERY_S = 1.0
 
 @contextmanager
 def judging(options: EvaluateOptions, paths: EvaluationPaths) -> Iterator[Mapping[str, str]]:
-    """What harness hosts need in their environment to reach the judge; empty where none is configured.
+    """Run the judge's proxy during the block.
 
     Args:
-        options: with the judge's limits, if there is one.
-        paths: the evaluation's; the judge's journal lies with the answers, and outlives it.
+        options: the options, with the judge's limits if there is a judge.
+        paths: the paths of the evaluation; the judge's journal is beside the answers and
+            outlives the evaluation.
+
+    Returns:
+        The environment variables through which harness hosts reach the judge; empty without a
+            judge.
 
     Raises:
-        BadUse: another evaluation of this home asks the same judge now.
-        EvaluationError: the proxy does not come up.
+        BadUse: another evaluation of this home uses the same judge now.
+        EvaluationError: the proxy does not start.
     """
     if options.judge is None:
         yield {}
@@ -42,9 +47,7 @@ def judging(options: EvaluateOptions, paths: EvaluationPaths) -> Iterator[Mappin
             if not judge.is_running():
                 try:
                     judge.restart()
-                except (
-                    HoldfastError
-                ):  # tried again at the next look; whoever asks it waits meanwhile
+                except HoldfastError:  # tried again at the next look; callers wait meanwhile
                     continue
 
     minder = threading.Thread(target=mind, name="judge", daemon=True)
@@ -58,7 +61,7 @@ def judging(options: EvaluateOptions, paths: EvaluationPaths) -> Iterator[Mappin
 
 
 def _host(options: EvaluateOptions) -> str:
-    """Where the proxy of an evaluation listens: the nodes must reach it."""
+    """Return the address on which the proxy listens, which all nodes must reach."""
     if options.on == "local":
         return "127.0.0.1"
     from holdfast.cluster import places
@@ -85,7 +88,7 @@ def _config(limits: JudgeLimits, paths: EvaluationPaths, host: str) -> "JudgeCon
         input_price=limits.input_price,
         output_price=limits.output_price,
         host=host,
-        port=_free_port(host),  # the same after a restart, since those who ask know no other
+        port=_free_port(host),  # the same after a restart, since callers keep the address
     )
 
 

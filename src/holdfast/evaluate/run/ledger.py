@@ -1,6 +1,6 @@
-"""Record an evaluation in the ledger and in its folder, and read what earlier ones cost.
+"""Record an evaluation in the ledger and in its folder, and read the costs of earlier ones.
 
-What has ended is reported also where the disk or the ledger cannot be written.
+The end of an evaluation is reported even if the disk or the ledger cannot be written.
 """
 
 import fcntl
@@ -27,7 +27,7 @@ from holdfast.evaluate.types.scores import compact
 
 @contextmanager
 def opened_ledger(options: EvaluateOptions, paths: EvaluationPaths) -> Iterator[Ledger]:
-    """The ledger that an evaluation is recorded in."""
+    """Open the ledger of an evaluation for the duration of the block."""
     ledger = Ledger.open(options.ledger or ledger_url(paths.home))
     try:
         yield ledger
@@ -36,9 +36,9 @@ def opened_ledger(options: EvaluateOptions, paths: EvaluationPaths) -> Iterator[
 
 
 def state_of(record: EvaluationRecord) -> Literal["running", "done", "failed", "stopped"]:
-    """The state of an evaluation; "stopped" where the ledger says running and no command has it any more."""
+    """Return the state; "stopped" if the ledger has "running" but no command holds the lock."""
     lock = Path(record.folder) / "state" / "lock"
-    if record.state != "running" or not lock.exists():  # of another machine's disk
+    if record.state != "running" or not lock.exists():  # the folder is on another machine's disk
         return record.state
     with lock.open() as file:
         try:
@@ -49,7 +49,7 @@ def state_of(record: EvaluationRecord) -> Literal["running", "done", "failed", "
 
 
 def history_of(ledger: Ledger, plan: Planned) -> list[TaskHistory]:
-    """What was seen of the suite's tasks with this family before."""
+    """Return the recorded costs of the suite's tasks for this family of models."""
     known = ledger.latest_priors(plan.family)
     history = []
     for name in task_names(plan.suite):
@@ -62,7 +62,7 @@ def history_of(ledger: Ledger, plan: Planned) -> list[TaskHistory]:
 def record_end(
     ledger: Ledger, plan: Planned, paths: EvaluationPaths, evaluation: Evaluation
 ) -> None:
-    """An evaluation ended; `paths` are its session's, which has learned what its samples cost."""
+    """Record the end of an evaluation; `paths` are the session's, which hold the measured costs."""
     now_s = time.time()
     ledger.set_evaluation(
         evaluation.id,
@@ -109,7 +109,7 @@ def keep(
     *,
     session: EvaluationPaths | None = None,
 ) -> None:
-    """Write and record what an evaluation came to; `session` are the files of a stream that it was part of."""
+    """Write and record a result; `session` holds the files of the stream around the evaluation."""
     write_evaluation(evaluation, paths.root)
     write_reports(evaluation, plan.options.output)
     record_end(ledger, plan, session or paths, evaluation)
@@ -117,12 +117,12 @@ def keep(
 
 
 def with_next_step(why: str, paths: EvaluationPaths) -> str:
-    """Why it ended, and how to go on."""
+    """Append the command that resumes the evaluation to the reason for its end."""
     return f"{why} Go on with: holdfast eval resume {paths.evaluation_id}"
 
 
 def recorded(ledger: Ledger, paths: EvaluationPaths, state: str, outcome: str) -> str:
-    """Record how it ended; the outcome, and behind it what keeps the ledger from having it."""
+    """Record the end; return the outcome, followed by the ledger's error if there is one."""
     try:
         ledger.set_evaluation(
             paths.evaluation_id, state=state, ended_at_s=time.time(), outcome=outcome
@@ -134,22 +134,25 @@ def recorded(ledger: Ledger, paths: EvaluationPaths, state: str, outcome: str) -
 
 @contextmanager
 def saying_where_it_lies(paths: EvaluationPaths, again: str) -> Iterator[None]:
-    """What is scored is kept by its tasks already: a disk that is full hides neither that nor the next step.
+    """Turn errors of the block into an error that names the folder of results and the next step.
+
+    The outcomes of the tasks are already on disk, so a full disk must hide neither.
 
     Raises:
-        EvaluationError: it could not be written or recorded.
+        EvaluationError: the block could not write or record.
     """
     try:
         yield
     except (HoldfastError, OSError) as error:
         raise EvaluationError(
-            f"Its tasks have ended and what they came to is in {paths.root}, but not all of it could be recorded: "
+            f"Its tasks have ended and what they came to is in {paths.root}, but not all of it "
+            "could be recorded: "
             f"{sentence(error)} Then go on with: {again}"
         ) from error
 
 
 def sentence(error: BaseException) -> str:
-    """An error as a person is told of it."""
+    """Format an error for the user."""
     return (
         f"{error}. See that there is room and that it can be written."
         if isinstance(error, OSError)

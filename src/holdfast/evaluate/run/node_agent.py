@@ -1,8 +1,9 @@
-"""A node's agent: `python -m holdfast.evaluate.run.node_agent`; one a node, started by whoever places it.
+"""Run on each node as its agent: `python -m holdfast.evaluate.run.node_agent`.
 
-It keeps the models' weights in this node's memory and shares them with the other nodes' agents, starts the harness
-host and, as the coordinator says, the engines' workers, and tells when one of them ends. They all end with it. When the
-coordinator is away for longer than its patience, or says so, it clears the memory and ends.
+The agent keeps the models' weights in this node's memory and shares the weights with the other
+nodes' agents. The agent starts the harness host and, on the coordinator's orders, the engine
+workers, and reports the end of each. All these processes end with the agent. If the coordinator
+sends the order, or is unreachable for longer than `linger_s`, the agent frees the memory and ends.
 """
 
 import argparse
@@ -62,19 +63,19 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class NodeOptions:
-    """What an agent is told on its command line.
+    """Hold the options of an agent's command line.
 
     Attributes:
-        place: number of the node, from 0.
-        folder: the evaluation's, shared by all nodes.
-        store_root: where weights are kept; empty for this machine's shared memory.
-        store_bytes: how much of it; 0 for what is free.
-        nic_mib_s: limits what it exchanges with its peers; 0 for no limit.
-        listen_host: where peers reach its chunks.
-        metric_slots: metrics at a time; 0 for its cores.
-        journals: root of the journals, for what an engine could tell nobody.
-        linger_s: how long engines go on when the coordinator is away.
-        has_host: whether it starts a harness host.
+        place: the number of the node, from 0.
+        folder: the evaluation's folder, shared by all nodes.
+        store_root: the folder for weights; empty for this machine's shared memory.
+        store_bytes: the size limit of the weights in bytes; 0 for the free memory.
+        nic_mib_s: the limit in MiB/s on exchange with peers; 0 for no limit.
+        listen_host: the address on which peers fetch chunks.
+        metric_slots: metrics at a time; 0 for the number of cores.
+        journals: the folder of journals, for answers that an engine could not deliver.
+        linger_s: seconds for which engines continue without the coordinator.
+        has_host: True if the agent starts a harness host.
     """
 
     place: int
@@ -91,7 +92,7 @@ class NodeOptions:
 
 @dataclass
 class Agent:
-    """One node's agent."""
+    """Run the processes and the weights of one node."""
 
     options: NodeOptions
     token: str
@@ -103,7 +104,11 @@ class Agent:
     _stopping: bool = False
 
     async def run(self) -> int:
-        """Serve until told to stop; returns the exit code."""
+        """Serve until the coordinator orders the end.
+
+        Returns:
+            The exit code.
+        """
         options = self.options
         self._line = Line(self.address, self._hello, patience_s=options.linger_s + _STOP_GRACE_S)
         self._store = NodeStore(
@@ -175,7 +180,7 @@ class Agent:
             self._line.send(Alive())
 
     async def _sample(self) -> None:
-        """Sample this node while it evaluates; without a sampler the evaluation is the same."""
+        """Sample this node's use during the evaluation; the scores do not depend on the sampler."""
         try:
             sampler = LocalSampler(self.options.folder / "profile", own_node())
         except OSError:
@@ -203,7 +208,7 @@ class Agent:
     # Weights
 
     def _fetch(self, wanted: FetchModel) -> None:
-        """Fetch a model; of one that is under way the store takes the new owners and peers."""
+        """Fetch a model; during a fetch in progress, the store takes the new owners and peers."""
         self._fetches[wanted.model] = asyncio.create_task(self._fetch_whole(wanted))
 
     async def _fetch_whole(self, wanted: FetchModel) -> None:
@@ -217,7 +222,7 @@ class Agent:
                 max_read_mib_s=wanted.max_read_mib_s or None,
             )
         except (HoldfastError, OSError) as error:
-            # Else it was released, or a later one says so.
+            # Otherwise the model was released, or a later fetch reports.
             if self._fetches.get(wanted.model) is asyncio.current_task():
                 del self._fetches[wanted.model]
                 self._line.send(self._failure(wanted.model, error))
@@ -323,7 +328,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 def gpu_count() -> int:
-    """NVIDIA GPUs that this process may use: what CUDA_VISIBLE_DEVICES names, else what the driver shows."""
+    """Count the GPUs in CUDA_VISIBLE_DEVICES, else the NVIDIA GPUs that the driver shows."""
     told = os.environ.get("CUDA_VISIBLE_DEVICES")
     if told is not None:
         return len([one for one in told.split(",") if one.strip() not in ("", "-1")])
@@ -337,7 +342,7 @@ def gpu_count() -> int:
 
 
 def _gpus_of(wanted: StartEngine) -> dict[str, str]:
-    """The GPUs of one engine among its node's: the `index`-th set of `tensor_parallel`."""
+    """Choose an engine's GPUs on its node: the `index`-th set of `tensor_parallel`."""
     if not (count := gpu_count()) or wanted.spec.device == "cpu":
         return {}
     told = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -360,7 +365,7 @@ def _tail(log: Path) -> str:
 
 
 def main() -> None:
-    """Run an agent as its command line says."""
+    """Run an agent with the options of the command line."""
     parser = argparse.ArgumentParser(prog="holdfast.evaluate.run.node_agent")
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--journals", type=Path, required=True)

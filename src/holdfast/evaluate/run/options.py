@@ -1,4 +1,4 @@
-"""How an evaluation is run: where, by which engines, within which limits. Checked before any work is done."""
+"""Define and check the options of an evaluation, before any work begins."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
@@ -22,25 +22,26 @@ ENGINES = ("hf", "vllm", "openai", "simulated")
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeLimits:
-    """A model-as-judge behind an OpenAI-compatible server, and what it may be asked. None: no limit.
+    """Limit the use of a model-as-judge behind an OpenAI-compatible server; None for no limit.
 
-    Tasks reach it through a proxy that holds these limits; which model judges is the task's to say.
+    Tasks reach the server through a proxy that applies the limits. Each task names its judging
+    model.
     """
 
     url: str
-    """Up to and with its version: `http://host:8000/v1`."""
+    """The server's address including the version: `http://host:8000/v1`."""
     api_key_env: str = "OPENAI_API_KEY"
-    """The environment variable that holds its key; a key is never in a file or a flag."""
+    """The environment variable with the server's key; keys are never in a file or a flag."""
     requests_per_minute: float | None = None
     tokens_per_minute: float | None = None
     concurrency: int = 32
     """Requests at a time."""
     cost_limit: float | None = None
-    """Of the whole evaluation, in the currency of the prices."""
+    """The most that the whole evaluation may cost, in the currency of the prices."""
     input_price: float = 0.0
-    """Of a million tokens of prompts."""
+    """The price of a million prompt tokens."""
     output_price: float = 0.0
-    """Of a million tokens of answers."""
+    """The price of a million answer tokens."""
 
     def __post_init__(self) -> None:
         _check_url("judge.url", self.url)
@@ -53,87 +54,95 @@ class JudgeLimits:
             _check_least(f"judge.{name}", getattr(self, name), 0.0)
         if self.cost_limit is not None and not (self.input_price or self.output_price):
             raise BadUse(
-                f"judge.cost_limit is {self.cost_limit:g}, but its tokens have no price. Give --judge-input-price and "
+                f"judge.cost_limit is {self.cost_limit:g}, but its tokens have no price. Give "
+                "--judge-input-price and "
                 "--judge-output-price, of a million tokens."
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions:
-    """How to evaluate. The defaults run in exact mode, on this machine, with as many engines as it has devices for.
+    """Define how to evaluate: by default in exact mode, here, with an engine for each device.
 
     Raises:
-        BadUse: a field is not allowed; the sentence names it, its value and what is.
+        BadUse: a field is not allowed; the message names the field, its value and the allowed
+            values.
     """
 
     evaluation_id: str | None = None
-    """None: made of the model's name and the time."""
+    """None for a name made from the model's name and the time."""
     home: Path | None = None
-    """Where evaluations lie; None: `$HOLDFAST_HOME`, else `.holdfast`."""
+    """The folder of all evaluations; None for `$HOLDFAST_HOME`, else `.holdfast`."""
     ledger: str | None = None
-    """URL; None: the home's own."""
+    """The ledger's URL; None for the ledger in the home folder."""
     output: Path | None = None
-    """A folder that also gets the results in lm-eval's own layout."""
+    """A folder that also receives the results in lm-eval's layout."""
 
     engine: EngineSpec = field(default_factory=EngineSpec)
     on: Place = "local"
     nodes: int = 1
-    """With `on="local"`, so many on this one machine, for trials."""
+    """With `on="local"`, this many simulated nodes on this machine, for trials."""
     engines_per_node: int = 0
-    """0: one for each set of `tensor_parallel` GPUs; without GPUs, one."""
+    """0 for one engine for each set of `tensor_parallel` GPUs, or one engine without GPUs."""
     sbatch_options: tuple[str, ...] = ()
-    """As sbatch takes them (`--partition=p`); with `on="slurm"` only."""
+    """Options in sbatch's form (`--partition=p`); with `on="slurm"` only."""
 
     hf_config: Path | None = None
     """For a Holdfast or DCP checkpoint: a folder with the model's config and tokenizer."""
     name_map: Path | None = None
-    """For a Holdfast or DCP checkpoint whose names are not transformers': which is which."""
+    """For a Holdfast or DCP checkpoint with names other than transformers': the file that maps the
+    names."""
     family: str = ""
-    """Whose history predicts this model's costs; empty: the model's shape decides."""
+    """The family of models with the history that predicts the costs; empty for models of the same
+    shape."""
     run_id: str | None = None
-    """The training run that the model is a checkpoint of, for the ledger."""
+    """The training run of the checkpoint, for the ledger."""
     step: int | None = None
-    """The steps completed in it, for the ledger."""
+    """The completed steps of the training run, for the ledger."""
 
     limit: float | None = None
-    """Samples of each task; below 1, a share of them. None: as the suite says."""
+    """The samples of each task; below 1, a share of them. None for the suite's value."""
     num_fewshot: int | None = None
-    """None: as the suite says."""
+    """None for the suite's value."""
     chat_template: bool | None = None
-    """None: as the suite says."""
+    """None for the suite's value."""
     include_paths: tuple[str, ...] = ()
-    """Folders with lm-eval tasks of one's own, besides the suite's."""
+    """Folders with your own lm-eval tasks, besides the suite's folders."""
     confirm_unsafe_code: bool = False
-    """Whether tasks that run what the model wrote may do so (in the sandbox)."""
+    """True to allow tasks that run code from the model (in the sandbox)."""
     judge: JudgeLimits | None = None
 
     metric_slots: int = 0
-    """Metrics at a time on a node; 0: its cores."""
+    """Metrics at a time on a node; 0 for the number of cores."""
     max_read_mib_s: float = 0.0
-    """At which each node gets the next checkpoint while the one before is evaluated; 0: no limit."""
+    """The limit in MiB/s at which each node reads the next checkpoint during an evaluation; 0 for
+    none."""
     drop_stale: bool = False
-    """Of a stream of checkpoints: whether a newer one replaces those that have not begun."""
+    """In a stream of checkpoints: True to let a newer checkpoint replace those that have not
+    begun."""
     linger_s: float = 60.0
-    """How long engines go on with what they hold when the command is gone."""
+    """Seconds for which engines continue their requests after the command has died."""
     silent_s: float = 30.0
-    """How long an engine may be silent before it is taken for hung and started anew."""
+    """Seconds without a message after which an engine counts as hung and is restarted."""
 
     def __post_init__(self) -> None:
         if self.evaluation_id is not None:
-            EvaluationPaths(Path(), self.evaluation_id)  # raises where it is none
+            EvaluationPaths(Path(), self.evaluation_id)  # raises if the id is not valid
         _check_one_of("engine.mode", self.engine.mode, MODES)
         if self.engine.kind == "hf":
             _check_one_of("engine.dtype", self.engine.dtype, DTYPES)
         if self.engine.kind not in ENGINES and ":" not in self.engine.kind:
             raise BadUse(
-                f"engine.kind is {self.engine.kind!r}. Allowed: {', '.join(ENGINES)}, or module:Class of your own."
+                f"engine.kind is {self.engine.kind!r}. Allowed: {', '.join(ENGINES)}, or "
+                "module:Class of your own."
             )
         check_options(self.engine)
         if self.engine.kind == "openai":
             _check_url("engine.url", self.engine.url)
         elif self.engine.url and self.engine.kind == "hf":
             raise BadUse(
-                f"engine.url is {self.engine.url!r}, but hf has no server. Leave --url out, or --engine openai."
+                f"engine.url is {self.engine.url!r}, but hf has no server. Leave --url out, or "
+                "--engine openai."
             )
         for name, least in (
             ("tensor_parallel", 1),
@@ -152,11 +161,13 @@ class EvaluateOptions:
             _check_least(name, getattr(self, name), least)
         if self.sbatch_options and self.on != "slurm":
             raise BadUse(
-                f"sbatch_options are given, but on is {self.on!r}. Give --on slurm, or leave them out."
+                f"sbatch_options are given, but on is {self.on!r}. Give --on slurm, or leave them "
+                "out."
             )
         if self.name_map is not None and self.hf_config is None:
             raise BadUse(
-                "name_map is given without hf_config. Give --hf-config DIR with the model's config too."
+                "name_map is given without hf_config. Give --hf-config DIR with the model's config "
+                "too."
             )
         if self.limit is not None:
             _check_above("limit", self.limit, 0.0)
@@ -168,7 +179,7 @@ class EvaluateOptions:
         _check_above("silent_s", self.silent_s, 0.0)
 
     def applied_to(self, suite: Suite) -> Suite:
-        """The suite with what these options say of every task; a suite's own word holds where they say nothing."""
+        """Return the suite with these options' values in each task; unset options keep the suite's."""
         given: dict[str, Any] = {
             name: value
             for name in ("limit", "num_fewshot", "chat_template")
@@ -182,18 +193,18 @@ class EvaluateOptions:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values from which `options_of` makes equal options."""
+        """Return JSON values from which `options_of` makes equal options."""
         said = {each.name: getattr(self, each.name) for each in fields(self)}
         built: dict[str, Any] = msgspec.to_builtins(said, enc_hook=str)
         return built
 
 
 def options_of(said: dict[str, Any]) -> EvaluateOptions:
-    """The options of `to_json`.
+    """Make the options from the values of `to_json`.
 
     Raises:
         BadUse: a field is not allowed.
-        msgspec.ValidationError: a field is of another type.
+        msgspec.ValidationError: a field has another type.
     """
     return msgspec.convert(said, EvaluateOptions, dec_hook=lambda kind, value: kind(value))
 

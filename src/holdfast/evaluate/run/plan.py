@@ -1,4 +1,4 @@
-"""What an evaluation is, before it runs and after: kept in its folder, so that it can be gone on with."""
+"""Keep the definition of an evaluation in its folder, so that the evaluation can be resumed."""
 
 import json
 import os
@@ -24,7 +24,7 @@ from holdfast.evaluate.wire.messages import AddModel
 
 
 def new_id(model: str) -> str:
-    """A name for an evaluation: the model's last name and the time."""
+    """Make an id for an evaluation from the last part of the model's path and the time."""
     name = (
         re.sub(r"[^A-Za-z0-9._-]+", "-", model.rstrip("/").rsplit("/", 1)[-1]).strip("-._")
         or "model"
@@ -34,17 +34,17 @@ def new_id(model: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """What an evaluation is, as its folder keeps it."""
+    """Define an evaluation, as recorded in its folder."""
 
     suite: Suite
     model: str
     manifest: ModelManifest | None
     options: EvaluateOptions
     directory: str = ""
-    """Where the command was called: tasks may name their data relative to it."""
+    """The folder in which the command was called: tasks may name their data relative to it."""
 
     def write(self, paths: EvaluationPaths) -> None:
-        """Keep it, so that it can be gone on with. The suite comes last: where it is, all is."""
+        """Write the plan, so that the evaluation can be resumed; the suite's file comes last."""
         options = {**self.options.to_json(), "evaluation_id": paths.evaluation_id}
         said = {"model": self.model, "options": options, "directory": self.directory}
         write_atomic(paths.state / "asked.json", json.dumps(said, indent=1).encode())
@@ -53,14 +53,15 @@ class Planned:
 
     @classmethod
     def read(cls, paths: EvaluationPaths) -> "Planned":
-        """What was asked for.
+        """Read the plan of an evaluation.
 
         Raises:
-            NotFound: there is no such evaluation.
+            NotFound: the evaluation does not exist.
         """
         if not paths.suite.exists():
             raise NotFound(
-                f"There is no evaluation {paths.evaluation_id!r}. `holdfast eval ls` lists those there are."
+                f"There is no evaluation {paths.evaluation_id!r}. `holdfast eval ls` lists those "
+                "there are."
             )
         asked = json.loads((paths.state / "asked.json").read_bytes())
         return cls(
@@ -75,11 +76,11 @@ class Planned:
 
     @property
     def family(self) -> str:
-        """Whose history predicts this model's costs: as told, else models of the same shape."""
+        """The family of models with the history that predicts the costs: given, else by shape."""
         return self.options.family or _family(self.model, self.manifest)
 
     def record(self, paths: EvaluationPaths) -> EvaluationRecord:
-        """The ledger's first entry of it."""
+        """Make the first ledger record of the evaluation."""
         return EvaluationRecord(
             evaluation_id=paths.evaluation_id,
             suite=self.suite.name,
@@ -94,7 +95,7 @@ class Planned:
         )
 
     def add_model(self, number: int, paths: EvaluationPaths) -> AddModel:
-        """The model as its coordinator is told of it. Small files of a checkpoint's own are put beside its state."""
+        """Make the coordinator's message for the model; write the checkpoint's small files."""
         tokenizer = ""
         if self.manifest is not None and self.manifest.form == "dcp":
             folder = paths.state / "tokenizer"
@@ -113,7 +114,7 @@ class Planned:
         )
 
     def coordinator_config(self, paths: EvaluationPaths) -> CoordinatorConfig:
-        """What its coordinator is told."""
+        """Make the coordinator's configuration."""
         options = self.options
         return CoordinatorConfig(
             evaluation_id=paths.evaluation_id,
@@ -125,7 +126,7 @@ class Planned:
             journals=str(paths.answers),
             listen_host="127.0.0.1"
             if options.on == "local"
-            else "0.0.0.0",  # whoever connects needs the token
+            else "0.0.0.0",  # connections need the token
             metric_slots=options.metric_slots,
             linger_s=options.linger_s,
             silent_s=options.silent_s,
@@ -134,7 +135,7 @@ class Planned:
         )
 
     def nodes_wanted(self, environment: Mapping[str, str]) -> NodesWanted:
-        """Where its agents run, and with what in their environment."""
+        """Describe the nodes of the agents and the environment of their harness hosts."""
         options = self.options
         return NodesWanted(
             on=options.on,
@@ -147,7 +148,7 @@ class Planned:
 
     @property
     def gpus_per_node(self) -> int:
-        """GPUs to ask a cluster for, on each node; 0 where engines need none, or where the user's own words ask."""
+        """GPUs to request on each node; 0 if engines need none or the sbatch options do."""
         options, spec = self.options, self.options.engine
         if not uses_gpus(spec) or any(map(_asks_for_gpus, options.sbatch_options)):
             return 0
@@ -156,28 +157,29 @@ class Planned:
 
     @property
     def note_of_devices(self) -> str:
-        """What the engines will not have for want of a word, in a sentence; empty where nothing is amiss."""
+        """A warning if the engines will run without GPUs by mistake; else empty."""
         spec = self.options.engine
         if self.options.on != "ray" or spec.kind != "hf" or spec.device:
             return ""
         return (
-            "Ray gives nobody GPUs that were not asked for, so the engines run on CPUs. Give --device cuda for one on "
+            "Ray gives nobody GPUs that were not asked for, so the engines run on CPUs. Give "
+            "--device cuda for one on "
             "each node (--engines-per-node N for more), or --device cpu if that is meant."
         )
 
 
 def _asks_for_gpus(sbatch_option: str) -> bool:
-    """Whether an option of sbatch says which GPUs a node gives; --exclusive gives all there are (sbatch(1))."""
+    """Return True if an sbatch option requests GPUs; --exclusive gives all GPUs (sbatch(1))."""
     if sbatch_option.startswith(("--gres", "--tres")):
         return "gpu" in sbatch_option
     return sbatch_option.startswith(("--gpus", "-G")) or sbatch_option == "--exclusive"
 
 
 def describe_model(model: str, options: EvaluateOptions) -> ModelManifest | None:
-    """What a model consists of; None for one that its engines have themselves.
+    """Describe the files of a model; None if the engines already have the model.
 
     Raises:
-        BadUse: it is not there, or not one that can be evaluated.
+        BadUse: the model does not exist, or cannot be evaluated.
     """
     if options.engine.kind in WITHOUT_WEIGHTS:
         return None
@@ -190,7 +192,7 @@ def describe_model(model: str, options: EvaluateOptions) -> ModelManifest | None
 
 
 def _family(model: str, manifest: ModelManifest | None) -> str:
-    """Type, width and depth of a model, since models of one shape cost the same; else its name."""
+    """Name a family by type, width and depth, since equal shapes cost the same; else by name."""
     config = None
     if manifest is not None and manifest.form == "dcp":
         config = manifest.hf_config.get("config.json")

@@ -1,8 +1,9 @@
-"""The processes of an evaluation, from the side of whoever wants its scores.
+"""Run the processes of an evaluation from the command.
 
-A session starts the coordinator, its light child, and starts it again when it dies; places an agent on each node, and
-has a dead one placed again; and speaks with the coordinator as the command. When this process dies, however it does,
-the coordinator keeps what is finished and ends everything; the next session of the evaluation waits for that.
+A session starts the light coordinator process and restarts it when it dies. The session places an
+agent on each node and replaces agents that died. When the process of the session dies, the
+coordinator keeps the finished work and ends all other processes; the next session of the evaluation
+waits for that end.
 """
 
 import asyncio
@@ -44,16 +45,14 @@ from holdfast.evaluate.wire.messages import (
 )
 
 _POLL_S = 0.2
-_PATIENT_S = 10.0  # before it is said why nodes do not come
-_MOST_RESTARTS = (
-    50  # of the coordinator or of one node's agent; a fault that strikes more often is a bug
-)
+_PATIENT_S = 10.0  # before the log shows why nodes are missing
+_MOST_RESTARTS = 50  # of the coordinator or of one node's agent; more frequent faults are bugs
 _QUICK_END_S, _MOST_QUICK_ENDS = (
     5.0,
     8,
-)  # in a row: whatever ends a coordinator at once would end the next one
+)  # in a row: the next start would fail in the same way
 _START_TIMEOUT_S = 30.0
-_ENDS = (DONE, FAILED, LEFT)  # with which a coordinator says that it meant to end
+_ENDS = (DONE, FAILED, LEFT)  # the exit codes of a coordinator that ended on purpose
 _STOP_TIMEOUT_S = 20.0
 
 _log = logging.getLogger(__name__)
@@ -61,9 +60,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class NodesWanted:
-    """Where agents run. `agent_flags`: for `holdfast.evaluate.run.node_agent`; `environment`: for the harness it hosts.
+    """Describe the nodes for the agents.
 
-    `note` is said when they are asked for, and `gpus_per_node` are asked for where engines run.
+    Attributes:
+        gpus_per_node: the GPUs to request on each node, if engines run.
+        agent_flags: the options of `holdfast.evaluate.run.node_agent`.
+        environment: the environment variables of the harness hosts.
+        note: a note to show when nodes are requested.
     """
 
     on: str = "local"
@@ -76,7 +79,10 @@ class NodesWanted:
 
 
 class Session:
-    """One coordinator and its nodes. `on_message` receives each message of the coordinator, in the event loop."""
+    """Run one coordinator and its nodes.
+
+    `on_message` receives each message of the coordinator, in the event loop.
+    """
 
     def __init__(
         self, config: CoordinatorConfig, wanted: NodesWanted, on_message: Callable[[Message], None]
@@ -89,7 +95,8 @@ class Session:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._left = asyncio.Event()
 
-    # What may be said at any time, from any thread; said again whenever the coordinator was started anew.
+    # These methods may be called at any time from any thread; each new coordinator receives their
+    # messages again.
 
     def add(self, model: AddModel) -> None:
         """Evaluate one more model."""
@@ -97,13 +104,13 @@ class Session:
         self._say(model)
 
     def finish(self) -> None:
-        """No more models come: the session ends when those there are have ended."""
+        """Declare that no more models come: the session ends after the present ones."""
         self._finishing = True
         self._say(Finish())
 
     def leave(self) -> None:
-        """End now: what the engines have begun is kept, the rest is left."""
-        if self._loop is None:  # it has not begun to run
+        """End now: keep the requests that engines have begun, and drop all others."""
+        if self._loop is None:  # the session does not run yet
             self._left.set()
         elif not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._left.set)
@@ -115,11 +122,15 @@ class Session:
     # Processes
 
     async def run(self) -> int:
-        """Run until `finish` was said and all models have ended; returns the coordinator's exit code.
+        """Run until `finish` was called and all models have ended.
+
+        Returns:
+            The coordinator's exit code.
 
         Raises:
-            BadUse: the nodes cannot be had, or a task is not there.
-            EvaluationError: the coordinator or all agents end again and again; with where their logs are.
+            BadUse: the nodes cannot be had, or a task does not exist.
+            EvaluationError: the coordinator or all agents fail repeatedly; the message names
+                their logs.
         """
         self._loop = asyncio.get_running_loop()
         has_engines = not self._config.rescore
@@ -132,7 +143,7 @@ class Session:
         )
         if self._wanted.note and has_engines:
             _log.warning("%s", self._wanted.note)
-        if self._wanted.on != "local":  # where a wrong name is found out at once
+        if self._wanted.on != "local":  # where a wrong name fails at once
             await check_tasks(self._config.suite, Path(self._config.folder) / "logs" / "tasks.log")
         self._files.folder.mkdir(parents=True, exist_ok=True)
         await asyncio.to_thread(
@@ -147,7 +158,7 @@ class Session:
         placement: Placement | None = None
         try:
             port = await self._port(coordinating)
-            # Not the engines': the server of theirs may be an OpenAI-compatible one, too.
+            # For harness hosts only: the engines' own server may be an OpenAI-compatible one, too.
             environment = {
                 f"{ENV_OF_HOSTS}{name}": value for name, value in self._wanted.environment.items()
             }
@@ -169,7 +180,7 @@ class Session:
                 if coordinating in done:
                     return coordinating.result()
                 for task in done:
-                    task.result()  # raises why it ended
+                    task.result()  # raises the cause
                 return LEFT
             finally:
                 for task in helpers:
@@ -187,7 +198,7 @@ class Session:
                 await self._end(placement)
 
     def _prepare(self) -> str:
-        """Write what the coordinator reads; an evaluation that goes on keeps nothing but its results."""
+        """Write the coordinator's files; a resumed evaluation keeps only its results."""
         token = secrets.token_hex(16)
         self._files.token.touch(mode=0o600)
         self._files.token.write_text(token)
@@ -210,11 +221,11 @@ class Session:
             agent += [
                 "--listen-host",
                 "0.0.0.0",
-            ]  # peers on other machines; whoever connects needs the token
+            ]  # peers are on other machines; connections need the token
         return [*agent, *self._wanted.agent_flags]
 
     async def _coordinate(self) -> int:
-        """Keep a coordinator running until one means to end."""
+        """Keep a coordinator running until one ends on purpose."""
         log = Path(self._config.folder) / "logs" / "coordinator.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         limit = RestartLimit(
@@ -231,7 +242,7 @@ class Session:
                     stdin=asyncio.subprocess.PIPE,
                     stdout=output,
                     stderr=output,
-                    start_new_session=True,  # Ctrl-C reaches us alone; closing its input tells it
+                    start_new_session=True,  # Ctrl-C reaches only the session, which closes the input
                 )
             try:
                 code = await child.wait()
@@ -242,7 +253,8 @@ class Session:
                 raise
             if code == UNWRITABLE:
                 raise EvaluationError(
-                    f"{self._config.folder} cannot be written: its disk is full or failing. What was finished is kept. "
+                    f"{self._config.folder} cannot be written: its disk is full or failing. What "
+                    "was finished is kept. "
                     "Make room there."
                 )
             if code in _ENDS:
@@ -258,11 +270,12 @@ class Session:
             if self._files.address.exists():
                 return int(self._files.address.read_text().rsplit(":", 1)[1])
             if coordinating.done():
-                coordinating.result()  # raises why, if it knows
+                coordinating.result()  # raises the cause
                 break
             await asyncio.sleep(0.02)
         raise EvaluationError(
-            f"The coordinator does not start. Its log is {self._config.folder}/logs/coordinator.log."
+            "The coordinator does not start. Its log is "
+            f"{self._config.folder}/logs/coordinator.log."
         )
 
     async def _speak(self, address: str, token: str) -> None:
@@ -283,7 +296,7 @@ class Session:
         raise AssertionError("a line's messages end by an error")
 
     async def _mind(self, placement: Placement) -> None:
-        """Have agents that ended placed again."""
+        """Replace agents that ended."""
         limits = [RestartLimit(restarts=_MOST_RESTARTS) for _ in range(self._wanted.nodes)]
         began_s, said = time.monotonic(), set[str]()
         while True:
@@ -302,12 +315,13 @@ class Session:
             if len(lost) == self._wanted.nodes:
                 why = lost[0].why or f"exit code {lost[0].exit_code}"
                 raise EvaluationError(
-                    f"No node's agent stays up ({why}). Their logs are in {self._config.folder}/logs."
+                    f"No node's agent stays up ({why}). Their logs are in "
+                    f"{self._config.folder}/logs."
                 )
             await asyncio.sleep(_POLL_S)
 
     async def _end(self, placement: Placement) -> None:
-        """Agents end when the coordinator says so; what is left of them is ended here."""
+        """Wait for agents to end on the coordinator's order; stop the remaining ones."""
         for _ in range(int(_STOP_TIMEOUT_S / _POLL_S)):
             if all(place.state == "ended" for place in await asyncio.to_thread(placement.poll)):
                 break

@@ -1,4 +1,4 @@
-"""What an evaluation came to, from the outcomes of its tasks and the timeline of its engines."""
+"""Compute the result of an evaluation from task outcomes and the engines' timeline."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -42,16 +42,16 @@ def summarize(
     *,
     timeline: Timeline | None = None,
 ) -> Evaluation:
-    """The evaluation of one model: what its tasks' harness said, and what the time went to.
+    """Compute the evaluation of one model: the harness's scores, and the use of the time.
 
     Args:
-        suite: what was run.
-        model: as a person named it.
-        paths: the evaluation's files.
-        tasks: number of the entry to what it came to.
-        outcome: of the model; None where the coordinator did not come to it.
-        options: how it was run.
-        timeline: of this model alone; None where the evaluation has no other.
+        suite: the evaluated suite.
+        model: the user's name for the model.
+        paths: the paths of the evaluation.
+        tasks: the outcomes by entry number.
+        outcome: the outcome of the model; None if the coordinator did not reach the model.
+        options: the options of the run.
+        timeline: the timeline of this model alone; None to read the timeline of the evaluation.
     """
     number = outcome.model if outcome else 0
     timeline = _judged(timeline or read_timeline(paths.timeline), number, paths, options)
@@ -89,16 +89,14 @@ def summarize(
         folder=str(paths.root),
     )
     found = results_of(suite, tasks, blank)
-    if (
-        outcome and outcome.error
-    ):  # of the model as a whole: why the tasks that did not end have no scores
+    if outcome and outcome.error:  # the model's error explains why unfinished tasks have no scores
         missing = [entry.name for task, entry in enumerate(suite.entries) if task not in tasks]
         found["errors"] = {**dict.fromkeys(missing, outcome.error), **found["errors"]}
     return replace(blank, **found)
 
 
 def results_of(suite: Suite, tasks: Mapping[int, TaskOutcome], of: Evaluation) -> dict[str, Any]:
-    """The fields of an evaluation that its tasks' outcomes decide; `of` says what and when it was."""
+    """Compute the result fields that depend on task outcomes; `of` gives the model and times."""
     found = [one.result.results for _, one in sorted(tasks.items()) if one.result is not None]
     errors = {
         suite.entries[task].name: one.error for task, one in sorted(tasks.items()) if one.error
@@ -124,9 +122,10 @@ def results_of(suite: Suite, tasks: Mapping[int, TaskOutcome], of: Evaluation) -
 def write_slice(
     whole: Timeline, session: EvaluationPaths, paths: EvaluationPaths, model: int
 ) -> Timeline:
-    """One model's part of a stream's timeline, as a timeline of its own in the model's folder.
+    """Write one model's part of a stream's timeline into the model's folder.
 
-    It begins when the model was added or, if that is later, when the one before had ended or an engine turned to this.
+    The part begins when the model was added. If the previous model ended later, or an engine turned
+    to this model later, the part begins then.
     """
     own = next((span for span in whole.models if span.model == model), None)
     end_s = own.t1 if own else whole.makespan_s
@@ -162,7 +161,7 @@ def write_slice(
 
 
 def _serving_still(engines: Sequence[EngineSpan], end_s: float) -> list[EngineSpan]:
-    """That an engine stood ready is written when it does so no more: what is still to be written, until the end."""
+    """Add the "serve" spans of engines that still serve, which are written only when they end."""
     last = {span.engine: span for span in sorted(engines, key=lambda span: span.t1)}
     return [
         EngineSpan(
@@ -181,12 +180,12 @@ def _versions(merged: Mapping[str, object]) -> dict[str, str]:
 def _bound(
     timeline: Timeline, model: int, curve: Curve | None, options: EvaluateOptions
 ) -> tuple[BoundTerm, ...]:
-    """The lower bound, from what was realised; none where no engine was at work."""
+    """Compute the lower bound from the measured costs; empty if no engine worked."""
     if curve is None:
         return ()
     slots = (
         options.metric_slots or core_count()
-    )  # where nodes are other machines, this one stands for them
+    )  # for nodes on other machines, this machine's cores are the estimate
     work = work_of(timeline, model, curve, judge=options.judge, metric_slots=slots)
     if work is None:
         return ()
@@ -198,7 +197,7 @@ def _bound(
 def _judged(
     timeline: Timeline, model: int, paths: EvaluationPaths, options: EvaluateOptions
 ) -> Timeline:
-    """The timeline with what the judge was asked: its proxy keeps that, the coordinator does not hear of it."""
+    """Add the judge's requests from the proxy's journal; the coordinator does not record them."""
     if options.judge is None or timeline.judged:
         return timeline
     begun_s = timeline.begin.started_at_s
@@ -208,7 +207,7 @@ def _judged(
 
 
 def _curve(paths: EvaluationPaths) -> Curve | None:
-    """As the first engine measured it; None where none was ever ready."""
+    """Read the cost curve that the first engine measured; None if no engine became ready."""
     file = CoordinatorFiles(paths.root).curve
     return msgspec.json.decode(file.read_bytes(), type=Curve) if file.exists() else None
 

@@ -1,8 +1,9 @@
-"""A stream of checkpoints: each is evaluated as its folder commits it, the newest first, by engines that stay warm.
+"""Evaluate a stream of checkpoints, newest first, on engines that keep running.
 
-The next checkpoint is read into the nodes' memory, and its requests are built, while the one before is evaluated; so
-two are under way. Which comes next is decided as late as that: whatever is newest then. Where stale ones are dropped, a
-newer checkpoint comes at once, and the coordinator ends those that it finds not begun.
+While one checkpoint is evaluated, the nodes read the next one into memory and build its requests,
+so two are in progress. The next checkpoint is chosen at that moment: the newest one. With
+`drop_stale`, a newer checkpoint is added at once, and the coordinator ends those that have not
+begun.
 """
 
 import asyncio
@@ -50,10 +51,10 @@ from holdfast.evaluate.types.timeline import Begin, TimelineReader, timeline_of
 from holdfast.evaluate.wire.messages import AddModel, Message, ModelOutcome, Status, TaskOutcome
 
 _LOOK_EVERY_S = 1.0
-_GLANCE_EVERY_S = 0.1  # whether the folder has changed
-_AT_ONCE = 2  # one that is evaluated, one that comes next
+_GLANCE_EVERY_S = 0.1  # to see whether the folder has changed
+_AT_ONCE = 2  # one in evaluation, one in preparation
 _TRAINER_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
-_TRAINER_DONE = "trainer_state.json"  # what transformers' Trainer writes last
+_TRAINER_DONE = "trainer_state.json"  # the last file that transformers' Trainer writes
 
 _log = logging.getLogger(__name__)
 
@@ -67,10 +68,10 @@ class Found:
 
 
 def checkpoints_in(folder: Path) -> list[Found]:
-    """The whole checkpoints of a folder, newest first: Holdfast's own, and transformers' `checkpoint-STEP`.
+    """List a folder's complete checkpoints, newest first: Holdfast's, and `checkpoint-STEP`.
 
     Raises:
-        NotFound: it is not a folder.
+        NotFound: the path is not a folder.
     """
     found = [
         Found(step=one.step, path=one.path)
@@ -93,22 +94,25 @@ def watch(
     once: bool = False,
     until: Path | None = None,
 ) -> Iterator[Evaluation]:
-    """Evaluate each checkpoint of a folder, newest first; yields each evaluation as it ends.
+    """Evaluate each checkpoint of a folder, newest first; yield each evaluation at its end.
 
-    A checkpoint that the ledger has an evaluation of, with this suite, is not evaluated again, unless that was stopped
-    or failed. One that fails, also because it is damaged, is yielded with its error, and the stream goes on without it.
+    A checkpoint that the ledger has a finished evaluation of, with this suite, is skipped. A
+    checkpoint that fails, for example because it is damaged, is yielded with its error, and the
+    stream continues.
 
     Args:
-        suite: as `evaluate`.
-        folder: where checkpoints are committed; it may still be empty.
-        options: as `evaluate`; with `drop_stale` a newer checkpoint replaces those that have not begun.
-        progress: called twice a second with how far it is.
-        once: end when all that is there is evaluated.
-        until: end when this file is there and all is evaluated.
+        suite: as for `evaluate`.
+        folder: the folder of the checkpoints; it may still be empty.
+        options: as for `evaluate`; with `drop_stale` a newer checkpoint replaces those that
+            have not begun.
+        progress: called twice a second with the status.
+        once: end when all present checkpoints are evaluated.
+        until: end when this file exists and all checkpoints are evaluated.
 
     Raises:
-        BadUse: suite or options are wrong, among them what checkpoints are converted with (`hf_config`, `name_map`).
-        EvaluationError: the evaluation as a whole cannot go on.
+        BadUse: the suite or the options are wrong, including the options for conversion
+            (`hf_config`, `name_map`).
+        EvaluationError: the evaluation as a whole cannot continue.
     """
     options = options or EvaluateOptions()
     chosen = options.applied_to(suite if isinstance(suite, Suite) else load_suite(suite))
@@ -126,7 +130,8 @@ def watch(
     )
     if CoordinatorFiles(paths.root).models.exists():
         raise BadUse(
-            f"There is already a stream {paths.evaluation_id}. Leave its id out: the same command goes on."
+            f"There is already a stream {paths.evaluation_id}. Leave its id out: the same command "
+            "goes on."
         )
     with (
         holding(paths),
@@ -152,14 +157,14 @@ class _Stream:
     progress: Progress | None
     environment: Mapping[str, str]
     _plans: dict[int, tuple[Planned, EvaluationPaths]] = field(default_factory=dict)
-    """Of the checkpoints that are under way, as is all that follows: a stream has no end."""
+    """Plans of the checkpoints in progress; like all fields below, emptied as checkpoints end."""
     _tasks: dict[int, dict[int, TaskOutcome]] = field(default_factory=dict)
     _undescribed: list[Evaluation] = field(default_factory=list)
-    """Those that failed before they began."""
+    """Evaluations that failed before their checkpoint began."""
     _heard: "queue.SimpleQueue[Message | BaseException | None]" = field(
         default_factory=queue.SimpleQueue
     )
-    """What the session's thread says; None at its end."""
+    """Messages of the session's thread; None at its end."""
     _passed_over: set[Path] = field(default_factory=set)
     _open: set[int] = field(default_factory=set)
     _holding: dict[int, ExitStack] = field(default_factory=dict)
@@ -172,7 +177,7 @@ class _Stream:
         self._timeline = TimelineReader(self.paths.timeline)
 
     def evaluations(self, *, once: bool, until: Path | None) -> Iterator[Evaluation]:
-        """See `watch`."""
+        """Yield evaluations, as described in `watch`."""
         try:
             while True:
                 self._feed()
@@ -205,10 +210,11 @@ class _Stream:
                 held.close()
 
     def _hear(self) -> Message | BaseException | None:
-        """What the session says next.
+        """Return the next message of the session.
 
         Raises:
-            queue.Empty: it is time to look for checkpoints again: at once when the folder changed.
+            queue.Empty: the time for the next look at the folder has come, or the folder
+                changed.
         """
         looked_at_s, changed_ns = time.monotonic(), self.folder.stat().st_mtime_ns
         while True:
@@ -220,7 +226,7 @@ class _Stream:
                     raise
 
     def _feed(self) -> None:
-        """Keep the session in work, as long as there is some."""
+        """Add checkpoints to the session while there are any."""
         while (len(self._open) < _AT_ONCE or self.options.drop_stale) and (added := self._next()):
             if self._session is None:
                 self._session = self._start(added)
@@ -249,16 +255,19 @@ class _Stream:
         return session
 
     def _next(self) -> AddModel | None:
-        """The newest checkpoint that nobody has evaluated or passed over, planned and recorded; None if there is none.
+        """Plan and record the newest checkpoint that is neither evaluated nor passed over.
 
-        One that cannot be described has failed, and is not tried again; the next one is looked at.
+        A checkpoint that cannot be described counts as failed and is not tried again.
+
+        Returns:
+            The message that adds the checkpoint; None if there is no checkpoint left.
         """
         while found := self._to_do():
             newest = found[0]
             self._passed_over.add(newest.path)
             options = replace(
                 self.options,
-                # The end of the stream's own id is what no other stream has.
+                # The end of the stream's id is unique among streams.
                 evaluation_id=f"{self.paths.evaluation_id[-40:].lstrip('-._')}-step-{newest.step}",
                 step=newest.step,
                 family=self.options.family or self.folder.absolute().name,
@@ -267,7 +276,7 @@ class _Stream:
             try:
                 plan = replace(plan, manifest=describe_model(plan.model, options))
             except (HoldfastError, OSError) as error:
-                if newest not in checkpoints_in(self.folder):  # retention was faster
+                if newest not in checkpoints_in(self.folder):  # retention deleted it first
                     continue
                 if _is_of_the_command(error, newest.path, options):
                     raise
@@ -278,9 +287,9 @@ class _Stream:
         return None
 
     def _to_do(self) -> list[Found]:
-        """The checkpoints that nobody has evaluated or passed over, newest first."""
+        """List the checkpoints that are neither evaluated nor passed over, newest first."""
         found = [one for one in checkpoints_in(self.folder) if one.path not in self._passed_over]
-        if not found:  # as nearly always; the ledger may be long
+        if not found:  # the usual case; the ledger may be long
             return []
         records = self.ledger.evaluations(suite=self.suite.name)
         done = {record.model for record in records if record.state == "done"}
@@ -288,7 +297,7 @@ class _Stream:
         self._passed_over.update(one.path for one in found if str(one.path) in done)
         if (
             self.options.drop_stale
-        ):  # one that was committed late is stale, and must not drop a newer one
+        ):  # a checkpoint that was committed late is stale, and must not drop a newer one
             self._newest_step = max(
                 [self._newest_step, *(one.step for one in found if str(one.path) in done)]
             )
@@ -308,7 +317,7 @@ class _Stream:
         return plan.add_model(number, paths)
 
     def _failed(self, plan: Planned, why: str) -> Evaluation:
-        """Of a checkpoint that never began."""
+        """Record and return the evaluation of a checkpoint that failed before it began."""
         paths = self._paths_of(plan)
         begin = Begin(
             started_at_s=time.time(),
@@ -337,7 +346,7 @@ class _Stream:
     def _ended(self, outcome: ModelOutcome) -> Iterator[Evaluation]:
         plan, paths = self._plans.pop(outcome.model)
         tasks = self._tasks.pop(outcome.model, {})
-        # Nobody expects scores any more: a newer checkpoint came, or retention was faster.
+        # The scores are no longer needed: a newer checkpoint came, or retention deleted this one.
         is_gone = outcome.is_stale or (bool(outcome.error) and not Path(plan.model).exists())
         is_of_the_command = outcome.wrong_use and outcome.any_model and not tasks
         if is_gone or is_of_the_command:
@@ -363,7 +372,7 @@ class _Stream:
 
 
 def _is_of_the_command(error: Exception, checkpoint: Path, options: EvaluateOptions) -> bool:
-    """Whether every checkpoint would meet it: it is about what the command gives to convert them, or should give."""
+    """Return True if the error concerns the command's conversion options, so all would fail."""
     is_converted = _TRAINER_CHECKPOINT.fullmatch(checkpoint.name) is None
     converts = options.hf_config is not None or options.name_map is not None
     return isinstance(error, BadUse) and (is_converted or converts)

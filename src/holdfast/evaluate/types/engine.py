@@ -1,4 +1,4 @@
-"""The seam between whoever schedules requests and whatever answers them."""
+"""Define the interface between the scheduler of requests and the engines that answer them."""
 
 import threading
 from collections.abc import Sequence
@@ -11,21 +11,22 @@ from holdfast.evaluate.types.requests import Answer, Request, Scalar
 
 
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Which engine, as a person chooses it; it travels to the workers.
+    """Choose an engine; sent to the workers.
 
     Attributes:
         kind: "hf", "vllm", "openai", "simulated", or "module:Class" of an `Engine`.
-        mode: "exact": an answer depends on its request alone, bit for bit (each batch is one distinct input, threads
-            fixed); "free": batched as it comes, floats may differ in their last digits.
-        device: "cpu", "cuda"; empty for what there is.
-        dtype: as transformers names it; "auto" takes the checkpoint's.
-        tensor_parallel: GPUs an engine spans.
-        threads: CPU threads of an engine; 0 shares the node's cores out among its engines.
-        max_batch: sequences in one batch at most; 0 for the kind's own choice.
-        max_length: of prompt and generation, in tokens; 0 for the model's own.
-        url: "openai" only: the server, up to and with its version ("http://host:8000/v1").
-        model_name: "openai" only: as the server knows the model.
-        options: what one kind alone understands.
+        mode: "exact": an answer depends on its request alone, bit for bit (each batch is one
+            distinct input, threads fixed); "free": requests are batched as they arrive, and floats
+            may differ in their last digits.
+        device: "cpu" or "cuda"; empty for the available device.
+        dtype: the dtype in transformers' spelling; "auto" for the checkpoint's.
+        tensor_parallel: the GPUs of one engine.
+        threads: the CPU threads of an engine; 0 to share the node's cores among its engines.
+        max_batch: the most sequences in one batch; 0 for the kind's own choice.
+        max_length: the most tokens of prompt and generation; 0 for the model's own limit.
+        url: "openai" only: the server with the version ("http://host:8000/v1").
+        model_name: "openai" only: the model's name on the server.
+        options: options that one kind alone understands.
     """
 
     kind: str = "hf"
@@ -46,20 +47,20 @@ WITHOUT_WEIGHTS = ("openai", "simulated")
 
 
 def uses_gpus(spec: EngineSpec) -> bool:
-    """Whether engines take the GPUs that their node has."""
+    """Return True if engines use the GPUs of their node."""
     return spec.device != "cpu" and spec.kind not in WITHOUT_WEIGHTS and not spec.url
 
 
 def engines_on(gpus: int, spec: EngineSpec, wanted: int = 0) -> int:
-    """How many engines a node has: as many as are `wanted`, else as its GPUs have room for, one where they use none."""
+    """Count a node's engines: `wanted`, else as many as fit its GPUs, else one."""
     return wanted or (max(1, gpus // spec.tensor_parallel) if uses_gpus(spec) else 1)
 
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine's work costs, in seconds; measured where it can be, else a guess to be corrected.
+    """Predict the seconds of an engine's work, by measurement or by a guess to correct.
 
-    A batch of `b` sequences takes `step_base_s + b * step_sequence_s` a token each; reading a prompt of `n` tokens
-    takes `request_s + n / prefill_tokens_per_s` of the engine's time.
+    A batch of `b` sequences takes `step_base_s + b * step_sequence_s` for each token of all. A
+    prompt of `n` tokens takes `request_s + n / prefill_tokens_per_s`.
     """
 
     prefill_tokens_per_s: float
@@ -69,20 +70,21 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
     max_batch: int
 
     def alone_s(self, prompt_tokens: float, new_tokens: float) -> float:
-        """How long a request takes with the engine to itself."""
+        """Return the seconds of a request that has the engine to itself."""
         prefill_s = self.request_s + prompt_tokens / self.prefill_tokens_per_s
         return prefill_s + new_tokens * (self.step_base_s + self.step_sequence_s)
 
     def saturated_s(self, prompt_tokens: float, new_tokens: float) -> float:
-        """The engine-seconds a request takes when the batch is always full: what no schedule can go below."""
+        """Return the engine-seconds of a request in a full batch: the least of any schedule."""
         prefill_s = self.request_s + prompt_tokens / self.prefill_tokens_per_s
         return prefill_s + new_tokens * (self.step_base_s / self.max_batch + self.step_sequence_s)
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that was answered, or could not be (`error`, one sentence; it concerns this request alone).
+    """A request that was answered, or that failed alone with `error`, one sentence.
 
-    Times are `time.monotonic()` of the worker: when the engine took it up and when it had the answer.
+    `started_s` and `finished_s` are `time.monotonic()` of the worker, at the start and at the end
+    of the engine's work.
     """
 
     id: int
@@ -93,65 +95,79 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SwapRefused(Exception):
-    """These weights do not fit into the running engine; it must be started anew. The engine is as before."""
+    """The weights do not fit into the running engine, which is unchanged and must be restarted."""
 
 
 class Engine(Protocol):
-    """One model, ready to answer. Called from one thread; the process around it (`worker`) is its own.
+    """Serve one model; called from one thread, in a process of its own (`worker`).
 
-    A constructor takes an `EngineSpec` and does nothing that takes long.
+    A constructor takes an `EngineSpec` and returns quickly.
     """
 
     def load(self, folder: Path) -> None:
-        """Start with the weights of a Hugging Face folder (already in this node's memory), fresh.
+        """Load a Hugging Face folder's weights (in this node's memory) into a new engine.
 
         Raises:
-            BadUse: the model does not fit the device, or is not one this engine runs.
+            BadUse: the model does not fit the device, or the engine cannot run this model.
         """
         ...
 
     def swap(self, folder: Path) -> None:
-        """Put other weights of the same shapes into the running engine, in place; it is idle.
+        """Replace the weights of the idle engine in place by others of the same shapes.
 
         Raises:
-            SwapRefused: they do not fit; load in a new process instead.
+            SwapRefused: the weights do not fit; load them in a new process.
         """
         ...
 
     def canary(self) -> list[float]:
-        """Log-probabilities of fixed prompts, to tell whether a swap was right: equal to those of a fresh load."""
+        """Return log-probabilities of fixed prompts; after a swap they must equal a fresh load's."""
         ...
 
     def numerics(self) -> str:
-        """What the bits of an answer depend on besides weights and request: kind, mode, dtype, device, versions."""
+        """Name all that an answer's bits depend on, except weights and request.
+
+        These are the kind, mode, dtype, device and versions.
+        """
         ...
 
     def max_length(self) -> int:
-        """The most tokens of prompt and generation together."""
+        """Return the most tokens of prompt and generation together."""
         ...
 
     def curve(self) -> Curve:
-        """What work costs on this engine."""
+        """Return the cost curve of this engine."""
         ...
 
     def submit(self, requests: Sequence[tuple[int, Request]]) -> None:
-        """Take requests, each under an id of the caller's, behind those it has; returns at once."""
+        """Queue requests, each under an id of the caller's, and return at once."""
         ...
 
     def recall(self, ids: Sequence[int]) -> list[int]:
-        """Give up those of `ids` that are not begun; returns which."""
+        """Drop the requests among `ids` that have not begun.
+
+        Returns:
+            The ids of the dropped requests.
+        """
         ...
 
     def step(self) -> list[Finished]:
-        """Go on for a moment (at most about 0.1 s, or one batch); what was finished by it, maybe nothing."""
+        """Work for a moment (at most about 0.1 s, or one batch).
+
+        Returns:
+            The requests that finished; may be empty.
+        """
         ...
 
     def close(self) -> None:
-        """Free everything. The engine is not used again."""
+        """Free everything; the engine is not used again."""
         ...
 
 
 class Wakeable(Protocol):
-    """What an `Engine` also has whose `step` waits, for a clock or a server: `wake`, set when there is news for it."""
+    """Let others interrupt the wait of an `Engine.step` on a clock or a server.
+
+    `wake` is set when there are new messages for the engine.
+    """
 
     wake: threading.Event

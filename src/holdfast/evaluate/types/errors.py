@@ -4,4 +4,4 @@ from holdfast.core.errors import HoldfastError
 
 
 class EvaluationError(HoldfastError):
-    """An evaluation, or a part of it, could not be done; what was finished is kept."""
+    """An evaluation, or a part of one, failed; finished work is kept."""

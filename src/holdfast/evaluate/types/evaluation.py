@@ -1,4 +1,4 @@
-"""What an evaluation came to: the harness's own scores, and what the time went to."""
+"""Hold the result of an evaluation: the harness's scores, and the use of the time."""
 
 import json
 from dataclasses import dataclass, field
@@ -19,18 +19,18 @@ RESULTS_FILE = "results.json"
 
 @dataclass(frozen=True, kw_only=True)
 class BoundTerm:
-    """One thing that no schedule could have gone below."""
+    """One resource with a lower bound on the time of any schedule."""
 
     name: str
     """`engines`, `sample`, `metrics`, `judge` or `storage`, as `policy.bound` derives them."""
     seconds: float
     detail: str = ""
-    """What it was computed from."""
+    """The inputs of the term."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PathStep:
-    """A piece of the critical path: what the end had to wait for."""
+    """A part of the critical path, the chain of steps that the end depended on."""
 
     what: str
     """`load`, `swap`, `wait`, `answer`, `metric`, `judge`, `score` …"""
@@ -47,38 +47,40 @@ class Evaluation:
     suite: str
     model: str
     state: Literal["done", "failed", "stopped", "planned"] = "done"
-    """`planned`: nothing was run, the times are predictions, and there are no scores."""
+    """`planned`: nothing ran, the times are predictions, and there are no scores."""
     started_at_s: float = 0.0
-    """Since the Unix epoch."""
+    """Seconds since the Unix epoch."""
     results: dict[str, Any] = field(default_factory=dict)
-    """The harness's own results object, of all tasks that have one."""
+    """The harness's results object, over all tasks with results."""
     scores: tuple[Score, ...] = ()
     errors: dict[str, str] = field(default_factory=dict)
-    """Task to why it has no scores."""
+    """By task, the reason why it has no scores."""
     notes: tuple[str, ...] = ()
-    """Where a score may differ from the harness's own also in the exact mode, and why, a sentence each."""
+    """Sentences: each names a possible difference from the harness's own score in exact mode, and
+    the cause."""
     makespan_s: float = 0.0
     bound: tuple[BoundTerm, ...] = ()
-    """The lower bound is the largest."""
+    """The lower bound is the largest of these terms."""
     engines: int = 0
     nodes: int = 0
     engine_seconds: float = 0.0
-    """Engines times the time that each was there."""
+    """The sum over engines of the time that each existed."""
     account: dict[str, float] = field(default_factory=dict)
-    """Where the engine-seconds went, by cause; they add up to `engine_seconds`."""
+    """Engine-seconds by cause; their sum is `engine_seconds`."""
     critical_path: tuple[PathStep, ...] = ()
     samples: int = 0
     requests: int = 0
-    """That engines answered."""
+    """Requests that engines answered."""
     reused: int = 0
-    """Further ones, whose answer the journal already had."""
+    """Requests with an answer from the journal, not counted in `requests`."""
     remote_bytes: int = 0
-    """Read from where the checkpoint lies, by all nodes together."""
+    """Bytes that all nodes together read from the checkpoint's storage."""
     digest: str = ""
-    """Of the weights' content."""
+    """The digest of the weights' content."""
     numerics: str = ""
     mode: str = ""
-    """`exact`: bit for bit the scores of the harness alone; `free`: floats may differ in their last digits."""
+    """`exact`: the scores equal the harness's own bit for bit; `free`: floats may differ in their
+    last digits."""
     harness_versions: dict[str, str] = field(default_factory=dict)
     run_id: str | None = None
     step: int | None = None
@@ -86,16 +88,16 @@ class Evaluation:
 
     @property
     def bound_s(self) -> float:
-        """What no schedule could have gone below; 0 where it is not known."""
+        """The seconds that no schedule can undercut; 0 if unknown."""
         return max((term.seconds for term in self.bound), default=0.0)
 
     @property
     def ratio(self) -> float | None:
-        """Makespan over bound; 1 is as fast as can be."""
+        """Makespan over bound; 1 is optimal."""
         return self.makespan_s / self.bound_s if self.bound_s > 0 else None
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values, the name and version of their schema first."""
+        """Return JSON values, starting with the name and version of their schema."""
         values: dict[str, Any] = msgspec.to_builtins(self)
         return {
             "schema": SCHEMA,
@@ -107,24 +109,24 @@ class Evaluation:
 
 
 def write_evaluation(evaluation: Evaluation, folder: Path) -> Path:
-    """Write an evaluation into its folder, whole or not at all; returns the file.
+    """Write an evaluation into its folder, atomically; return the file.
 
     Raises:
-        OSError: it could not be written.
+        OSError: the file could not be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / RESULTS_FILE
-    # As lm-eval writes it: a score that is not a number stands as NaN, which Python's JSON reads.
+    # As in lm-eval, a score that is not a number is written as NaN, which Python's JSON reads.
     write_atomic(path, json.dumps(evaluation.to_json(), indent=1).encode() + b"\n")
     return path
 
 
 def read_evaluation(folder: Path) -> Evaluation:
-    """The evaluation in a folder.
+    """Read the evaluation in a folder.
 
     Raises:
-        NotFound: it has no results (yet).
-        EvaluationError: they are of another version, or no results.
+        NotFound: the folder has no results (yet).
+        EvaluationError: the results have another version, or are malformed.
     """
     path = folder / RESULTS_FILE
     try:
@@ -143,12 +145,14 @@ def read_evaluation(folder: Path) -> Evaluation:
     )
     if said != (SCHEMA, VERSION):
         raise EvaluationError(
-            f"{path} is of {said[0]} version {said[1]}; this Holdfast reads {SCHEMA} version {VERSION}. "
+            f"{path} is of {said[0]} version {said[1]}; this Holdfast reads {SCHEMA} version "
+            f"{VERSION}. "
             "Compute the scores again: holdfast eval rescore."
         )
     try:
         return msgspec.convert(values, Evaluation)
     except msgspec.ValidationError as error:
         raise EvaluationError(
-            f"{path} is damaged: {error}. Compute the scores again: holdfast eval rescore {folder.name}"
+            f"{path} is damaged: {error}. Compute the scores again: holdfast eval rescore "
+            f"{folder.name}"
         ) from error

@@ -1,4 +1,7 @@
-"""The seam between Holdfast and a benchmark harness. All of it runs in the harness host's processes, without a GPU."""
+"""Define the interface between Holdfast and a benchmark harness.
+
+All of it runs in the harness host's processes, without a GPU.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,12 +14,12 @@ from holdfast.evaluate.types.suite import TaskEntry
 
 
 class SampleRequests(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The requests of one sample (one document of a task), in the harness's order.
+    """Hold the requests of one sample (one document of a task), in the harness's order.
 
     Attributes:
-        sample: number of the document within the task.
-        metric_key: content key of its metric: `Harness.measure` is run, once, when all requests are answered; empty
-            where the client itself computes what it needs.
+        sample: the number of the document within the task.
+        metric_key: the content key of the metric; `Harness.measure` runs once all requests are
+            answered. Empty if the client computes its metric itself.
     """
 
     sample: int
@@ -25,9 +28,10 @@ class SampleRequests(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class AnsweredSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A sample whose requests are all answered and whose metric, if one was asked for, is computed.
+    """Hold a sample with all answers, and with its metric if one was requested.
 
-    `measured` is what `Harness.measure` returned, as JSON; empty without one. `error`: it could not be answered.
+    `measured` is the JSON from `Harness.measure`; empty without a metric. `error` is the reason why
+    the sample could not be answered.
     """
 
     sample: int
@@ -37,10 +41,11 @@ class AnsweredSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a client must know of the model and the engines that serve it.
+    """Describe the model and its engines for a client.
 
-    `tokenizer` is a folder with config.json and tokenizer files (empty: the engine takes text); `digest` is the
-    weights' content; `numerics` what else the answers' bits depend on.
+    `tokenizer` is a folder with config.json and tokenizer files; empty if the engine takes text.
+    `digest` is the digest of the weights' content. `numerics` names all else that the answers' bits
+    depend on.
     """
 
     model: int
@@ -53,12 +58,15 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class EngineClient(Protocol):
-    """A client's way to the engines, for one task of one model."""
+    """Send requests to the engines, for one task of one model."""
 
     facts: ModelFacts
 
     def ask(self, samples: Sequence[SampleRequests]) -> "Sequence[AnsweredSample]":
-        """Submit samples and wait until all are answered (and measured); in the order given.
+        """Submit samples and wait until all are answered and measured.
+
+        Returns:
+            The samples, in the given order.
 
         Raises:
             EvaluationError: a sample cannot be answered, or the evaluation is over.
@@ -66,17 +74,19 @@ class EngineClient(Protocol):
         ...
 
     async def ask_one(self, sample: SampleRequests) -> AnsweredSample:
-        """The same for one sample, for a harness that is asynchronous; many may wait at a time."""
+        """Submit one sample and wait, for an asynchronous harness; many may wait at a time."""
         ...
 
 
 class TaskResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a task came to, in the harness's own form.
+    """Hold the result of a task, in the harness's own form.
 
     Attributes:
-        results: the harness's results as JSON values; for lm-eval its own results object of this entry alone.
-        samples_file: where the samples were logged (JSON lines), relative to the evaluation's folder; empty if not.
-        notes: why a score may differ from the harness's own, a sentence each.
+        results: the harness's results as JSON values; for lm-eval its results object of this
+            entry alone.
+        samples_file: the file with the logged samples (JSON lines), relative to the
+            evaluation's folder; empty if not logged.
+        notes: sentences on why a score may differ from the harness's own.
     """
 
     results: dict[str, Any]
@@ -85,43 +95,47 @@ class TaskResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Harness(Protocol):
-    """A benchmark harness. `prepare` runs once in the host's parent; the rest in processes forked from it."""
+    """Adapt a benchmark harness.
+
+    `prepare` runs once in the host's parent process, all else in processes forked from it.
+    """
 
     name: str
 
     def version(self) -> str:
-        """The harness's version, as its package says it."""
+        """Return the version of the harness's package."""
         ...
 
     def prepare(self, entries: Sequence[TaskEntry]) -> None:
         """Import the harness and find the tasks.
 
         Raises:
-            BadUse: a task is not there (with the nearest names), or needs what Holdfast does not give (a container).
+            BadUse: a task does not exist (with the nearest names), or needs a feature that
+                Holdfast lacks (a container).
         """
         ...
 
     def run(self, entry: TaskEntry, client: EngineClient, folder: Path) -> TaskResult:
-        """Run one entry to its scores: build all requests, ask, compute. Blocks; in a process of its own.
+        """Run one entry to its scores, blocking, in a process of its own.
 
         Args:
             entry: the task.
-            client: how it asks.
-            folder: the evaluation's, for files that the result names.
+            client: the connection for requests.
+            folder: the evaluation's folder, for files that the result names.
         """
         ...
 
     def measure(
         self, entry: TaskEntry, sample: int, answers: Sequence[Answer], facts: ModelFacts
     ) -> bytes:
-        """The metric of one sample, as JSON that `run` will understand; in a process of its own, on any node."""
+        """Compute one sample's metric as JSON for `run`, in a process of its own, on any node."""
         ...
 
 
 @runtime_checkable
 class Rehearsing(Protocol):
-    """A harness whose first use is slow, so that it is done once, before the processes of tasks are forked."""
+    """A harness with a slow first use, which runs once before the tasks' processes are forked."""
 
     def rehearse(self) -> None:
-        """Import and run once what every forked process would need first; called after `prepare`."""
+        """Import and run once the parts that every forked process needs; called after `prepare`."""
         ...

@@ -1,6 +1,7 @@
-"""The files that a computation read, each with its content, so that its result is reused only while they are the same.
+"""Record the files that a computation read, with digests, so that its result is reused safely.
 
-What a package brings is not among them: the versions of the packages say it (`package_versions`).
+Files of installed packages are left out: the versions of the packages stand for them
+(`package_versions`).
 """
 
 import functools
@@ -16,7 +17,7 @@ from pathlib import Path
 MOST_FILES = 500
 """A result that depends on more files is not kept."""
 CHANGED = "changed"
-"""Stands for the content of a file that was read twice and was not the same: no later content equals it."""
+"""The digest of a file that changed between two reads: no later content equals it."""
 ABSENT = ""
 _HASHED_BYTES = 64 * 1024 * 1024
 _NO_FILES = ("/proc/", "/sys/", "/dev/fd/", "/dev/null", "/dev/urandom")
@@ -26,7 +27,11 @@ Stamp = tuple[int, int, int]
 
 
 def content_digest(path: str) -> str:
-    """Return a digest of a file's content, of a large file its size and time; `ABSENT` where no file can be read."""
+    """Return a digest of a file's content; of a large file, its size and time.
+
+    Returns:
+        The digest, or `ABSENT` if no file can be read.
+    """
     try:
         stat = Path(path).stat()
         if stat.st_size > _HASHED_BYTES:
@@ -52,7 +57,7 @@ class ContentDigests:
 
 
 class ReadRecorder:
-    """Record the files that this process opens to read from now on; Python's audit events report every `open`."""
+    """Record the files that this process opens for reading, by Python's audit events."""
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[Stamp | None, str]] = {}
@@ -64,9 +69,10 @@ class ReadRecorder:
         sys.addaudithook(self._audit)
 
     def files(self, *, apart_from: Sequence[str] = ()) -> dict[str, str] | None:
-        """Return each file with its digest when it was read; None where they are too many to keep.
+        """Return each file with its digest when read; None if there are more than `MOST_FILES`.
 
-        A file that this process wrote, or that is gone, is left out, and so are the folders `apart_from`.
+        Files that this process wrote, files that no longer exist, and files in the folders
+        `apart_from` are left out.
         """
         folders = tuple(os.path.realpath(folder) + os.sep for folder in apart_from if folder)
         found = {
@@ -85,7 +91,7 @@ class ReadRecorder:
             if isinstance(path, str | bytes | os.PathLike):
                 is_write = isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR))
                 self._note(os.fsdecode(path), is_write=is_write)
-        except (OSError, ValueError):  # no path that anybody could read
+        except (OSError, ValueError):  # not a readable path
             pass
         finally:
             self._hook.runs = False
@@ -96,7 +102,7 @@ class ReadRecorder:
                 path = importlib.util.source_from_cache(path)
             except ValueError:
                 return
-        if _is_of_a_package(path):  # most are, and links need not be followed for them
+        if _is_of_a_package(path):  # the usual case; its links need no resolution
             return
         path = os.path.realpath(path)
         if is_write:
@@ -136,5 +142,5 @@ def _package_folders() -> tuple[str, ...]:
 
 
 def _is_of_a_package(path: str) -> bool:
-    # The tasks that lm-eval brings are edited in place by many.
+    # Users often edit lm-eval's own tasks in place.
     return path.startswith(_package_folders()) and _TASKS not in path

@@ -1,7 +1,7 @@
-"""What an engine is asked, and what it answers; each request keyed by its content.
+"""Define requests to engines and their answers; each request has its content as key.
 
-The key names the question alone. The journal adds who was asked (the digest of the weights and the engine's numerics),
-so that an answer of one checkpoint can never stand for another's.
+The key identifies the request alone. The journal adds the digest of the weights and the engine's
+numerics, so that an answer of one checkpoint never serves another.
 """
 
 import hashlib
@@ -18,13 +18,15 @@ Scalar = str | int | float | bool | None
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How to generate. What a harness passes beyond these fields stands in `extra`, under transformers' names.
+    """Define how to generate; `extra` holds a harness's further options by transformers' names.
 
     Attributes:
         max_new_tokens: the most tokens to generate.
-        until: strings that end the generation; the engine may stop at the first and need not cut it off.
+        until: strings that end the generation; the engine may stop at the first and need not
+            cut the string off.
         temperature: 0 is greedy.
-        repeat: which of several generations of one prompt this is; with `seed` it seeds what is sampled.
+        repeat: the number of this generation among several of one prompt; together with `seed`
+            the seed of sampling.
     """
 
     max_new_tokens: int
@@ -38,15 +40,17 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One question to an engine: the smallest thing that is scheduled.
+    """One request to an engine, the smallest unit of scheduling.
 
     Attributes:
-        kind: "loglikelihood" asks for the log-probability of `continuation` after `prompt`; "generate" for tokens
-            after `prompt`; "chat" for a reply to `text`, messages of an OpenAI-compatible API as JSON.
-        prompt: token ids, int32, little endian (`pack_tokens`); empty where the engine makes its own tokens of `text`.
-        continuation: token ids as `prompt`; "loglikelihood" only.
-        text: the prompt as a string, or the messages; empty where token ids are given.
-        continuation_text: the continuation as a string, where `text` is given.
+        kind: "loglikelihood" for the log-probability of `continuation` after `prompt`;
+            "generate" for tokens after `prompt`; "chat" for a reply to `text`, messages of an
+            OpenAI-compatible API as JSON.
+        prompt: token ids, int32, little endian (`pack_tokens`); empty if the engine tokenizes
+            `text`.
+        continuation: token ids as in `prompt`; "loglikelihood" only.
+        text: the prompt as a string, or the messages; empty if token ids are given.
+        continuation_text: the continuation as a string, if `text` is given.
         sampling: "generate" and "chat" only.
     """
 
@@ -58,26 +62,26 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sampling: Sampling | None = None
 
     def prompt_tokens(self) -> int:
-        """The tokens an engine must read; for text an estimate of four characters a token."""
+        """Count the tokens that an engine must read; for text, one token for four characters."""
         if self.prompt:
             return (len(self.prompt) + len(self.continuation)) // 4
         return max(1, (len(self.text) + len(self.continuation_text)) // 4)
 
     def max_new_tokens(self) -> int:
-        """The most tokens an engine may generate for it; 0 for a log-probability."""
+        """Return the most tokens to generate; 0 for a log-probability."""
         return self.sampling.max_new_tokens if self.sampling else 0
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What an engine says to a request.
+    """An engine's answer to a request.
 
     Attributes:
-        logprob: natural logarithm, of a "loglikelihood" (summed over the continuation).
-        is_greedy: whether each token of the continuation is the likeliest one.
-        tokens: the tokens generated, packed as a prompt; empty where the engine gives text alone.
-        text: the text generated, where the engine makes its own text.
-        finish: why a generation ended.
-        prompt_tokens, new_tokens: what was read and generated, for the accounting.
+        logprob: the natural logarithm for a "loglikelihood", summed over the continuation.
+        is_greedy: True if each token of the continuation is the likeliest one.
+        tokens: the generated tokens, packed as a prompt; empty if the engine gives text alone.
+        text: the generated text, if the engine decodes its tokens itself.
+        finish: the reason for the end of a generation.
+        prompt_tokens, new_tokens: the tokens read and generated, for the accounting.
     """
 
     logprob: float | None = None
@@ -90,12 +94,13 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Keyed(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A request on its way: what those between client and engine must know, and the rest unread.
+    """An encoded request with the fields that the scheduler needs.
 
     Attributes:
-        key: of the request.
-        affinity: equal for requests with the same input tokens, or (its upper 32 bits) with a long prefix in common.
-        body: the `Request`, encoded.
+        key: the key of the request.
+        affinity: equal for requests with the same input tokens; equal in the upper 32 bits for
+            requests with a long common prefix.
+        body: the encoded `Request`.
     """
 
     key: bytes
@@ -106,7 +111,7 @@ class Keyed(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 def keyed(request: Request) -> Keyed:
-    """Encode a request and name it by its content (BLAKE2b of the encoding, whose order of fields is fixed)."""
+    """Encode a request with its key (BLAKE2b of the encoding, whose field order is fixed)."""
     body = _encoder.encode(request)
     inputs = request.prompt + request.continuation[:-4] or request.text.encode()
     prefix = _hash32(inputs[:_PREFIX_BYTES])
@@ -120,24 +125,24 @@ def keyed(request: Request) -> Keyed:
 
 
 def encode_answer(answer: Answer) -> bytes:
-    """An answer as it is kept in the journal."""
+    """Encode an answer for the journal."""
     return _encoder.encode(answer)
 
 
 def decode_answer(body: bytes) -> Answer:
-    """The answer of `encode_answer`.
+    """Decode an answer of `encode_answer`.
 
     Raises:
-        msgspec.DecodeError: it is not one.
+        msgspec.DecodeError: the bytes are not an answer.
     """
     return _answers.decode(body)
 
 
 def decode_request(body: bytes) -> Request:
-    """The request of `keyed`.
+    """Decode the body of a `keyed` request.
 
     Raises:
-        msgspec.DecodeError: it is not one.
+        msgspec.DecodeError: the bytes are not a request.
     """
     return _requests.decode(body)
 
@@ -148,19 +153,19 @@ def _hash32(data: bytes) -> int:
 
 _PREFIX_BYTES = (
     4 * 64
-)  # of a shared prompt: few-shot examples and instructions are longer, questions often shorter
+)  # few-shot examples and instructions are longer than this prefix, questions often shorter
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
 _requests = msgspec.msgpack.Decoder(Request)
 _answers = msgspec.msgpack.Decoder(Answer)
 
 
 def pack_tokens(tokens: Iterable[int]) -> bytes:
-    """Token ids as int32, little endian."""
+    """Pack token ids as int32, little endian."""
     return array("i", tokens).tobytes()
 
 
 def unpack_tokens(packed: bytes) -> Sequence[int]:
-    """The token ids of `pack_tokens`, as an array of int32."""
+    """Unpack the token ids of `pack_tokens` into an array of int32."""
     tokens = array("i")
     tokens.frombytes(packed)
     return tokens

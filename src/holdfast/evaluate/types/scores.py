@@ -1,4 +1,4 @@
-"""The numbers of a harness's results object, a row each, in the order in which lm-eval prints them."""
+"""List the numbers of a harness's results object in lm-eval's order of printing."""
 
 import math
 import re
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 NOT_METRICS = frozenset({"alias", "name", "sample_len", "sample_count"})
-"""What lm-eval keeps beside the metrics of a task."""
+"""The keys beside the metrics of a task in lm-eval's results."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,23 +16,23 @@ class Score:
 
     task: str
     alias: str
-    """How the harness shows the task."""
+    """The display name of the task."""
     depth: int = 0
-    """0 for a task or group of its own, 1 for a task of a group, and so on."""
+    """0 for a top-level task or group, 1 for a task of a group, and so on."""
     group: bool = False
     version: str | int | float | None = None
     filter: str
     n_shot: int | None = None
     metric: str
     value: float | int | str | None
-    """As the harness has it; a few metrics are words."""
+    """The harness's value; a few metrics are words."""
     stderr: float | None = None
     higher_is_better: bool | None = None
     samples: int | None = None
 
     @property
     def number(self) -> float | None:
-        """The value, where it is a number."""
+        """The value if it is a finite number, else None."""
         if (
             isinstance(self.value, bool)
             or not isinstance(self.value, int | float)
@@ -45,11 +45,11 @@ class Score:
 def scores_of(
     results: Mapping[str, Any], column: Literal["results", "groups"] = "results"
 ) -> tuple[Score, ...]:
-    """Flatten a results object of lm-eval's form (`results`, `versions`, `n-shot`, `higher_is_better`, …).
+    """Flatten a results object in lm-eval's form (`results`, `versions`, `n-shot`, …).
 
-    A metric stands as `metric,filter` with its standard error as `metric_stderr,filter`; groups stand before their
-    tasks, tasks and metrics by name, as lm-eval's own table has them. "groups" gives those groups alone that have a
-    score of their own.
+    A metric has the key `metric,filter`, and its standard error `metric_stderr,filter`. As in
+    lm-eval's table, groups come before their tasks, and tasks and metrics are sorted by name. With
+    `column="groups"`, only groups with a score of their own are listed.
     """
     found: Mapping[str, Mapping[str, Any]] = results.get(column, {})
     subtasks: Mapping[str, Sequence[str]] = results.get("group_subtasks", {})
@@ -83,9 +83,9 @@ def scores_of(
 
 
 def compact(scores: Iterable[Score]) -> dict[str, dict[str, Any]]:
-    """Scores as the ledger keeps them: task, then `metric,filter` to value, standard error, whether higher is better.
+    """Convert scores for the ledger: by task, `metric,filter` to value, error and direction.
 
-    A number that JSON does not have (NaN, infinities) is kept as its word.
+    A number that JSON lacks (NaN, infinities) becomes a string.
     """
     kept: dict[str, dict[str, Any]] = {}
     for score in scores:
@@ -101,7 +101,7 @@ def compact(scores: Iterable[Score]) -> dict[str, dict[str, Any]]:
 def _in_order(
     found: Mapping[str, Mapping[str, Any]], subtasks: Mapping[str, Sequence[str]]
 ) -> Iterable[tuple[str, int]]:
-    """Tasks with their depth: each group's tree first, then what is in no group."""
+    """Yield tasks with their depth: each group's tree first, then tasks outside of groups."""
     children = {child for members in subtasks.values() for child in members}
     seen: dict[str, int] = {}
 
@@ -129,5 +129,5 @@ def _as_json(value: Any) -> Any:
 
 
 def sanitized(model_name: str) -> str:
-    """A model's name as lm-eval makes a folder of it (`lm_eval.utils.sanitize_model_name`)."""
+    """Convert a model's name to lm-eval's folder name (`lm_eval.utils.sanitize_model_name`)."""
     return re.sub(r"[\"<>:/|\\?*\[\]]+", "__", model_name)

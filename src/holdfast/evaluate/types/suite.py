@@ -1,10 +1,10 @@
-"""Which tasks to run, and how much of each: a TOML file, or task names.
+"""Define the tasks of a suite and their options, from a TOML file or from task names.
 
 ```toml
-name = "nightly"                # the file's name where left out
-include_paths = ["tasks"]       # folders with lm-eval tasks of one's own, relative to this file
-confirm_unsafe_code = false     # whether tasks may run what the model writes, in the sandbox
-limit = 200                     # here and below: what holds for every task that does not say otherwise
+name = "nightly"                # default: the file's name
+include_paths = ["tasks"]       # folders with your own lm-eval tasks, relative to this file
+confirm_unsafe_code = false     # true allows tasks to run the model's code, in the sandbox
+limit = 200                     # this and the next two: defaults for all tasks
 chat_template = true
 options = { fewshot_random_seed = 7 }
 
@@ -17,8 +17,8 @@ name = "mmlu"
 limit = 0.1
 ```
 
-`tasks = ["gsm8k", "mmlu:0.1"]` says the same in short. As names alone: `gsm8k`, `gsm8k:100` (a limit) and
-`inspect:NAME` or `lm-eval:NAME` (a harness), in a list or separated by commas.
+The short form is `tasks = ["gsm8k", "mmlu:0.1"]`. Task names alone work in a list or separated by
+commas: `gsm8k`, `gsm8k:100` (with a limit), `inspect:NAME` or `lm-eval:NAME` (with a harness).
 """
 
 import difflib
@@ -34,16 +34,19 @@ from holdfast.core.errors import BadUse, NotFound
 
 
 class TaskEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One entry of a suite: a task, a group of tasks or a tag, as the harness names it.
+    """One entry of a suite: a task, a group of tasks or a tag, by the harness's name.
 
     Attributes:
-        name: the harness's name; for inspect a file or package path and "@task" as inspect writes it.
+        name: the harness's name; for inspect a file or package path and "@task", in inspect's
+            spelling.
         harness: "lm-eval", "inspect", or "module:Class" of a `Harness`.
-        limit: how many samples of each task; None for all; below 1 a share, as lm-eval has it.
-        num_fewshot: None for the task's own.
-        chat_template: whether prompts go through the model's chat template; a text names one of several.
-        system_instruction: before every prompt.
-        options: of the harness alone (lm-eval: gen_kwargs, include_path, seeds; inspect: task arguments).
+        limit: the number of samples of each task; below 1 a share, as in lm-eval; None for all.
+        num_fewshot: None for the task's own number.
+        chat_template: True to format prompts by the model's chat template; a string names one
+            of several templates.
+        system_instruction: a text before every prompt.
+        options: options of the harness alone (lm-eval: gen_kwargs, include_path, seeds;
+            inspect: task arguments).
     """
 
     name: str
@@ -56,7 +59,7 @@ class TaskEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Suite(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A named list of tasks. `include_paths` are folders with lm-eval tasks of one's own."""
+    """A named list of tasks; `include_paths` are folders with your own lm-eval tasks."""
 
     name: str
     entries: tuple[TaskEntry, ...]
@@ -65,11 +68,12 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def load_suite(path_or_names: str | Sequence[str]) -> Suite:
-    """Read a suite from a `.toml` file, or make one of task names (see the module for both forms).
+    """Read a suite from a `.toml` file, or make one from task names (see the module).
 
     Raises:
         NotFound: the file does not exist.
-        BadUse: it is not such a file, or a name or limit is none; the message names file, key, value and what may be.
+        BadUse: the file is not a suite, or a name or limit is wrong; the message names the
+            file, key, value and allowed values.
     """
     names = path_or_names.split(",") if isinstance(path_or_names, str) else list(path_or_names)
     names = [name.strip() for name in names if name.strip()]
@@ -167,7 +171,8 @@ def _checked(table: Mapping[str, Any], known: Sequence[str], where: str) -> dict
     for key, value in table.items():
         if key not in known:
             raise BadUse(
-                f"{where}: there is no key {key!r}.{nearest(key, known)} Known are: {', '.join(known)}."
+                f"{where}: there is no key {key!r}.{nearest(key, known)} Known are: "
+                f"{', '.join(known)}."
             )
         kind, allowed = _ALLOWED[key]
         takes_bool = bool in (kind if isinstance(kind, tuple) else (kind,))
@@ -187,7 +192,7 @@ def _is_in_range(key: str, value: Any, where: str) -> bool:
         case "num_fewshot":
             return bool(value >= 0)
         case "include_paths":
-            here = Path(where).parent  # only a file has this key
+            here = Path(where).parent  # only files have this key
             return all(
                 isinstance(folder, str) and (here / Path(folder).expanduser()).is_dir()
                 for folder in value
@@ -201,16 +206,14 @@ def _distinct(entries: Sequence[TaskEntry], where: str) -> tuple[TaskEntry, ...]
     for entry in entries:
         if entry in seen:
             raise BadUse(
-                f"{where}: the task {entry.name!r} stands there twice. Remove one, or set them apart."
+                f"{where}: the task {entry.name!r} stands there twice. Remove one, or set them "
+                "apart."
             )
         seen.append(entry)
     return tuple(seen)
 
 
 def nearest(name: str, known: Iterable[str], count: int = 1) -> str:
-    """A sentence with what somebody who wrote `name` may have meant, with a space before it; empty if nothing is near.
-
-    `count` is how many are named at most.
-    """
+    """Suggest at most `count` known names near `name`, as a sentence after a space, or ""."""
     close = difflib.get_close_matches(name, list(known), n=count, cutoff=0.6)
     return f" Did you mean {' or '.join(map(repr, close))}?" if close else ""

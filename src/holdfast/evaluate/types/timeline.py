@@ -1,10 +1,12 @@
-"""What happened when in an evaluation: one JSON object a line, appended by the coordinator, read by reports.
+"""Record what happened when in an evaluation, as one JSON object a line.
 
-Every time (`t0`, `t1`) is in seconds since the evaluation's first start and goes on over a restart of the coordinator.
-Engines, nodes, models and tasks are the small numbers that the policy uses; `Begin` names the tasks.
+The coordinator appends the lines, and reports read them. Every time (`t0`, `t1`) is in seconds
+since the evaluation's first start and continues over restarts of the coordinator. Engines, nodes,
+models and tasks have the small numbers of the policy; `Begin` names the tasks.
 
-What a crash can leave: lines that were not flushed are lost, and the last one may be torn, which readers leave out and
-the next writer cuts off. Nothing but reports depends on this file; what must not be lost is in the journal.
+A crash loses the lines that were not flushed and may tear the last line: readers skip a torn line,
+and the next writer cuts it off. Only reports depend on this file; the journal holds all that must
+survive.
 """
 
 import os
@@ -19,7 +21,7 @@ import msgspec
 from holdfast.evaluate.types.errors import EvaluationError
 
 BUFFER_BYTES = 1 << 16
-"""Written when so much is waiting; `flush` writes what there is."""
+"""The size of buffered lines at which they are written; `flush` writes them earlier."""
 READ_BACK_BYTES = 1 << 16
 
 
@@ -30,18 +32,21 @@ def _kind(name: str) -> str:
 class _Line(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag=_kind
 ):
-    """What every line is: a JSON object whose `kind` is its class's name in small letters, without "Span"."""
+    """A line: a JSON object; `kind` is its class's name in small letters, without "Span"."""
 
 
 class Span(_Line, frozen=True, kw_only=True):
-    """What lasted from `t0` to `t1`."""
+    """An activity from `t0` to `t1`."""
 
     t0: float
     t1: float
 
 
 class Begin(_Line, frozen=True, kw_only=True):
-    """The coordinator started (again); the newest line holds. `tasks` are the suite's entries, by task number."""
+    """The coordinator started or restarted; the last such line counts.
+
+    `tasks` are the suite's entries, by task number.
+    """
 
     started_at_s: float
     suite: str
@@ -50,12 +55,12 @@ class Begin(_Line, frozen=True, kw_only=True):
 
 
 class EngineSpan(Span, frozen=True, kw_only=True):
-    """An engine was occupied with one thing, from `t0` to `t1`.
+    """An engine did one thing from `t0` to `t1`.
 
     Attributes:
-        what: "load": from the order to start it until it served, process start included; "swap": other weights put
-            into it; "serve": it stood ready for `model`, busy or not; "lost": from its last sign of life until the
-            coordinator knew that it was gone.
+        what: "load": from the order to start until the engine served, process start included;
+            "swap": a change of weights; "serve": ready for `model`, busy or not; "lost": from the
+            last message until the coordinator found the engine gone.
     """
 
     what: Literal["load", "swap", "serve", "lost"]
@@ -65,7 +70,7 @@ class EngineSpan(Span, frozen=True, kw_only=True):
 
 
 class RequestSpan(Span, frozen=True, kw_only=True):
-    """An engine worked on a request, maybe on others at the same time. `sample` is the document within its task."""
+    """An engine worked on a request, perhaps among others; `sample` is the document in its task."""
 
     engine: int
     model: int = 0
@@ -87,7 +92,7 @@ class MetricSpan(Span, frozen=True, kw_only=True):
 
 
 class JudgeSpan(Span, frozen=True, kw_only=True):
-    """A model-as-judge was asked; `waited_s` of the time before `t0` was for its quota."""
+    """A request to the model-as-judge; `waited_s` is the wait for the quota before `t0`."""
 
     model: int = 0
     task: int
@@ -98,7 +103,7 @@ class JudgeSpan(Span, frozen=True, kw_only=True):
 
 
 class NodeSpan(Span, frozen=True, kw_only=True):
-    """A node was there ("here"), or fetched a model's weights into its memory ("fetch")."""
+    """A node was connected ("here"), or fetched a model's weights into its memory ("fetch")."""
 
     what: Literal["here", "fetch"]
     node: int
@@ -109,7 +114,7 @@ class NodeSpan(Span, frozen=True, kw_only=True):
 
 
 class TaskSpan(Span, frozen=True, kw_only=True):
-    """A task of a model, from its first sample to its scores, or to why it has none."""
+    """A task of a model, from its first sample to its scores or its error."""
 
     model: int = 0
     task: int
@@ -119,7 +124,7 @@ class TaskSpan(Span, frozen=True, kw_only=True):
 
 
 class ModelSpan(Span, frozen=True, kw_only=True):
-    """A model, from when it was asked for to the end of its last task."""
+    """A model, from its request to the end of its last task."""
 
     model: int
     name: str
@@ -128,7 +133,7 @@ class ModelSpan(Span, frozen=True, kw_only=True):
 
 
 class End(_Line, frozen=True, kw_only=True):
-    """All is done, or it was stopped. The makespan is `t1`."""
+    """The evaluation is done, failed or stopped; `t1` is the makespan."""
 
     state: Literal["done", "failed", "stopped"]
     t1: float
@@ -149,10 +154,10 @@ Line = (
 
 
 class TimelineFile:
-    """The file's one writer: the coordinator."""
+    """Write the file; only the coordinator does."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file at `path`, making its folder, and cut off a line that a killed writer left torn.
+        """Open the file at `path`, make its folder, and cut off a torn last line.
 
         Raises:
             OSError: the file cannot be opened.
@@ -164,10 +169,10 @@ class TimelineFile:
         self._waiting = bytearray()
 
     def append(self, *lines: Line) -> None:
-        """Add lines; they are in the file at the latest when `flush` or `close` returns.
+        """Add lines, which are in the file at the latest when `flush` or `close` returns.
 
         Raises:
-            OSError: what was waiting could not be written; it is tried again with the next.
+            OSError: the buffered lines could not be written; the next call tries again.
         """
         for line in lines:
             self._waiting += self._encoder.encode(line)
@@ -176,16 +181,16 @@ class TimelineFile:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is waiting.
+        """Write the buffered lines.
 
         Raises:
-            OSError: as `append`.
+            OSError: as for `append`.
         """
         while self._waiting:
             del self._waiting[: os.write(self._fd, self._waiting)]
 
     def close(self) -> None:
-        """Write what is waiting and let go of the file. Closing twice is harmless."""
+        """Write the buffered lines and close the file; closing twice is harmless."""
         if self._fd < 0:
             return
         try:
@@ -208,7 +213,7 @@ class TimelineFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """An evaluation's lines, each kind in the order of its starts."""
+    """Hold an evaluation's lines, each kind sorted by start."""
 
     begin: Begin
     engines: tuple[EngineSpan, ...] = ()
@@ -219,11 +224,11 @@ class Timeline:
     tasks: tuple[TaskSpan, ...] = ()
     models: tuple[ModelSpan, ...] = ()
     end: End | None = None
-    """None while it goes on, and after a crash."""
+    """None during the run, and after a crash."""
 
     @property
     def makespan_s(self) -> float:
-        """From the first start to the end; to the last that is known of where there was none."""
+        """The seconds from the first start to the end, or to the last span if there is no end."""
         if self.end is not None:
             return self.end.t1
         kinds: tuple[tuple[Span, ...], ...] = (
@@ -232,17 +237,17 @@ class Timeline:
         return max((span.t1 for spans in kinds for span in spans), default=0.0)
 
     def task_name(self, task: int) -> str:
-        """The suite's name of a task."""
+        """Return the suite's name of a task."""
         return self.begin.tasks[task] if 0 <= task < len(self.begin.tasks) else f"task {task}"
 
 
 def read_timeline(path: Path) -> Timeline:
-    """The timeline in a file; as `TimelineReader.read`."""
+    """Read the timeline in a file, as `TimelineReader.read` does."""
     return TimelineReader(path).read()
 
 
 class TimelineReader:
-    """Reads the file at `path` while it grows: each line once."""
+    """Read the growing file at `path`, each line once."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -252,12 +257,12 @@ class TimelineReader:
         self._decoder = msgspec.json.Decoder(Line)
 
     def read(self) -> Timeline:
-        """All that is there by now and not forgotten; empty where there is no file yet.
+        """Return the timeline so far without forgotten models; empty if there is no file yet.
 
-        A last line without its line end is torn or still being written, and left out.
+        A last line without a line end is torn or unfinished, and is left out.
 
         Raises:
-            EvaluationError: a whole line is none of the kinds; the message names its number.
+            EvaluationError: a whole line is malformed; the message names its number.
         """
         if self._path.exists():
             with self._path.open("rb") as file:
@@ -271,7 +276,7 @@ class TimelineReader:
         return timeline_of(self._kept)
 
     def forget(self, model: int) -> None:
-        """Of a model that ended nothing more is wanted but when that was, whatever is still written of it."""
+        """Drop all lines of an ended model, present and future, except its `ModelSpan`."""
         self._forgotten.add(model)
         self._kept = [
             line
@@ -284,19 +289,20 @@ class TimelineReader:
             line: Line = self._decoder.decode(text)
         except msgspec.DecodeError as error:
             raise EvaluationError(
-                f"{self._path}:{self._read_lines} is no line of a timeline ({error}). Something other than Holdfast "
+                f"{self._path}:{self._read_lines} is no line of a timeline ({error}). Something "
+                "other than Holdfast "
                 "changed it, or its disk is failing; delete that line to read the rest."
             ) from error
         return line
 
 
 def timeline_of(lines: Iterable[Line]) -> Timeline:
-    """Lines, as they were appended, sorted into a timeline."""
+    """Sort lines in the order of appending into a timeline."""
     begin, end = Begin(started_at_s=0.0, suite="", tasks=[]), None
     kinds: dict[type, list[Any]] = {}
     for line in lines:
         if isinstance(line, Begin):
-            begin, end = line, None  # it was begun again: an earlier end was not the end
+            begin, end = line, None  # a restart: the earlier end was not the last
         elif isinstance(line, End):
             end = line
         else:
@@ -319,7 +325,7 @@ def timeline_of(lines: Iterable[Line]) -> Timeline:
 
 
 def _whole_lines_bytes(fd: int) -> int:
-    """Where the last whole line ends."""
+    """Return the offset after the last whole line."""
     end_bytes = os.fstat(fd).st_size
     while end_bytes > 0:
         start_bytes = max(0, end_bytes - READ_BACK_BYTES)

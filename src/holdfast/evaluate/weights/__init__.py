@@ -1,15 +1,15 @@
-"""A model's bytes: read once per cluster, shared among nodes, kept in each node's shared memory.
+"""Read a model once per cluster, share it among nodes, and keep it in each node's memory.
 
-What enters is a folder or URL; what leaves, on every node, is a Hugging Face folder in memory and the digest of the
-model's content, the same everywhere. The stages, in order:
+The input is a folder or URL. The result, on every node, is a Hugging Face folder in shared memory
+and the digest of the model's content, equal on all nodes. The stages, in order:
 
 | module | one idea |
 |---|---|
-| `describe` | what a model is made of, found out by the command |
+| `describe` | the manifest of a model, made by the command |
 | `assign` | which node reads which chunk of the source |
 | `fetch` | a node's models: begun, shared out, converted, held, released |
-| `share` | one model on one node: its own chunks read, the others' asked for |
-| `source` | ranges of files, wherever they lie, from storage that fails |
+| `share` | one model on one node: own chunks read, others requested from peers |
+| `source` | ranges of files from any storage, with retries |
 | `exchange` | chunks between nodes, at a rate |
 | `store` | a node's shared memory: budget, owner, clearing |
 """

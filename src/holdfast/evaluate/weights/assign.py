@@ -1,6 +1,7 @@
-"""Who reads what: every chunk has one node that reads it from the source; the others get it from that node.
+"""Assign every chunk to one node, which reads it from the source and sends it to the others.
 
-Pure functions. While no node is lost every byte is read from the source once, however many nodes there are.
+These are pure functions. While no node is lost, every byte is read from the source once, for any
+number of nodes.
 """
 
 import heapq
@@ -10,10 +11,10 @@ from holdfast.evaluate.types.model_manifest import ModelManifest
 
 
 def assign(manifest: ModelManifest, nodes: Collection[int]) -> list[int]:
-    """The owner of each chunk, balanced by bytes: longest chunk first, to the node that has least.
+    """Assign owners balanced by bytes: the longest chunk first, to the node with the least.
 
-    Graham's LPT rule (SIAM J. Appl. Math. 17(2), 1969): the fullest node has at most 4/3 of the least possible.
-    The same for every order of `nodes`.
+    Graham's LPT rule (SIAM J. Appl. Math. 17(2), 1969): the fullest node has at most 4/3 of the
+    optimum. The result does not depend on the order of `nodes`.
 
     Raises:
         ValueError: there are no nodes.
@@ -31,17 +32,17 @@ def reassign(
     have: Mapping[int, Collection[int]],
     nodes: Collection[int],
 ) -> list[int]:
-    """The owner of each chunk after nodes joined or left; what some node has is not read from the source again.
+    """Reassign chunks after nodes joined or left, without new reads of chunks that a node has.
 
-    A chunk's owner is kept while it is among `nodes`: it has the chunk or is about to read it. The chunk of an owner
-    that left goes to a node that has it, else to the node with least to read. Where an owner that stays is not yet
-    known to have its chunk and another node is, that one becomes the owner.
+    An owner among `nodes` keeps its chunks: it has them or will read them. A chunk of an owner that
+    left goes to a node that has the chunk, else to the node with the least to read. If an owner is
+    not known to have its chunk and another node is, that node becomes the owner.
 
     Args:
         manifest: the model.
-        owners: as it was.
-        have: node to the chunks it is known to have; nodes may be missing.
-        nodes: those there are now.
+        owners: the previous owners.
+        have: by node, the chunks it is known to have; nodes may be missing.
+        nodes: the present nodes.
 
     Raises:
         ValueError: there are no nodes.
@@ -74,7 +75,7 @@ def reassign(
 def _deal(
     manifest: ModelManifest, chunks: Iterable[int], loads: Mapping[int, int], owners: list[int]
 ) -> None:
-    """Give each of `chunks` an owner in place; `loads` is what each node has to read already, in bytes."""
+    """Assign owners to `chunks` in place; `loads` are the bytes that nodes already must read."""
     heap = [(load_bytes, node) for node, load_bytes in loads.items()]
     heapq.heapify(heap)
     for number in sorted(chunks, key=lambda number: (-manifest.chunks[number].size_bytes, number)):

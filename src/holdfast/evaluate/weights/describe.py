@@ -1,8 +1,9 @@
-"""What a model is made of, found out by the command before anything is started: a `ModelManifest`.
+"""Describe a model as a `ModelManifest`, by the command, before any process starts.
 
-A Hugging Face folder is taken as it is: `config.json`, the tokenizer, and the weights as safetensors. Of a Holdfast or
-DCP checkpoint only what the model needs is described: its tensors' bytes, not the optimizer's. Nothing is unpickled
-but DCP's own metadata, through the checkpoint room's list of allowed names.
+A Hugging Face folder is taken as it is: `config.json`, the tokenizer, and the weights as
+safetensors. For a Holdfast or DCP checkpoint, the manifest covers the model's tensors only, not the
+optimizer's. Only DCP's own metadata is unpickled, with the checkpoint package's list of allowed
+names.
 """
 
 import asyncio
@@ -35,7 +36,7 @@ KNOWN_SMALL_FILES = (
     "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model",
     "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
-"""What is asked for where files cannot be listed."""
+"""The files to try on servers that cannot list files."""
 _DESCRIBE_ATTEMPTS = 12
 _ADAPTER = "adapter_config.json"
 _ENCODER_DECODERS = {
@@ -58,17 +59,22 @@ def describe(
     name_map: str | None = None,
     chunk_bytes: int | None = None,
 ) -> ModelManifest:
-    """Say what to read to have a model.
+    """Describe which bytes to read for a model.
 
     Args:
-        model: a folder, or the URL of one (file, http, https, s3, gs, az): a Hugging Face folder, or one checkpoint.
-        hf_config: for a checkpoint: a folder with the `config.json` and the tokenizer of its model.
-        name_map: for a checkpoint whose names differ: the file that says how (`holdfast.checkpoint.read_name_map`).
-        chunk_bytes: of a chunk, at most; by the model's size where None. The digest of a model depends on it.
+        model: a folder, or the URL of one (file, http, https, s3, gs, az): a Hugging Face
+            folder, or one checkpoint.
+        hf_config: for a checkpoint: a folder with the `config.json` and the tokenizer of its
+            model.
+        name_map: for a checkpoint with other names: the file that maps them
+            (`holdfast.checkpoint.read_name_map`).
+        chunk_bytes: the largest size of a chunk; None to choose by the model's size. The digest
+            of a model depends on it.
 
     Raises:
         NotFound: there is nothing at `model`.
-        BadUse: it is no model that can be read, or the checkpoint does not have what the configuration needs.
+        BadUse: the model cannot be read, or the checkpoint lacks parts that the configuration
+            needs.
         EvaluationError: the storage cannot be read.
     """
     if "://" not in model:
@@ -100,7 +106,8 @@ async def _describe(
         return await _describe_checkpoint(model, source, sizes, hf_config, name_map, chunk_bytes)
     if hf_config is not None or name_map is not None:
         raise BadUse(
-            f"{model} is no checkpoint (it has no {METADATA}), and only a checkpoint takes --hf-config and --name-map. "
+            f"{model} is no checkpoint (it has no {METADATA}), and only a checkpoint takes "
+            "--hf-config and --name-map. "
             "Give the folder of one step, or leave them out."
         )
     return await _describe_huggingface(model, source, sizes, listed, chunk_bytes)
@@ -127,7 +134,8 @@ async def _describe_huggingface(
         ]
     if missing := [path for path in weights if path not in sizes]:
         raise BadUse(
-            f"{model} lacks {missing[0]}, which its {HF_INDEX_NAME} names ({len(missing)} of {len(weights)} files). "
+            f"{model} lacks {missing[0]}, which its {HF_INDEX_NAME} names ({len(missing)} of "
+            f"{len(weights)} files). "
             "Copy it again."
         )
     files = [ModelFile(path=path, size_bytes=sizes[path]) for path in sorted({*small, *weights})]
@@ -151,7 +159,8 @@ async def _indexed(model: str, source: Source, size_bytes: int) -> list[str]:
     for path in weights:
         if PurePosixPath(path).name != path or not path.endswith(".safetensors"):
             raise BadUse(
-                f"{HF_INDEX_NAME} of {model} names {path!r}, which is no file of weights beside it. Do not trust it."
+                f"{HF_INDEX_NAME} of {model} names {path!r}, which is no file of weights beside "
+                "it. Do not trust it."
             )
     return weights
 
@@ -166,7 +175,8 @@ async def _describe_checkpoint(
 ) -> ModelManifest:
     if hf_config is None:
         raise BadUse(
-            f"{model} is a checkpoint, which has neither the model's configuration nor its tokenizer. "
+            f"{model} is a checkpoint, which has neither the model's configuration nor its "
+            "tokenizer. "
             "Give a folder with both by --hf-config."
         )
     from holdfast.checkpoint import (
@@ -220,10 +230,10 @@ async def _describe_checkpoint(
 
 
 def _stated_digests(folder: Path, sizes: Mapping[str, int]) -> dict[str, str]:
-    """What a Holdfast checkpoint's manifest says of its files.
+    """Read the file digests in a Holdfast checkpoint's manifest.
 
     Raises:
-        ManifestError: it is damaged, or contradicts the files' sizes.
+        ManifestError: the manifest is damaged, or contradicts the files' sizes.
     """
     try:
         step = int(json.loads((folder / MANIFEST_NAME).read_bytes())["step"])
@@ -239,31 +249,32 @@ def _stated_digests(folder: Path, sizes: Mapping[str, int]) -> dict[str, str]:
 
 
 async def _refuse_other_kinds(model: str, source: Source, size_bytes: int) -> None:
-    """See that a model continues text: nothing else can be asked what Holdfast asks.
+    """Check that a model continues text, as Holdfast's requests need.
 
     Raises:
-        BadUse: it has an encoder and a decoder, such as T5.
+        BadUse: the model has an encoder and a decoder, such as T5.
     """
     try:
         config = json.loads(bytes(await source.read(HF_CONFIG_NAME, 0, size_bytes)))
         kind = str(config.get("model_type") or "")
         named = ", ".join(map(str, config.get("architectures") or ())) or kind
-    except (ValueError, AttributeError, TypeError):  # the engine says what is wrong with it
+    except (ValueError, AttributeError, TypeError):  # the engine will report the error
         return
     if config.get("is_encoder_decoder") or kind in _ENCODER_DECODERS:
         raise BadUse(
-            f"{model} is an encoder-decoder model ({named}), and Holdfast evaluates models that continue text. Use "
+            f"{model} is an encoder-decoder model ({named}), and Holdfast evaluates models that "
+            "continue text. Use "
             f"lm-eval itself: lm_eval --model hf --model_args pretrained={model},backend=seq2seq"
         )
 
 
 def _in_the_hub_cache(model: str) -> Path | None:
-    """The snapshot that a name or folder means in Hugging Face's cache (`models--ORG--NAME/snapshots/COMMIT`).
+    """Return the snapshot of a name in Hugging Face's cache (`models--ORG--NAME/snapshots/COMMIT`).
 
-    A name that is no folder here is looked for there: `ORG/NAME`, or `ORG/NAME@REVISION`.
+    A name that is not a folder here is looked up in the cache: `ORG/NAME`, or `ORG/NAME@REVISION`.
 
     Raises:
-        NotFound: the cache has the model, and not this revision.
+        NotFound: the cache has the model but not this revision.
     """
     name, _, revision = model.partition("@")
     if Path(model).exists():
@@ -287,7 +298,8 @@ def _in_the_hub_cache(model: str) -> Path | None:
         return snapshots / there[0]
     raise NotFound(
         f"{folder} has no revision {wanted!r}. It has {', '.join(there[:3]) or 'none'}: give "
-        f"{snapshots}/COMMIT, or fetch it: hf download {name if revision else folder.name[8:].replace('--', '/')}"
+        f"{snapshots}/COMMIT, or fetch it: hf download "
+        f"{name if revision else folder.name[8:].replace('--', '/')}"
     )
 
 
@@ -295,13 +307,16 @@ def _no_weights(model: str, sizes: Mapping[str, int]) -> str:
     pickled = sorted(path for path in sizes if path.endswith(_PICKLED) and "/" not in path)
     if pickled:
         return (
-            f"{model} holds its weights pickled ({pickled[0]}), and reading those could run code. Convert them once, "
-            "where you trust them: transformers' `model.save_pretrained(FOLDER)` writes safetensors; then give FOLDER."
+            f"{model} holds its weights pickled ({pickled[0]}), and reading those could run code. "
+            "Convert them once, "
+            "where you trust them: transformers' `model.save_pretrained(FOLDER)` writes "
+            "safetensors; then give FOLDER."
         )
     other = sorted(path for path in sizes if path.endswith(".safetensors"))
     named = f"it has {', '.join(other[:3])}" if other else "it has no safetensors"
     return (
-        f"{model} has neither {HF_WEIGHTS_NAME} nor {HF_INDEX_NAME}: {named}. Save it with transformers' "
+        f"{model} has neither {HF_WEIGHTS_NAME} nor {HF_INDEX_NAME}: {named}. Save it with "
+        "transformers' "
         "`save_pretrained`."
     )
 
@@ -319,7 +334,8 @@ def _what_is_there(model: str, sizes: Mapping[str, int]) -> str:
         return f"{model} is a folder of checkpoints ({several}). Give one of them: {model.rstrip('/')}/{steps[-1]}."
     if _ADAPTER in sizes:
         return (
-            f"{model} is a PEFT adapter ({_ADAPTER}), not a whole model. Merge it into its base once: "
+            f"{model} is a PEFT adapter ({_ADAPTER}), not a whole model. Merge it into its base "
+            "once: "
             "`AutoPeftModelForCausalLM.from_pretrained(ADAPTER).merge_and_unload().save_pretrained(FOLDER)`, save the "
             "tokenizer beside it, and give FOLDER."
         )
@@ -327,7 +343,8 @@ def _what_is_there(model: str, sizes: Mapping[str, int]) -> str:
     if inside:
         return f"{model} is no model, but {', '.join(inside[:3])} in it is one. Give {model.rstrip('/')}/{inside[0]}."
     return (
-        f"{model} is no model: it has neither {HF_CONFIG_NAME} (a Hugging Face folder) nor {METADATA} (a checkpoint). "
+        f"{model} is no model: it has neither {HF_CONFIG_NAME} (a Hugging Face folder) nor "
+        f"{METADATA} (a checkpoint). "
         "Give the folder that `save_pretrained` or Checkpointer wrote."
     )
 
@@ -337,7 +354,7 @@ def _check_folder(folder: Path) -> None:
         return
     if folder.exists():
         raise BadUse(f"{folder} is a file. Give the folder of the model.")
-    # The nearest names, where the first part that is missing was to be.
+    # Suggest names near the first missing part of the path.
     parent = next(parent for parent in folder.parents if parent.is_dir())
     wanted = folder.relative_to(parent).parts[0]
     near = difflib.get_close_matches(
@@ -352,7 +369,7 @@ def _check_folder(folder: Path) -> None:
 
 
 async def _ask_for(source: Source, paths: Iterable[str]) -> dict[str, int]:
-    """The sizes of those of `paths` that are there."""
+    """Return the sizes of the existing files among `paths`."""
 
     async def one(path: str) -> tuple[str, int] | None:
         try:

@@ -1,14 +1,15 @@
-"""Chunks between nodes: a server that hands out what its node has, and a connection that asks for it.
+"""Exchange chunks between nodes, by a server on each node and connections to it.
 
-A connection begins with a greeting (see `core.channel`) with the evaluation's token; anything else is closed unread.
-Then one request at a time:
+A connection begins with a greeting (see `core.channel`) with the evaluation's token; all others are
+closed unread. One request at a time follows:
 
     request:  kind (1 byte), the model's fingerprint (16), a number (4)
-    reply:    state (1 byte), XXH3-128 (16), size in bytes (8), and so many bytes
+    reply:    state (1 byte), XXH3-128 (16), size in bytes (8), and the body of this size
 
-`CHUNK` asks for chunk `number`; `HELD` for the chunks there are (a bit each); `FINISHED` says that node `number` needs
-no more of this model. Until a chunk is there, the server says `WAIT` once a second: whoever is silent longer hangs.
-All integers are little endian. Nothing that comes is executed, and everything is bounded.
+`CHUNK` requests chunk `number`. `HELD` requests the list of present chunks (a bit each). `FINISHED`
+announces that node `number` needs no more of this model. Until a chunk is present, the server sends
+`WAIT` once a second, so that a longer silence means a hang. All integers are little endian.
+Received data is never executed, and all sizes are bounded.
 """
 
 import asyncio
@@ -31,9 +32,9 @@ MAGIC = b"HFC2"
 MAX_CHUNK_BYTES = 1 << 32
 WAIT_EVERY_S = 1.0
 SILENCE_S = 10.0
-"""A peer that sends nothing for this long hangs."""
+"""Seconds of silence after which a peer counts as hung."""
 UNKNOWN_MODEL_S = 60.0
-"""How long a node is waited for that has not heard of a model yet."""
+"""Seconds to wait for a node that does not know a model yet."""
 CHUNK, HELD, FINISHED = 1, 2, 3
 WAIT, HERE, GONE = 0, 1, 2
 
@@ -49,39 +50,39 @@ class PeerLost(Exception):
 
 
 class PeerHasNot(Exception):
-    """The peer will not have what was asked for."""
+    """The peer will not have the requested chunk."""
 
 
 class CorruptedChunk(Exception):
-    """What came is not what its digest says."""
+    """The received bytes differ from their digest."""
 
 
 class Shelf(Protocol):
-    """What a node can hand out of one model."""
+    """Give access to a node's chunks of one model."""
 
     async def wait_for(self, chunk: int) -> bytes:
-        """The digest of a chunk, once it is there.
+        """Wait for a chunk and return its digest.
 
         Raises:
-            PeerHasNot: it will not be there.
+            PeerHasNot: the chunk will not come.
         """
         ...
 
     def place(self, chunk: int) -> tuple[SharedFile, int, int]:
-        """File, offset and size in bytes of a chunk that is there."""
+        """Return file, offset and size in bytes of a present chunk."""
         ...
 
     def held(self) -> bytes:
-        """The chunks that are there: bit `i % 8` of byte `i // 8`."""
+        """Return the present chunks: bit `i % 8` of byte `i // 8`."""
         ...
 
     def finished(self, node: int) -> None:
-        """A node needs no more of it."""
+        """Record that a node needs no more chunks."""
         ...
 
 
 class ChunkServer:
-    """Hands out the chunks of models that are shown to it."""
+    """Serve the chunks of registered models."""
 
     def __init__(self, token: str, outbound: AsyncRateLimit) -> None:
         self.sent_bytes = 0
@@ -93,7 +94,11 @@ class ChunkServer:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, host: str) -> str:
-        """Listen on a free port of `host`; returns host:port, with the machine's name where `host` is any address."""
+        """Listen on a free port of `host`.
+
+        Returns:
+            host:port, with the machine's name if `host` is any address.
+        """
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=1024)
         self._listener.setblocking(False)
@@ -108,12 +113,12 @@ class ChunkServer:
         return f"{name}:{self._listener.getsockname()[1]}"
 
     def show(self, fingerprint: bytes, shelf: Shelf) -> None:
-        """Hand out the chunks of a model."""
+        """Serve the chunks of a model."""
         self._shelves[fingerprint] = shelf
         self._taken_away.discard(fingerprint)
 
     def take_away(self, fingerprint: bytes, shelf: Shelf) -> None:
-        """Do so no more, and say so at once to whoever asks."""
+        """Stop serving a model, and refuse waiting requests at once."""
         if self._shelves.get(fingerprint) is shelf:
             del self._shelves[fingerprint]
             self._taken_away.add(fingerprint)
@@ -162,7 +167,7 @@ class ChunkServer:
     async def _answer(
         self, peer: socket.socket, kind: int, fingerprint: bytes, number: int
     ) -> bool:
-        """Answer one request; False to a request that is none."""
+        """Answer one request; False if the request is malformed."""
         loop = asyncio.get_running_loop()
         if kind == CHUNK:
             await self._answer_chunk(peer, fingerprint, number)
@@ -228,7 +233,7 @@ class PeerLink:
         """Connect to host:port.
 
         Raises:
-            PeerLost: nobody is there.
+            PeerLost: no server answers.
         """
         host, _, port = address.rpartition(":")
         loop = asyncio.get_running_loop()
@@ -261,13 +266,16 @@ class PeerLink:
         write: Callable[[memoryview, int], None],
         take: Callable[[int], Awaitable[None]],
     ) -> bytes:
-        """Get a chunk of `size_bytes`, handing its bytes to `write(data, offset in the chunk)` as they come.
+        """Request a chunk of `size_bytes` and pass its bytes to `write(data, offset in the chunk)`.
 
-        Returns its digest. `data` is only good during the call; `take(bytes)` is waited for before they are received.
+        `data` is valid during the call only. `take(bytes)` is awaited before bytes are received.
+
+        Returns:
+            The digest of the chunk.
 
         Raises:
-            PeerHasNot: the peer will not have it.
-            CorruptedChunk: what came is not what its digest says.
+            PeerHasNot: the peer will not have the chunk.
+            CorruptedChunk: the bytes differ from their digest.
             PeerLost: the peer is gone, hangs, or broke the protocol.
         """
         digest, announced_bytes = await self._ask(CHUNK, fingerprint, number)
@@ -290,10 +298,10 @@ class PeerLink:
         return digest
 
     async def held(self, fingerprint: bytes, chunks: int) -> set[int]:
-        """The chunks that the peer has now, of `chunks`.
+        """Return the chunks that the peer has now, of `chunks`.
 
         Raises:
-            PeerHasNot: it does not know the model.
+            PeerHasNot: the peer does not have the model.
             PeerLost: the peer is gone, hangs, or broke the protocol.
         """
         _, size_bytes = await self._ask(HELD, fingerprint, 0)
@@ -310,10 +318,10 @@ class PeerLink:
         }
 
     async def say_finished(self, fingerprint: bytes, node: int) -> None:
-        """Tell the peer that this node needs no more of the model.
+        """Send the peer that this node needs no more of the model.
 
         Raises:
-            PeerHasNot: it does not know the model.
+            PeerHasNot: the peer does not have the model.
             PeerLost: the peer is gone or hangs.
         """
         await self._ask(FINISHED, fingerprint, node)

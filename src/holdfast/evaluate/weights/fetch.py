@@ -1,4 +1,4 @@
-"""A node's models: gets each into shared memory together with the other nodes, serves its chunks, clears it away."""
+"""Fetch models into a node's shared memory together with other nodes, and release them."""
 
 import asyncio
 import shutil
@@ -27,14 +27,14 @@ from holdfast.evaluate.weights.store import MemoryFull, SharedMemory
 
 @dataclass(frozen=True, kw_only=True)
 class Fetched:
-    """A model that lies whole in `folder`, as a Hugging Face folder.
+    """A model that is complete in `folder`, as a Hugging Face folder.
 
     Attributes:
-        folder: in this node's shared memory, until the model is released.
-        digest: of the model's content, in hex; the same on every node.
-        remote_bytes: read of the source by this node.
-        peer_bytes: got from other nodes.
-        seconds: since this node was first asked for it.
+        folder: the folder in this node's shared memory, until the model is released.
+        digest: the digest of the model's content, in hex, equal on every node.
+        remote_bytes: the bytes that this node read from the source.
+        peer_bytes: the bytes from other nodes.
+        seconds: the time since the first call of `fetch` for this model.
     """
 
     folder: Path
@@ -45,20 +45,20 @@ class Fetched:
 
 
 class NodeStore:
-    """The models of one node agent. Of one event loop; `start` first, `close` last.
+    """Keep the models of one node agent, in one event loop; `start` first, `close` last.
 
-    A model of form "huggingface" takes its size of shared memory. One of form "dcp" takes its tensors' bytes twice
-    while it is converted, until no other node needs what was read, then once.
+    A model of form "huggingface" takes its size in shared memory. One of form "dcp" takes its
+    tensors' bytes twice during conversion and while other nodes need its chunks, then once.
 
     Args:
-        root: where models are kept; None for /dev/shm (`SharedMemory`).
-        session: names this agent's part of it, unique among those alive on the machine.
-        budget_bytes: shared memory to use at most.
-        token: of the evaluation: whoever asks for chunks must have it.
-        clock: for times and limits.
-        nic_mib_s: the rate of an emulated NIC, in each direction; None for none.
-        held: what training jobs on this node still hold; read from there first.
-        sleep: waits.
+        root: the folder for models; None for /dev/shm (`SharedMemory`).
+        session: the name of this agent's part, unique among live agents on the machine.
+        budget_bytes: the most shared memory to use.
+        token: the evaluation's token, which peers must present.
+        clock: the clock for times and limits.
+        nic_mib_s: the rate of an emulated NIC, in each direction; None for no limit.
+        held: models in the memory of training jobs on this node, which are read first.
+        sleep: the function for waits.
 
     Raises:
         BadUse: the session is in use.
@@ -86,7 +86,7 @@ class NodeStore:
         self._models: dict[int, _Model] = {}
 
     async def start(self, host: str = "127.0.0.1") -> str:
-        """Serve chunks on a free port of `host`; returns host:port, for the others."""
+        """Serve chunks on a free port of `host`; return host:port for the peers."""
         return await self._server.start(host)
 
     async def fetch(
@@ -99,21 +99,22 @@ class NodeStore:
         *,
         max_read_mib_s: float | None = None,
     ) -> Fetched:
-        """Get a model. Called again, while it comes or after, it goes on with these owners, peers and rate.
+        """Fetch a model; a repeated call changes the owners, peers and rate of the fetch.
 
         Args:
-            model: the caller's number for it.
-            manifest: what it consists of.
-            owners: chunk to the node that reads it of the source.
-            peers: node to host:port of its chunks; this node may be among them.
+            model: the caller's number for the model.
+            manifest: the files of the model.
+            owners: by chunk, the node that reads it from the source.
+            peers: by node, host:port of its chunks; this node may be included.
             node: this node's number.
-            max_read_mib_s: the rate to read at, of source and peers together, for one that is not needed yet.
+            max_read_mib_s: the rate limit, for source and peers together, of a model that is
+                not needed yet.
 
         Raises:
-            MemoryFull: it does not fit; what was begun of it is gone.
-            DamagedModel: no node could have it.
-            EvaluationError: it cannot be had; what was begun of it is gone.
-            BadUse: nothing here reads such a source.
+            MemoryFull: the model does not fit; its chunks were removed.
+            DamagedModel: no node can have the model.
+            EvaluationError: the model cannot be fetched; its chunks were removed.
+            BadUse: there is no reader for such a source.
         """
         entry = self._models.get(model)
         if entry is None:
@@ -122,7 +123,7 @@ class NodeStore:
         await entry.share.share_out(owners, peers, node)
         entry.finishing = entry.finishing or asyncio.ensure_future(entry.finish())
         try:
-            # Shielded: of several callers one may give up, and the model comes nevertheless.
+            # Shielded, so that the model comes even if one of several callers is cancelled.
             return await asyncio.shield(entry.finishing)
         except asyncio.CancelledError:
             if not entry.finishing.cancelled():
@@ -135,10 +136,10 @@ class NodeStore:
             raise
 
     def hold(self, model: int) -> Path:
-        """One more user of a model that is there; to be released as often. Returns its folder.
+        """Count one more user of a present model, and return its folder.
 
         Raises:
-            EvaluationError: it is not there.
+            EvaluationError: the model is not present.
         """
         entry = self._models.get(model)
         if entry is None or entry.users == 0 or not entry.folder.is_dir():
@@ -147,9 +148,10 @@ class NodeStore:
         return entry.folder
 
     async def release(self, model: int) -> None:
-        """One user less; with the last (the first is who fetched it) the model's memory is given back.
+        """Count one user less, and free the model's memory after the last one.
 
-        Engines that map its files keep what they map. A model that is not there is no error.
+        The caller of `fetch` counts as the first user. Engines keep the files that they have
+        mapped. A missing model is no error.
         """
         entry = self._models.get(model)
         if entry is not None:
@@ -158,7 +160,7 @@ class NodeStore:
                 await self._drop(model)
 
     async def close(self) -> None:
-        """Release everything, hang up and clear the session."""
+        """Release everything, close connections and clear the session."""
         for model in list(self._models):
             await self._drop(model)
         await self._server.close()
@@ -201,7 +203,7 @@ class NodeStore:
 
 
 class _Model:
-    """One model: `chunks_name` is the folder of what is read, `name` that of what engines load."""
+    """One model: `chunks_name` is the folder of chunks, `name` the folder for engines."""
 
     def __init__(
         self, name: str, chunks_name: str, share: ModelShare, memory: SharedMemory, clock: Clock
@@ -233,7 +235,7 @@ class _Model:
         )
 
     async def close(self) -> None:
-        """Stop whatever is under way and give the memory back."""
+        """Stop all tasks and free the memory."""
         await self.share.close()
         tasks = [task for task in (self.finishing, self._releasing) if task is not None]
         for task in tasks:
@@ -253,11 +255,12 @@ class _Model:
             check_file_contents(self._memory.path(self._chunks_name), entries)
         except ManifestError as error:
             raise DamagedModel(
-                f"{manifest.source} is damaged: {error}. `holdfast checkpoint verify` says which ones are whole."
+                f"{manifest.source} is damaged: {error}. `holdfast checkpoint verify` says which "
+                "ones are whole."
             ) from error
 
     async def _convert(self) -> None:
-        """Make the Hugging Face folder, in a process of its own: this one stays free of torch."""
+        """Convert to a Hugging Face folder in a separate process; this one has no torch."""
         manifest = self.share.manifest
         making = self._memory.path(f"{self._name}.making")
         making.mkdir(mode=0o700)
@@ -273,7 +276,8 @@ class _Model:
             if process.returncode:
                 last = said.decode(errors="replace").strip().splitlines()[-1:]
                 raise DamagedModel(
-                    f"{manifest.source} could not be converted: {''.join(last) or 'no reason given'}"
+                    f"{manifest.source} could not be converted: "
+                    f"{''.join(last) or 'no reason given'}"
                 )
             write_hf_small_files(making, manifest.hf_config)
             making.rename(self.folder)
@@ -281,7 +285,7 @@ class _Model:
             shutil.rmtree(making, ignore_errors=True)
 
     async def _release_chunks(self) -> None:
-        """Give back what was read of the source, once no node needs it any more."""
+        """Free the chunks once no node needs them."""
         await self.share.say_finished()
         await self.share.close()
         await in_a_thread(partial(self._memory.drop, self._chunks_name))

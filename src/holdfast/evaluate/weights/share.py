@@ -1,8 +1,8 @@
-"""One model on one node: which of its chunks are there, and the tasks that get the rest.
+"""Get one model's chunks on one node, from the source and from peers.
 
-The node reads its own chunks from the source, several at a time, while it gets the others from their owners, one
-connection an owner. What goes wrong with an owner (gone, silent, corrupt) is settled here: its chunks are got from
-whoever has them, else from the source, so that a node always ends with the whole model or one sentence.
+The node reads its own chunks from the source, several at a time, and gets the others from their
+owners, over one connection per owner. If an owner is gone, silent or corrupt, its chunks come from
+another holder, else from the source. A node therefore ends with the whole model or with one error.
 """
 
 import asyncio
@@ -26,28 +26,30 @@ _logger = logging.getLogger("holdfast")
 
 READS_AT_ONCE = 8
 PART_BYTES = 8 * 1024 * 1024
-"""A chunk is read in parts of this size, so that a failed read repeats little; at most 8 are in memory at once."""
+"""The size of a read within a chunk, so that a failed read repeats little; at most 8 are in memory
+at once."""
 LIMITED_PART_BYTES = 1024 * 1024
-"""Where there is a rate to keep to, in smaller ones: others wait less behind them."""
+"""The smaller size under a rate limit, so that other reads wait less."""
 PEER_ATTEMPTS = 3
 TELL_AGAIN_S = 1.0
 PATIENCE_S = 5.0
-"""How long other owners are waited for, after a peer was lost, before its chunks are got elsewhere."""
+"""Seconds to wait for new owners after a peer was lost, before its chunks are fetched elsewhere."""
 
 
 class ModelShare:
-    """A model's chunks on this node; a `holdfast.evaluate.weights.exchange.Shelf`.
+    """Hold a model's chunks on this node; implements `exchange.Shelf`.
 
     Args:
         manifest: the model.
-        files: its files, in the manifest's order.
-        memory: where they lie.
-        source: where to read.
-        held: the same files in this node's memory, None where they are not; what comes from there is not remote.
-        token: of the evaluation.
-        nic_in: the rate of what comes into this node.
-        budget: the rate of what comes of this model.
-        sleep: waits.
+        files: the model's files, in the manifest's order.
+        memory: the shared memory of the files.
+        source: the source to read.
+        held: the same files in this node's memory, or None; bytes from there do not count as
+            remote.
+        token: the evaluation's token.
+        nic_in: the rate limit of all data into this node.
+        budget: the rate limit of this model.
+        sleep: the function for waits.
     """
 
     def __init__(
@@ -90,7 +92,7 @@ class ModelShare:
         self._error: Exception | None = None
         self._closed = False
 
-    # What the others see
+    # For the peers
 
     async def wait_for(self, chunk: int) -> bytes:
         """See `Shelf.wait_for`."""
@@ -119,10 +121,10 @@ class ModelShare:
         self._finished.add(node)
         self._notify()
 
-    # What this node does
+    # For this node
 
     async def share_out(self, owners: Sequence[int], peers: Mapping[int, str], node: int) -> None:
-        """Go on with these owners and peers. What some peer has by now is got from there, whoever owns it."""
+        """Continue with new owners and peers; chunks that a peer has come from the peer."""
         async with self._sharing_out:
             again = bool(self._owners)
             gone = [asker for asker in self._askers if peers.get(asker) != self._peers.get(asker)]
@@ -135,10 +137,10 @@ class ModelShare:
             self._plan()
 
     async def complete(self) -> list[bytes]:
-        """Wait until every chunk is there; their digests.
+        """Wait until every chunk is present, and return their digests.
 
         Raises:
-            EvaluationError: one cannot be had; the other nodes may not have it either.
+            EvaluationError: a chunk cannot be had; other nodes may lack it too.
         """
         while self._missing:
             if self._error is not None:
@@ -149,15 +151,15 @@ class ModelShare:
         return [digest for digest in self._digests if digest is not None]
 
     async def say_finished(self) -> None:
-        """Tell the other nodes that nothing more is wanted of them, and wait until they want nothing more either.
+        """Announce to all peers that this node is finished, and wait until they are finished too.
 
-        A node that left is not waited for once the coordinator has said so.
+        A node that left is not waited for once the coordinator has removed it.
         """
         told: set[int] = set()
         while not self._closed:
             others = self._peers.keys() - {self._node}
             for peer in others - told:
-                # One that is not there, or has not heard of the model yet, is told later.
+                # A peer that is absent, or does not know the model yet, is tried again.
                 with contextlib.suppress(PeerLost, PeerHasNot):
                     link = await PeerLink.dial(self._peers[peer], self._token)
                     with contextlib.closing(link):
@@ -171,7 +173,7 @@ class ModelShare:
                 await self._sleep(TELL_AGAIN_S)
 
     async def close(self) -> None:
-        """Stop getting chunks, and having them."""
+        """Stop getting and serving chunks."""
         self._closed = True
         self._notify()
         await _end([*self._readers, *self._askers.values()])
@@ -182,7 +184,7 @@ class ModelShare:
         self._changed = asyncio.Event()
 
     def _plan(self) -> None:
-        """Queue what is missing by its owner, and see that there is a task for each owner."""
+        """Queue the missing chunks by owner, with a task for each owner."""
         self._todo = {}
         for chunk in sorted(self._missing - self._under_way):
             owner = self._owners[chunk] if self._owners[chunk] in self._peers else self._node
@@ -206,7 +208,7 @@ class ModelShare:
         return todo.popleft()
 
     def _put_back(self, chunk: int) -> None:
-        """It did not come; whoever owns it by now is to be asked."""
+        """Queue a failed chunk again, for its present owner."""
         self._under_way.discard(chunk)
         self._plan()
 
@@ -223,7 +225,7 @@ class ModelShare:
                 continue
             try:
                 self._put(chunk, await self._read(chunk))
-            except Exception as error:  # whoever waits for the model raises it
+            except Exception as error:  # raised in `complete`
                 self._fail(error)
                 return
             finally:
@@ -247,7 +249,8 @@ class ModelShare:
                 return checksum.digest()
             self._held = None
         raise DamagedModel(
-            f"{self.manifest.source}: bytes {cut.offset} to {cut.offset + cut.size_bytes} of {path} do not match their "
+            f"{self.manifest.source}: bytes {cut.offset} to {cut.offset + cut.size_bytes} of "
+            f"{path} do not match their "
             "checksum: the file is damaged. Restore it, or evaluate another checkpoint."
         )
 
@@ -263,7 +266,8 @@ class ModelShare:
             data = await self._source.read(path, offset, size_bytes)
         except OSError as error:
             raise EvaluationError(
-                f"{self.manifest.source} has no {path} that {socket.gethostname()} can read ({error.strerror}). "
+                f"{self.manifest.source} has no {path} that {socket.gethostname()} can read "
+                f"({error.strerror}). "
                 "Give a folder that every node sees, or a URL."
             ) from error
         self.remote_bytes += size_bytes
@@ -289,7 +293,7 @@ class ModelShare:
         return not self.manifest.digests or digest.hex() == self.manifest.digests[chunk]
 
     async def _ask(self, peer: int, address: str) -> None:
-        """Get from a peer what it owns, until there is nothing left or it is lost."""
+        """Get a peer's chunks until none is left or the peer is lost."""
         failures = 0
         link: PeerLink | None = None
         try:
@@ -307,7 +311,7 @@ class ModelShare:
                     self._put_back(chunk)
                     _hang_up(link)
                     link = None
-                    # After the last attempt: other owners, if they come, end this task.
+                    # After the last attempt, new owners may end this task during the wait.
                     pause_s = PATIENCE_S if failures == PEER_ATTEMPTS else 0.1 * 2**failures
                 except CorruptedChunk:
                     self._corrupt[chunk] = self._corrupt.get(chunk, 0) + 1
@@ -320,7 +324,7 @@ class ModelShare:
                     await self._sleep(pause_s)
             if self._todo.get(peer):
                 await self._give_up(peer)
-        except Exception as error:  # whoever waits for the model raises it
+        except Exception as error:  # raised in `complete`
             self._fail(error)
         finally:
             _hang_up(link)
@@ -339,13 +343,13 @@ class ModelShare:
         self._put(chunk, digest)
 
     async def _give_up(self, peer: int) -> None:
-        """Get a peer's chunks from whoever has them, else from the source."""
+        """Get a lost peer's chunks from other holders, else from the source."""
         await self._look_around(lambda owner: owner == peer, without=peer)
         self._askers.pop(peer, None)
         self._plan()
 
     async def _look_around(self, concerns: Callable[[int], bool], *, without: int = -1) -> None:
-        """Make whoever has a missing chunk its owner, this node where nobody has; of owners that `concerns` says."""
+        """Give missing chunks of the `concerns` owners to a holder, or without one to this node."""
         others = [peer for peer in self._peers if peer not in (self._node, without)]
         found = await asyncio.gather(*(self._held_by(peer) for peer in others))
         turn = 0
@@ -374,7 +378,7 @@ def _hang_up(link: PeerLink | None) -> None:
 
 
 async def in_a_thread(work: Callable[[], None]) -> None:
-    """Run `work` in a thread and wait for its end even when cancelled: it writes to files that will go."""
+    """Run `work` in a thread and wait for its end even if cancelled, since it writes to files."""
     running = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         await asyncio.shield(running)

@@ -1,8 +1,8 @@
-"""Where a model's files lie, and ranges of them: a folder, a plain HTTP server, S3, GCS, Azure.
+"""Read ranges of a model's files from a folder, a plain HTTP server, S3, GCS or Azure.
 
-Storage that fails now and then only slows things: a failed read is tried again after a growing pause, and only when
-every attempt failed is there one sentence for the user. Endpoints and credentials come from the standard environment
-(`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_KEY`, ...).
+A failed read is tried again after a growing pause; only after the last attempt is there an error.
+Endpoints and credentials come from the standard environment (`AWS_ENDPOINT_URL`,
+`AWS_ACCESS_KEY_ID`, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_KEY`, ...).
 """
 
 import asyncio
@@ -22,10 +22,11 @@ from holdfast.evaluate.types.model_manifest import ModelManifest
 OBJECT_SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss")
 HTTP_SCHEMES = ("http", "https")
 READ_ATTEMPTS = 30
-"""With 30% of reads failing, one read in 5e15 fails this often; storage that is away for a minute is waited for."""
+"""With 30% of reads failing, one read in 5e15 fails this often; an outage of a minute is
+survived."""
 _FIRST_PAUSE_S, _PAUSE_GROWTH, _LONGEST_PAUSE_S = 0.1, 1.5, 5.0
 _DEEPEST_FOLDER = 2
-"""No model has files deeper, and somebody may give a whole disk."""
+"""Models have no deeper files, and the given folder may be a whole disk."""
 _CONNECT_TIMEOUT = timedelta(seconds=10)
 _REQUEST_TIMEOUT = timedelta(seconds=120)
 
@@ -34,49 +35,49 @@ _T = TypeVar("_T")
 
 
 class Source(Protocol):
-    """A folder of files, wherever it lies. Safe to use from many tasks at once."""
+    """Read a folder of files in any storage, from many tasks at once."""
 
     async def sizes(self) -> dict[str, int] | None:
-        """Every file's size in bytes, by its path with `/`; None where files cannot be listed (plain HTTP).
+        """Return every file's size in bytes, by path; None if files cannot be listed (plain HTTP).
 
         Raises:
-            NotFound: there is no such folder.
+            NotFound: the folder does not exist.
             EvaluationError: every attempt failed.
         """
         ...
 
     async def size_bytes(self, path: str) -> int:
-        """The size of one file.
+        """Return the size of one file in bytes.
 
         Raises:
-            FileNotFoundError: it is not there.
-            EvaluationError: it cannot be told.
+            FileNotFoundError: the file does not exist.
+            EvaluationError: every attempt failed.
         """
         ...
 
     async def read(self, path: str, offset: int, size_bytes: int) -> memoryview:
-        """Exactly `size_bytes` bytes of a file.
+        """Read exactly `size_bytes` bytes of a file.
 
         Raises:
-            FileNotFoundError: there is no such file.
+            FileNotFoundError: the file does not exist.
             EvaluationError: every attempt failed.
         """
         ...
 
 
 class HeldModels(Protocol):
-    """What training jobs on this node still hold in memory: the nearest source there is."""
+    """Find models in the memory of training jobs on this node, the nearest source."""
 
     def find(self, manifest: ModelManifest) -> Source | None:
-        """The files of a model, with its very bytes, if they are held; they may be let go of at any time."""
+        """Return the files of a model, byte for byte, if held; they may vanish at any time."""
         ...
 
 
 def open_source(url: str, *, attempts: int = READ_ATTEMPTS, sleep: Sleep = asyncio.sleep) -> Source:
-    """The files in a folder, or below a URL (file, http, https, s3, gs, az); nothing is read yet.
+    """Open a folder, or a URL (file, http, https, s3, gs, az), without reading.
 
     Raises:
-        BadUse: nothing here reads such a URL.
+        BadUse: there is no reader for such a URL.
     """
     scheme = url.partition("://")[0].lower() if "://" in url else ""
     retry = _Retry(attempts, sleep)
@@ -88,12 +89,13 @@ def open_source(url: str, *, attempts: int = READ_ATTEMPTS, sleep: Sleep = async
         return _Remote(url, retry, can_list=scheme in OBJECT_SCHEMES)
     known = ", ".join(f"{each}://" for each in ("file", *HTTP_SCHEMES, "s3", "gs", "az"))
     raise BadUse(
-        f"Nothing here reads {scheme}:// URLs ({url}). Give a folder, or a URL that begins with one of {known}."
+        f"Nothing here reads {scheme}:// URLs ({url}). Give a folder, or a URL that begins with "
+        f"one of {known}."
     )
 
 
 class _Retry:
-    """Does something again after a growing, random pause, a bounded number of times."""
+    """Repeat an operation after growing random pauses, a bounded number of times."""
 
     def __init__(self, attempts: int, sleep: Sleep) -> None:
         self._attempts = attempts
@@ -112,8 +114,10 @@ class _Retry:
                 if number == self._attempts or _is_refusal(error):
                     times = "" if number == 1 else f" {number} times"
                     raise EvaluationError(
-                        f"{what} failed{times}: {_first_line(error)}. Check that the storage can be reached from "
-                        f"{socket.gethostname()}, and the credentials in its environment; then run it again."
+                        f"{what} failed{times}: {_first_line(error)}. Check that the storage can "
+                        "be reached from "
+                        f"{socket.gethostname()}, and the credentials in its environment; then run "
+                        "it again."
                     ) from error
             await self._sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(_LONGEST_PAUSE_S, pause_s * _PAUSE_GROWTH)
@@ -128,7 +132,8 @@ class _Folder:
     async def sizes(self) -> dict[str, int] | None:
         if not self._folder.is_dir():
             raise NotFound(
-                f"There is no folder {self._folder} on {socket.gethostname()}. Give one that every node can see, "
+                f"There is no folder {self._folder} on {socket.gethostname()}. Give one that every "
+                "node can see, "
                 "or a URL."
             )
         found = {}
@@ -159,7 +164,7 @@ class _Folder:
 
 
 class _Remote:
-    """Through obstore: its pool of connections, its signing; the attempts are counted here."""
+    """Read through obstore, with its connections and signing and our own retries."""
 
     def __init__(self, url: str, retry: _Retry, *, can_list: bool) -> None:
         import obstore
@@ -225,7 +230,7 @@ def _whole(data: memoryview, size_bytes: int) -> memoryview:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether the answer would be the same the next time: no permission, no such setting."""
+    """Return True for permanent errors: no permission, or an unknown setting."""
     names = (
         "PermissionDeniedError",
         "UnauthenticatedError",

@@ -1,10 +1,10 @@
-"""A node's shared memory for models: whose it is, how much of it may be used, and that it is given back.
+"""Manage a node's shared memory for models: owner, budget and release.
 
-`ROOT/holdfast-UID/SESSION/model-N/`, gone with the last session; ROOT is /dev/shm, or a folder of the caller's. A
-session belongs to one agent, which holds a lock (flock) on it as long as it lives; the kernel drops the lock however
-the agent ends, so whoever finds a session unlocked knows that its owner is gone, and clears it. Unlike a process id, a
-lock means the same in every container that shares the memory. A file that is cleared while an engine maps it stays
-with that engine.
+Models are in `ROOT/holdfast-UID/SESSION/model-N/`, removed with the last session. ROOT is /dev/shm,
+or a folder of the caller's. A session belongs to one agent, which holds a lock (flock) on it. The
+kernel releases the lock when the agent ends in any way, so an unlocked session has no owner and is
+cleared by the next agent. Unlike a process id, a lock works across containers that share the
+memory. A removed file stays available to an engine that has mapped it.
 """
 
 import errno
@@ -29,7 +29,7 @@ _LOCK = ".lock"
 class MemoryFull(EvaluationError):
     """A model does not fit into a node's shared memory.
 
-    `after_release`: it would if the models that are there now were released.
+    `after_release` is True if the model would fit after the release of the present models.
     """
 
     def __init__(self, message: str, *, after_release: bool) -> None:
@@ -38,23 +38,23 @@ class MemoryFull(EvaluationError):
 
 
 class SharedFile:
-    """A file of a fixed size, written in place from any thread; closed when nothing refers to it any more."""
+    """A file of fixed size, written in place from any thread, closed with its last reference."""
 
     def __init__(self, path: Path, size_bytes: int) -> None:
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        # Not closed by hand: a thread may still be writing, and a number that was closed may be another file's.
+        # Closing explicitly is unsafe: a thread may still write, and the descriptor may be reused.
         weakref.finalize(self, os.close, self.fd)
         os.truncate(self.fd, size_bytes)
 
     def fileno(self) -> int:
-        """The descriptor, for sendfile."""
+        """Return the descriptor, for sendfile."""
         return self.fd
 
     def write(self, data: memoryview, offset: int) -> None:
-        """Write all of `data`; pwrite, not a mapping, so that full memory is an error and not a signal.
+        """Write all of `data`, by pwrite, so that full memory raises an error instead of a signal.
 
         Raises:
-            OSError: memory is full (ENOSPC).
+            OSError: the memory is full (ENOSPC).
         """
         while data.nbytes:
             count = os.pwrite(self.fd, data, offset)
@@ -62,16 +62,17 @@ class SharedFile:
 
 
 class SharedMemory:
-    """The models of one session on one node.
+    """Keep the models of one session on one node.
 
     Args:
-        root: where; None for /dev/shm or, where that is missing, the system's folder of temporary files (`note`
-            then says so: models lie on a disk, and engines share them through the page cache).
-        session: unique among those that live on this machine.
-        budget_bytes: what this session may use at most.
+        root: the folder; None for /dev/shm or, without it, the system's temporary folder
+            (`note` then explains that models are on a disk, and engines share them through the page
+            cache).
+        session: a name that is unique among live sessions on this machine.
+        budget_bytes: the most bytes that this session may use.
 
     Raises:
-        BadUse: the session lives already, or its folder belongs to somebody else.
+        BadUse: the session is in use, or its folder belongs to another user.
     """
 
     def __init__(self, root: Path | None, session: str, budget_bytes: int) -> None:
@@ -87,7 +88,7 @@ class SharedMemory:
             raise BadUse(f"{session!r} cannot name a session. Use letters, digits, `-` and `_`.")
         self.budget_bytes = budget_bytes
         self._used: dict[str, int] = {}
-        with _locked(root) as own:  # a session is made and locked at once, for whoever clears
+        with _locked(root) as own:  # a session is made and locked at once; no agent clears it
             self.cleared = _clear_sessions_of_the_dead(own)
             self.folder = own / session
             try:
@@ -102,17 +103,17 @@ class SharedMemory:
 
     @property
     def used_bytes(self) -> int:
-        """What is set aside."""
+        """The reserved bytes."""
         return sum(self._used.values())
 
     def make(
         self, name: str, files: Iterable[tuple[str, int]], needed_bytes: int
     ) -> list[SharedFile]:
-        """A folder of files of these sizes, holes all over, with `needed_bytes` of the budget set aside for it.
+        """Make a folder of sparse files of these sizes, with `needed_bytes` reserved.
 
         Raises:
-            MemoryFull: the budget, or the machine's memory, does not have them; nothing was made.
-            BadUse: a file would lie outside of the folder.
+            MemoryFull: the budget, or the machine's memory, is too small; nothing was made.
+            BadUse: a file would be outside of the folder.
         """
         self.set_aside(name, needed_bytes)
         try:
@@ -122,13 +123,13 @@ class SharedMemory:
             raise
 
     def set_aside(self, name: str, needed_bytes: int) -> None:
-        """Set bytes aside for a folder of this name.
+        """Reserve bytes for a folder of this name.
 
         Raises:
-            MemoryFull: there are not so many.
+            MemoryFull: there are not enough bytes.
         """
         free_bytes = shutil.disk_usage(self.folder).free
-        # What is set aside and not written yet looks free; what others wrote does not.
+        # Reserved bytes that are not written yet look free; the bytes of others do not.
         unwritten_bytes = max(0, self.used_bytes - self._written_bytes())
         if (
             self.used_bytes + needed_bytes > self.budget_bytes
@@ -138,10 +139,11 @@ class SharedMemory:
         self._used[name] = needed_bytes
 
     def full(self, needed_bytes: int, *, free_bytes: int | None = None) -> MemoryFull:
-        """What to raise where bytes do not fit: the figures, and the next step."""
+        """Make the error for bytes that do not fit, with figures and next step."""
         free_bytes = shutil.disk_usage(self.folder).free if free_bytes is None else free_bytes
         return MemoryFull(
-            f"The shared memory of this node is full: {size(needed_bytes)} are needed in {self.folder.parent.parent}, "
+            f"The shared memory of this node is full: {size(needed_bytes)} are needed in "
+            f"{self.folder.parent.parent}, "
             f"which has {size(max(0, free_bytes))} free; {size(self.used_bytes)} of this session's "
             f"{size(self.budget_bytes)} are in use. Mount a larger {DEFAULT_ROOT}, "
             "or use nodes with more memory.",
@@ -150,17 +152,17 @@ class SharedMemory:
         )
 
     def path(self, name: str) -> Path:
-        """The folder of this name."""
+        """Return the folder of this name."""
         return self.folder / name
 
     def drop(self, name: str) -> None:
-        """Remove a folder and give its bytes back."""
+        """Remove a folder and free its bytes."""
         if self.path(name).exists():
             shutil.rmtree(self.path(name))
         self._used.pop(name, None)
 
     def close(self) -> None:
-        """Clear the session. The second time does nothing."""
+        """Clear the session; a second call does nothing."""
         if self._lock_fd >= 0:
             with _locked(self.folder.parent.parent) as own:
                 shutil.rmtree(self.folder, ignore_errors=True)
@@ -185,7 +187,7 @@ class SharedMemory:
 
 
 def is_full(error: OSError) -> bool:
-    """Whether a write failed because memory, or a quota, is full."""
+    """Return True if a write failed because the memory, or a quota, is full."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -201,7 +203,7 @@ def _own_folder(root: Path) -> Path:
 
 
 def _clear_sessions_of_the_dead(own: Path) -> list[str]:
-    """Remove every session that nobody holds; returns their names. Called under the lock of `own`."""
+    """Remove all unlocked sessions under the lock of `own`; return their names."""
     cleared = []
     for session in sorted(own.iterdir()):
         if session.is_dir() and not session.is_symlink() and not _is_held(session / _LOCK):
@@ -213,7 +215,7 @@ def _clear_sessions_of_the_dead(own: Path) -> list[str]:
 def _is_held(lock: Path) -> bool:
     try:
         fd = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
-    except FileNotFoundError:  # whoever cleared it died halfway
+    except FileNotFoundError:  # the process that cleared it died halfway
         return False
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -227,7 +229,7 @@ def _is_held(lock: Path) -> bool:
 
 @contextmanager
 def _locked(root: Path) -> Iterator[Path]:
-    """This user's folder in `root`, made where it is missing, for oneself alone: it goes with the last session."""
+    """Lock this user's folder in `root`; it is made if missing, and goes with the last session."""
     while True:
         own = _own_folder(root)
         try:
@@ -236,7 +238,7 @@ def _locked(root: Path) -> Iterator[Path]:
             continue
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
-            if os.fstat(fd).st_nlink:  # else it was removed while this waited for it
+            if os.fstat(fd).st_nlink:  # otherwise it was removed during the wait
                 yield own
                 return
         finally:

@@ -1,1 +1,1 @@
-"""Connect the coordinator and its workers: messages over TCP, the answers' journal, the folder's lock."""
+"""Connect the coordinator and its workers: messages over TCP, the journal, the folder lock."""

@@ -1,12 +1,14 @@
-"""What was finished, kept by content: an answer is committed once and found again by whoever asks the same.
+"""Journal finished answers by content: committed once, and found for every equal request.
 
-A journal is a folder of segments. Each process that writes has a segment of its own and only ever appends to it, so
-that no two writers meet and a crash can leave nothing but a torn last record, which readers leave out. Records are
+A journal is a folder of segments. Each writing process appends to a segment of its own, so that
+writers never conflict and a crash leaves at most one torn record at the end, which readers skip.
+Records are
 
     length of body (u32) | XXH3-64 of key and body (u64) | key (`KEY_BYTES`) | body
 
-little endian, after a header that names the journal's identity. An answers' journal is identified by the digest of the
-weights and the engine's numerics: the answers of one checkpoint cannot be read as another's.
+in little endian, after a header with the journal's identity. The identity of an answers' journal is
+the digest of the weights and the engine's numerics, so that answers of one checkpoint are never
+read for another.
 """
 
 import hashlib
@@ -36,13 +38,13 @@ class JournalError(HoldfastError):
 
 
 class Journal:
-    """Bodies by key. One process's view: what the segments held when it was opened, and what it appends.
+    """Hold bodies by key: the segments at the time of opening, and this process's own records.
 
-    `commit` may run in another thread than the rest.
+    `commit` may run in another thread than all else.
 
     Args:
-        root: folder of all journals.
-        identity: what the bodies depend on besides their keys.
+        root: the folder of all journals.
+        identity: all that the bodies depend on besides their keys.
 
     Raises:
         JournalError: the folder cannot be used.
@@ -55,7 +57,7 @@ class Journal:
         self._places: dict[bytes, int] = {}  # key to segment << 48 | offset of the record
         self._own: int | None = None  # index of the segment this process appends to
         self._own_size_bytes = 0
-        self._latest: dict[bytes, bytes] = {}  # of the last commit, which are asked for at once
+        self._latest: dict[bytes, bytes] = {}  # of the last commit, which are read at once
         self._writing = threading.Lock()
         self._is_closed = False
         try:
@@ -74,10 +76,10 @@ class Journal:
         return len(self._places)
 
     def get(self, key: bytes) -> bytes | None:
-        """The body committed under a key; None where there is none.
+        """Return the body committed under a key; None if there is none.
 
         Raises:
-            JournalError: the file changed under us, or cannot be read.
+            JournalError: the file was changed by another program, or cannot be read.
         """
         if (body := self._latest.get(key)) is not None:
             return body
@@ -92,16 +94,17 @@ class Journal:
             raise JournalError(f"A record of {self.folder} cannot be read: {error}.") from error
         if found != key or _checksum(key, body) != checksum:
             raise JournalError(
-                f"A record of {self.folder} changed after it was written. Remove the folder to redo it."
+                f"A record of {self.folder} changed after it was written. Remove the folder to "
+                "redo it."
             )
         return body
 
     def commit(self, records: Iterable[tuple[bytes, bytes]]) -> None:
-        """Append (key, body) records, durably; a key that has a body keeps it. Blocks until the disk has them.
+        """Append (key, body) records durably, except for keys that have a body; wait for the disk.
 
         Raises:
-            JournalError: the disk is full or failing; none of the records counts as committed, and a later commit
-                may succeed.
+            JournalError: the disk is full or failing; none of the records counts as committed,
+                and a later commit may succeed.
         """
         with self._writing:
             if not self._is_closed:
@@ -121,7 +124,7 @@ class Journal:
             _write(file, blob)
             os.fsync(file)
         except OSError as error:
-            # What was written of it may be torn: nothing can come after it in the same segment.
+            # The last record may be torn, so no record may follow in this segment.
             self._own = None
             raise JournalError(
                 f"{len(new)} finished requests cannot be kept in {self.folder}: {error.strerror}. "
@@ -135,7 +138,7 @@ class Journal:
         self._latest = new
 
     def close(self) -> None:
-        """Let go of the files; what is committed from now on is left out."""
+        """Close the files; later commits do nothing."""
         with self._writing:
             self._is_closed = True
             for file in self._files:
@@ -161,7 +164,7 @@ class Journal:
         start = self._check_header(file)
         if (
             start is None
-        ):  # torn before its first record, or of another journal whose digest collides: not ours
+        ):  # torn before its first record, or another journal's with a colliding digest
             os.close(file)
             return
         segment = len(self._files)
@@ -176,7 +179,7 @@ class Journal:
 
 
 def keys_of(segment: Path) -> list[bytes]:
-    """The keys of a segment's whole records, whatever journal it is of; none if it is no segment."""
+    """Return the keys of a segment's whole records, of any journal; empty for other files."""
     file = os.open(segment, os.O_RDONLY)
     try:
         head = os.pread(file, len(_MAGIC) + _HEADER.size, 0)
@@ -189,7 +192,7 @@ def keys_of(segment: Path) -> list[bytes]:
 
 
 def _records(file: int, start: int) -> Iterator[tuple[bytes, int]]:
-    """Key and offset of each whole record."""
+    """Yield key and offset of each whole record."""
     size_bytes = os.fstat(file).st_size
     with mmap.mmap(file, size_bytes, prot=mmap.PROT_READ) as content, memoryview(content) as view:
         offset = start
@@ -198,7 +201,7 @@ def _records(file: int, start: int) -> Iterator[tuple[bytes, int]]:
             end = offset + _RECORD.size + length
             if end > size_bytes:
                 break
-            # A flipped bit loses its own record alone: where a length was hit, no checksum after it can be right.
+            # A flipped bit loses one record; in a length, it loses all later ones of the segment.
             if _checksum(key, view[offset + _RECORD.size : end]) == checksum:
                 yield key, offset
             offset = end

@@ -1,4 +1,4 @@
-"""The other end of a connection to the coordinator: it dials, says hello, and dials again when the line is cut."""
+"""Connect to the coordinator: dial, send the hello, and redial after a cut."""
 
 import asyncio
 import os
@@ -10,19 +10,19 @@ from holdfast.core.errors import ChannelError
 from holdfast.evaluate.types.errors import EvaluationError
 from holdfast.evaluate.wire import messages as wire
 
-_BACK_OFF_S = (0.05, 0.5)  # short, since whoever restarts a coordinator does so at once
+_BACK_OFF_S = (0.05, 0.5)  # short, since a coordinator is restarted at once
 _CONNECT_TIMEOUT_S = 5.0
 
 NOT_NOW = (OSError, TimeoutError, EOFError, ChannelError)
-"""What `dial`, and reading from what it returns, raise where another try may do."""
+"""Errors of `dial`, and of its reader, after which another try may succeed."""
 
 
 class Away(EvaluationError):
-    """The coordinator did not answer for as long as was agreed."""
+    """The coordinator did not answer within the agreed time."""
 
 
 def waits_s() -> Iterator[float]:
-    """How long to wait before each next try: 0.05 s, doubled up to 0.5 s."""
+    """Yield the waits before further tries: 0.05 s, doubled up to 0.5 s."""
     wait_s, most_s = _BACK_OFF_S
     while True:
         yield wait_s
@@ -32,10 +32,10 @@ def waits_s() -> Iterator[float]:
 async def dial(
     address: str, hello: wire.Hello
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connect and be welcomed.
+    """Connect and wait for the welcome.
 
     Raises:
-        OSError, TimeoutError, EOFError, ChannelError: not now.
+        OSError, TimeoutError, EOFError, ChannelError: another try may succeed.
         EvaluationError: the coordinator refuses.
     """
     host, _, port = address.rpartition(":")
@@ -58,13 +58,13 @@ async def dial(
 
 
 class Line:
-    """A connection that outlives the coordinator's restarts.
+    """Keep a connection over restarts of the coordinator.
 
     Args:
         address: host:port.
-        hello: makes the first message; asked anew for each connection, since what it says may change.
-        patience_s: how long the coordinator may be away before `messages` raises `Away`.
-        clock: injected time.
+        hello: makes the first message of each connection.
+        patience_s: seconds of the coordinator's absence after which `messages` raises `Away`.
+        clock: the clock for the patience.
     """
 
     def __init__(
@@ -81,20 +81,22 @@ class Line:
 
     @property
     def is_connected(self) -> bool:
-        """Whether what is sent now has somebody to go to."""
+        """Return True if messages sent now have a connection."""
         return self._writer is not None and not self._writer.is_closing()
 
     def send(self, message: wire.Message) -> None:
-        """Queue a message; it is lost if the line is cut, and each `Welcome` says that it was."""
+        """Queue a message, which is lost if the connection breaks; a `Welcome` follows."""
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(wire.encode(message))
 
     async def messages(self) -> AsyncIterator[wire.Message]:
-        """All that the coordinator says. A `Welcome` opens each connection: say again what must not be lost.
+        """Yield the coordinator's messages; each connection starts with a `Welcome`.
+
+        After a `Welcome`, the caller must repeat messages that may not be lost.
 
         Raises:
             Away: the coordinator was away for too long.
-            EvaluationError: it refuses us; the message says why.
+            EvaluationError: the coordinator refuses; the message has its reason.
         """
         try:
             async for message in self._messages():
@@ -125,21 +127,22 @@ class Line:
             await asyncio.sleep(next(waits))
 
     def close(self) -> None:
-        """Cut the line; `messages` would dial again."""
+        """Close the connection; `messages` would dial again."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
 
 
 def address_and_token() -> tuple[str, str]:
-    """Where the coordinator is and what it wants to hear, from the environment.
+    """Read the coordinator's address and token from the environment.
 
     Raises:
-        EvaluationError: they are not there.
+        EvaluationError: the variables are not set.
     """
     address, token = os.environ.get(wire.ENV_ADDRESS), os.environ.get(wire.ENV_TOKEN)
     if not address or not token:
         raise EvaluationError(
-            f"{wire.ENV_ADDRESS} and {wire.ENV_TOKEN} are not set. `holdfast eval run` starts this program."
+            f"{wire.ENV_ADDRESS} and {wire.ENV_TOKEN} are not set. `holdfast eval run` starts this "
+            "program."
         )
     return address, token

@@ -1,7 +1,8 @@
-"""Who still works for an evaluation: its coordinator and its agents say so, also while they outlive their command.
+"""Lock an evaluation's folder while its coordinator and agents work.
 
-Each holds a lock on the evaluation's folder; the kernel drops it however they end. A command that goes on with the
-evaluation waits for them, since what they are about to keep need not be done again.
+Each of them holds a shared lock on the folder, which the kernel releases at any kind of end. They
+may outlive their command. A command that resumes the evaluation waits for them, since their results
+need not be computed again.
 """
 
 import fcntl
@@ -18,7 +19,7 @@ _POLL_S = 0.1
 
 @contextmanager
 def at_work(state: Path) -> Iterator[None]:
-    """Hold the folder of an evaluation's state, together with others that do."""
+    """Hold a shared lock on the folder of an evaluation's state."""
     file = os.open(state / "at-work", os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(file, fcntl.LOCK_SH)
@@ -28,10 +29,10 @@ def at_work(state: Path) -> Iterator[None]:
 
 
 def wait_for_the_others(state: Path, timeout_s: float, on_wait: Callable[[], None]) -> None:
-    """Return when nobody holds the folder; `on_wait` is called once if that takes a while.
+    """Wait until the folder is unlocked; `on_wait` is called once if this takes a while.
 
     Raises:
-        EvaluationError: they are still there after `timeout_s`.
+        EvaluationError: the lock is still held after `timeout_s`.
     """
     file = os.open(state / "at-work", os.O_RDWR | os.O_CREAT, 0o644)
     deadline_s = time.monotonic() + timeout_s
@@ -43,8 +44,10 @@ def wait_for_the_others(state: Path, timeout_s: float, on_wait: Callable[[], Non
             except BlockingIOError:
                 if time.monotonic() > deadline_s:
                     raise EvaluationError(
-                        f"What an earlier command started for this evaluation still runs after {timeout_s:.0f} s. "
-                        f"End the processes whose command line names {state.parent}, then try again."
+                        "What an earlier command started for this evaluation still runs after "
+                        f"{timeout_s:.0f} s. "
+                        f"End the processes whose command line names {state.parent}, then try "
+                        "again."
                     ) from None
                 if not waits:
                     waits = True

@@ -1,10 +1,10 @@
-"""Messages between the coordinator and whoever dials in, and how they cross a TCP connection.
+"""Define the messages between the coordinator and its peers, and their encoding over TCP.
 
-A frame (see `core.channel`) holds msgpack, decoded into one of the types below and nothing else. The first frame of a
-connection is a `Hello` with the evaluation's token; whatever comes instead is closed unread. Frames are bounded.
-Whoever dialled in and lost the connection dials again with the same name.
+A frame (see `core.channel`) holds msgpack, decoded into one of the types below only. The first
+frame of a connection is a `Hello` with the evaluation's token; all other connections are closed
+unread. Frames are bounded. A peer that lost its connection dials again with the same name.
 
-| role | who | says | hears |
+| role | process | sends | receives |
 |---|---|---|---|
 | command | `holdfast eval`, one | AddModel, Finish | Status, TaskOutcome, ModelOutcome |
 | node | one agent a node | NodeReport, ModelFetched, FetchFailed, ChildExited | FetchModel, ReleaseModel, StartEngine |
@@ -12,7 +12,7 @@ Whoever dialled in and lost the connection dials again with the same name.
 | client | one task of one model | Submit | Answers |
 | engine | an engine's worker | Serving, ServeFailed, Done, GivenBack, Holding | Serve, AskEngine, TakeBack, Acked |
 
-Every role hears `Welcome`, `Refused` and `Stop`, and says `Alive`.
+Every role receives `Welcome`, `Refused` and `Stop`, and sends `Alive`.
 """
 
 import asyncio
@@ -32,20 +32,21 @@ ENV_ADDRESS = "HOLDFAST_EVAL_COORDINATOR"
 """host:port of the coordinator."""
 ENV_TOKEN = "HOLDFAST_EVAL_TOKEN"
 ENV_OF_HOSTS = "HOLDFAST_HOST_"
-"""What stands before a variable of a node's environment that its harness host alone is to have, without this."""
+"""The prefix of a node's environment variables that only its harness host receives, without the
+prefix."""
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 HELLO_TIMEOUT_S = 10.0
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """What every message is."""
+    """The base of all messages."""
 
 
 # Everyone
 
 
 class Hello(Message, frozen=True, kw_only=True):
-    """The first frame. `name` is unique within its role and kept over reconnections."""
+    """The first frame; `name` is unique within its role and kept over reconnections."""
 
     token: str
     role: str
@@ -57,34 +58,35 @@ class Hello(Message, frozen=True, kw_only=True):
 
 
 class Welcome(Message, frozen=True, kw_only=True):
-    """You are known. `epoch` changes when the coordinator is started anew."""
+    """The coordinator accepts the peer; `epoch` changes with its restarts."""
 
     epoch: int = 0
 
 
 class Refused(Message, frozen=True, kw_only=True):
-    """You are not wanted: end. `why` is a sentence."""
+    """The coordinator refuses the peer, which must end; `why` is a sentence."""
 
     why: str
 
 
 class Stop(Message, frozen=True, kw_only=True):
-    """End; what you hold is not needed."""
+    """The peer must end; its work is not needed."""
 
 
 class Alive(Message, frozen=True, kw_only=True):
-    """Once a second from whoever may hang."""
+    """A sign of life, once a second, from peers that may hang."""
 
 
 # Command
 
 
 class AddModel(Message, frozen=True, kw_only=True):
-    """Evaluate the suite on one more model; `model` counts from 0. `manifest` None: the engines have their own.
+    """Evaluate the suite on one more model; `model` counts from 0.
 
-    `folder` is where its tasks write files, if not the evaluation's own. `tokenizer` is a folder with its config and
-    tokenizer that every host sees, before the weights are anywhere; empty if there is none. `digest` and `numerics`
-    are given where its answers are already kept under them and none shall be asked for.
+    `manifest` is None if the engines have their own model. `folder` is the folder for files of its
+    tasks, if not the evaluation's own. `tokenizer` is a folder with config and tokenizer that every
+    host can read before the weights arrive; empty if there is none. `digest` and `numerics` are
+    given to use only the answers kept under them.
     """
 
     model: int
@@ -101,7 +103,7 @@ class Finish(Message, frozen=True, kw_only=True):
 
 
 class Status(Message, frozen=True, kw_only=True):
-    """Twice a second: how far it is. Times in seconds since the coordinator's first start."""
+    """The progress, twice a second, with times in seconds since the coordinator's first start."""
 
     now_s: float
     samples: int
@@ -119,7 +121,7 @@ class Status(Message, frozen=True, kw_only=True):
 
 
 class TaskOutcome(Message, frozen=True, kw_only=True):
-    """A task of a model ended: its result, or why it has none."""
+    """A task of a model ended, with its result or its error."""
 
     model: int
     task: int
@@ -128,9 +130,10 @@ class TaskOutcome(Message, frozen=True, kw_only=True):
 
 
 class ModelOutcome(Message, frozen=True, kw_only=True):
-    """All tasks of a model ended, or it could not be served at all (`error`).
+    """All tasks of a model ended, or the model cannot be served (`error`).
 
-    `wrong_use`: nor could it ever be so. `any_model`: nor any other. `is_stale`: a newer one was to be served instead.
+    `wrong_use`: the model can never be served. `any_model`: no other model can be served either.
+    `is_stale`: a newer model replaced this one.
     """
 
     model: int
@@ -146,7 +149,7 @@ class ModelOutcome(Message, frozen=True, kw_only=True):
 
 
 class NodeReport(Message, frozen=True, kw_only=True):
-    """What a node has. `store` is host:port of its chunks; `session` names this life of the agent."""
+    """The properties of a node; `store` is host:port of its chunks."""
 
     host: str
     cores: int
@@ -156,10 +159,10 @@ class NodeReport(Message, frozen=True, kw_only=True):
 
 
 class FetchModel(Message, frozen=True, kw_only=True):
-    """Get a model into this node's memory: read `owners[chunk] == node` from the source, the rest from peers.
+    """Fetch a model: read `owners[chunk] == node` from the source, all other chunks from peers.
 
-    Sent again, with other owners, when a node joined or left. `peers` is node number to host:port of its chunks;
-    `max_read_mib_s` 0 is no limit.
+    The message is repeated with other owners when a node joined or left. `peers` is node number to
+    host:port of its chunks; `max_read_mib_s` 0 is no limit.
     """
 
     model: int
@@ -170,7 +173,7 @@ class FetchModel(Message, frozen=True, kw_only=True):
 
 
 class ModelFetched(Message, frozen=True, kw_only=True):
-    """The whole model lies in `folder` of this node."""
+    """The whole model is in `folder` of this node."""
 
     model: int
     folder: str
@@ -181,9 +184,10 @@ class ModelFetched(Message, frozen=True, kw_only=True):
 
 
 class FetchFailed(Message, frozen=True, kw_only=True):
-    """This node cannot have the model. `final`: no other node could either.
+    """This node cannot get the model; with `final`, no other node can either.
 
-    Its memory is full where it names models that lie there `beside`: when one of those is released, it may have it.
+    If the memory is full, `beside` names the models in memory; after the release of one, the node
+    may get the model.
     """
 
     model: int
@@ -193,13 +197,13 @@ class FetchFailed(Message, frozen=True, kw_only=True):
 
 
 class ReleaseModel(Message, frozen=True, kw_only=True):
-    """No engine here needs this model any more."""
+    """Free this model, which no engine on the node needs."""
 
     model: int
 
 
 class StartEngine(Message, frozen=True, kw_only=True):
-    """Start an engine's worker under this name; again under the same name when it ended."""
+    """Start an engine's worker under this name; a restart has the same name."""
 
     name: str
     spec: EngineSpec
@@ -213,7 +217,7 @@ class StopEngine(Message, frozen=True, kw_only=True):
 
 
 class ChildExited(Message, frozen=True, kw_only=True):
-    """A process of the node's ended by itself: `role` "engine" or "host"; `tail` is the end of what it printed."""
+    """A child of the node ended: `role` "engine" or "host"; `tail` is the end of its output."""
 
     role: str
     name: str
@@ -234,14 +238,14 @@ class Prepare(Message, frozen=True, kw_only=True):
 
 
 class Prepared(Message, frozen=True, kw_only=True):
-    """Ready; `versions` is harness to version. With `error`, a sentence, it is not, and will not be."""
+    """The host is ready, or with `error` can never be; `versions` is harness to version."""
 
     versions: dict[str, str] = {}
     error: str = ""
 
 
 class RunTask(Message, frozen=True, kw_only=True):
-    """Run a task for a model, in a process of its own. `facts.model` names the model."""
+    """Run a task for the model `facts.model`, in a process of its own."""
 
     task: int
     entry: TaskEntry
@@ -250,7 +254,7 @@ class RunTask(Message, frozen=True, kw_only=True):
 
 
 class TaskEnded(Message, frozen=True, kw_only=True):
-    """A task's process ended: with its result, or with why not."""
+    """A task's process ended, with its result or its error."""
 
     model: int
     task: int
@@ -270,10 +274,10 @@ class MeasureSample(Message, frozen=True, kw_only=True):
 
 
 class SampleMeasured(Message, frozen=True, kw_only=True):
-    """A metric is computed, or raised (`error`). `lost`: its process died, and it may be tried again.
+    """A metric was computed, or raised `error`; with `lost`, its process died: it may be retried.
 
-    `read` is each file that the metric depends on with the digest of its content; None where nobody knows them all,
-    and the metric is then not kept for others.
+    `read` is each file that the metric depends on with the digest of its content. None means that
+    the files are not all known, and the metric is not kept for others.
     """
 
     metric_key: bytes
@@ -288,7 +292,7 @@ class SampleMeasured(Message, frozen=True, kw_only=True):
 
 
 class KeyedSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A sample on its way: `SampleRequests` with its requests encoded."""
+    """A sample with encoded requests; see `SampleRequests`."""
 
     sample: int
     requests: list[Keyed]
@@ -296,14 +300,14 @@ class KeyedSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class Submit(Message, frozen=True, kw_only=True):
-    """Samples to answer. `final`: this task asks no more of them. Sent again, whole, after a reconnection."""
+    """Samples to answer, all repeated after a reconnection; `final`: this task submits no more."""
 
     samples: list[KeyedSample]
     final: bool = False
 
 
 class Answers(Message, frozen=True, kw_only=True):
-    """Samples that are answered and measured, as they come."""
+    """Answered and measured samples, as they come."""
 
     samples: list[AnsweredSample]
 
@@ -312,7 +316,7 @@ class Answers(Message, frozen=True, kw_only=True):
 
 
 class Serve(Message, frozen=True, kw_only=True):
-    """Have this model answer: by `load` in an engine that has none, else by a swap. `fresh`: by `load` in any case."""
+    """Serve this model, by a load in a new engine, else by a swap; `fresh` demands a load."""
 
     model: int
     folder: str
@@ -321,7 +325,7 @@ class Serve(Message, frozen=True, kw_only=True):
 
 
 class Serving(Message, frozen=True, kw_only=True):
-    """The engine answers as this model: by a "load" or a "swap" (`how`). `kept`: it did so before the line was cut."""
+    """The engine serves this model by a "load" or "swap" (`how`); `kept`: already before a cut."""
 
     model: int
     how: str
@@ -334,7 +338,11 @@ class Serving(Message, frozen=True, kw_only=True):
 
 
 class ServeFailed(Message, frozen=True, kw_only=True):
-    """It cannot. `restart`: a new process may. `any_model`: nor any other model, for there is no such engine."""
+    """The engine cannot serve the model.
+
+    `restart`: a new process may. `any_model`: no model can be served, since the engine cannot be
+    made.
+    """
 
     model: int
     why: str
@@ -343,33 +351,33 @@ class ServeFailed(Message, frozen=True, kw_only=True):
 
 
 class AskEngine(Message, frozen=True, kw_only=True):
-    """Requests to answer, in this order, behind those it has: (key, encoded `Request`)."""
+    """Answer requests, in this order, after the present ones: (key, encoded `Request`)."""
 
     model: int
     requests: list[tuple[bytes, bytes]]
 
 
 class TakeBack(Message, frozen=True, kw_only=True):
-    """Give back those of these keys that are not begun."""
+    """Return the requests among these keys that have not begun."""
 
     keys: list[bytes]
 
 
 class GivenBack(Message, frozen=True, kw_only=True):
-    """These were not begun and will not be."""
+    """These requests were not begun and will not be."""
 
     keys: list[bytes]
 
 
 class Holding(Message, frozen=True, kw_only=True):
-    """After the line was cut, and after what was not acknowledged: all that this engine is still to answer."""
+    """All open requests of this engine, sent after a cut and after the unacknowledged answers."""
 
     model: int
     keys: list[bytes]
 
 
 class DoneRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """An answer (encoded `Answer`), or `error`; times are of the worker's monotonic clock."""
+    """An encoded `Answer`, or `error`; times are of the worker's monotonic clock."""
 
     key: bytes
     body: bytes
@@ -380,7 +388,7 @@ class DoneRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Done(Message, frozen=True, kw_only=True):
-    """Requests that ended. Kept by the worker, and sent again after a reconnection, until `Acked` names `number`."""
+    """Finished requests, kept and repeated by the worker until `Acked` names `number`."""
 
     number: int
     model: int
@@ -408,21 +416,21 @@ _decoder = msgspec.msgpack.Decoder(_all_messages())
 
 
 def encode(message: Message) -> bytes:
-    """A frame.
+    """Encode a message as a frame.
 
     Raises:
-        ChannelError: it is longer than a frame may be.
+        ChannelError: the message is too long for a frame.
     """
     what = f"A {type(message).__name__}"
     return frame(_encoder.encode(message), MAX_FRAME_BYTES, what=what)
 
 
 async def read(reader: asyncio.StreamReader) -> Message:
-    """The next message.
+    """Read the next message.
 
     Raises:
-        HungUp: the other side is gone.
-        ChannelError: what came is too long, or no message.
+        HungUp: the peer is gone.
+        ChannelError: the data is too long, or not a message.
     """
     body = await read_frame(reader, MAX_FRAME_BYTES)
     try:

@@ -1,4 +1,4 @@
-"""Whoever dials in: accepted by token, heard message by message, told without waiting."""
+"""Accept peers by token, receive their messages, and send without waiting."""
 
 import asyncio
 import logging
@@ -15,20 +15,20 @@ from holdfast.evaluate.wire.messages import (
     read,
 )
 
-_MOST_UNSENT_BYTES = 512 * 1024 * 1024  # to one that does not read; then it is taken for gone
+_MOST_UNSENT_BYTES = 512 * 1024 * 1024  # for a peer that does not read; then it is dropped
 
 _log = logging.getLogger(__name__)
 
 
 class Connection:
-    """One connection that said hello."""
+    """One connection after its hello."""
 
     def __init__(self, hello: Hello, writer: asyncio.StreamWriter) -> None:
         self.hello = hello
         self._writer = writer
 
     def send(self, message: Message) -> None:
-        """Queue a message; returns at once, and does nothing when the other side is gone."""
+        """Queue a message and return at once; does nothing if the peer is gone."""
         if self._writer.is_closing():
             return
         self._writer.write(encode(message))
@@ -37,27 +37,27 @@ class Connection:
             self._writer.transport.abort()
 
     def close(self) -> None:
-        """Close it when what was queued is sent."""
+        """Close the connection after the queued messages."""
         self._writer.close()
 
 
 class Listener(Protocol):
-    """What becomes of what peers do. Called from the event loop, never concurrently."""
+    """Handle the events of peers; called from the event loop, never concurrently."""
 
     def joined(self, peer: Connection) -> None:
-        """A peer said hello; one of the same role and name that was there before is gone by now."""
+        """Handle a new peer; an earlier one of the same role and name is already gone."""
         ...
 
     def heard(self, peer: Connection, message: Message) -> None:
-        """A peer said something."""
+        """Handle a message of a peer."""
         ...
 
     def gone(self, peer: Connection) -> None:
-        """A peer's connection ended."""
+        """Handle the end of a peer's connection."""
         ...
 
     def broke(self, error: Exception) -> None:
-        """One of the above raised: a bug, or a disk that is full."""
+        """Handle an error of the methods above: a bug, or a full disk."""
         ...
 
 
@@ -79,18 +79,18 @@ async def listen(host: str, port: int, token: str, listener: Listener) -> asynci
                 return
             peer = Connection(hello, writer)
             name = (hello.role, hello.name)
-            if before := peers.pop(name, None):  # its end has not come to us yet
+            if before := peers.pop(name, None):  # its end has not been noticed yet
                 listener.gone(before)
                 before.close()
             peers[name] = peer
             listener.joined(peer)
             while peers.get(name) is peer:
                 listener.heard(peer, await read(reader))
-                await writer.drain()  # one that asks faster than it reads is heard no further
+                await writer.drain()  # a peer that sends faster than it reads is not read further
         except (EOFError, TimeoutError, ConnectionError):
             pass
         except asyncio.CancelledError:
-            pass  # the loop ends, and asyncio's own callback (before 3.12) raises for a task that ends so
+            pass  # the loop ends, and asyncio (before 3.12) raises for such a task
         except ChannelError as error:
             _log.warning(
                 "%s: %s",
@@ -99,7 +99,7 @@ async def listen(host: str, port: int, token: str, listener: Listener) -> asynci
             )
         except (
             Exception
-        ) as error:  # told to whoever can end the process: its state is not to be trusted any more
+        ) as error:  # reported to end the process: the state is not reliable any more
             listener.broke(error)
         finally:
             if peer is not None and peers.get((peer.hello.role, peer.hello.name)) is peer:

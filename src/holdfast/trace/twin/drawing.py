@@ -185,7 +185,10 @@ class _Draw:
 
     def _reserved(self, types: Ints) -> npt.NDArray[np.bool_]:
         names = self.calibration.types
-        return types == (names.index(RESERVED) if RESERVED in names else -1)
+        reserved: npt.NDArray[np.bool_] = types == (
+            names.index(RESERVED) if RESERVED in names else -1
+        )
+        return reserved
 
     def _queues(
         self, types: Ints, gpus: Ints, durations: Ints, sessions: Sessions, submits: Floats

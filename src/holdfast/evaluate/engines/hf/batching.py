@@ -1,10 +1,11 @@
-"""Many requests at a time, over all tasks: what free mode does, for speed and without the bits of exact mode.
+"""Batch many requests over all tasks, for free mode, without the bits of exact mode.
 
-Log-probabilities are batched by length, padded on the right. Generations decode together in one running batch that
-requests join and leave between any two steps, padded on the left; each prompt is read alone. transformers' own
-continuous batching (`generate_batch`) runs on a CPU and generates the same tokens; it was not taken because it plans
-blocks and batches for a GPU, which costs a tiny model on a CPU many times its forwards, and because it knows neither
-stop strings nor a seed for each request.
+Log-probabilities are batched by length, padded on the right. Generations decode in one running
+batch, padded on the left; requests join and leave between steps, and each prompt is read alone.
+
+transformers' own continuous batching (`generate_batch`) generates the same tokens on a CPU. It is
+not used, because its planning for GPUs costs a tiny model on a CPU many times its forwards, and
+because it has no stop strings and no seed per request.
 """
 
 from collections.abc import Sequence
@@ -18,16 +19,17 @@ from holdfast.evaluate.engines.hf.calls import Calls
 from holdfast.evaluate.engines.hf.exact import Generation, answer_of, tensor_of
 from holdfast.evaluate.types.requests import Answer
 
-_LOGITS_BYTES = 1 << 30  # of one batch of log-probabilities, at most
+_LOGITS_BYTES = 1 << 30  # the most for the logits of one batch
 
 
 def plan_scores(lengths: Sequence[int], max_batch: int, vocabulary: int) -> list[list[int]]:
-    """Which inputs to read together: places in `lengths` (tokens), of like length, longest first.
+    """Group inputs of similar length into batches, longest first, as places in `lengths`.
 
     Args:
-        lengths: tokens of each input.
-        max_batch: inputs in a batch at most.
-        vocabulary: size; with the padded length it bounds a batch's logits to 1 GiB.
+        lengths: the tokens of each input.
+        max_batch: the most inputs in a batch.
+        vocabulary: the size of the vocabulary; with the padded length it limits a batch's
+            logits to 1 GiB.
     """
     batches: list[list[int]] = []
     room = 0
@@ -44,9 +46,9 @@ def plan_scores(lengths: Sequence[int], max_batch: int, vocabulary: int) -> list
 
 @torch.inference_mode()
 def score_batch(model: Any, asked: Sequence[tuple[bytes, Sequence[bytes]]]) -> list[Answer]:
-    """Log-probabilities of inputs read together, each with one or more continuations; the answers in a row."""
+    """Return log-probabilities of a batch of inputs, each with its continuations, as one list."""
     inputs = [tensor_of(packed, model.device)[0] for packed, _ in asked]
-    # What stands to the right of an input cannot be seen from it: no mask is needed.
+    # Tokens to the right of an input are invisible to it: no mask is needed.
     logits = model(
         torch.nn.utils.rnn.pad_sequence(inputs, batch_first=True), use_cache=False
     ).logits
@@ -66,13 +68,13 @@ class _Row:
 
 
 class RunningBatch:
-    """Generations that decode together; each is a `Generation` whose prompt was read by itself."""
+    """Decode generations together; each is a `Generation` whose prompt was read alone."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
         self._model = calls.model
         self._rows: list[_Row] = []
-        self._cache: Any = None  # keys and values of shape [rows, heads, tokens, size] a layer
+        self._cache: Any = None  # per layer, keys and values of shape [rows, heads, tokens, size]
         self._mask = torch.zeros(
             (0, 0), dtype=torch.long, device=self._model.device
         )  # [rows, tokens]; 0 is padding
@@ -82,7 +84,7 @@ class RunningBatch:
 
     @torch.inference_mode()
     def join(self, id_: int, generation: Generation) -> Answer | None:
-        """Read a prompt and let it decode with the others; the answer if it is over with its first token."""
+        """Read a prompt and add its generation; return the answer if the first token ends it."""
         answer = generation.advance(0.0)
         if answer is None:
             mask = torch.ones(
@@ -95,7 +97,7 @@ class RunningBatch:
 
     @torch.inference_mode()
     def step(self) -> list[tuple[int, Answer]]:
-        """A token for each; those that are over leave with their answers."""
+        """Generate one token for each row; remove and return the finished ones."""
         generations = [row.generation for row in self._rows]
         newest = torch.cat([generation.newest for generation in generations])
         positions = torch.tensor(
@@ -123,7 +125,7 @@ class RunningBatch:
         return over
 
     def give_up(self) -> list[int]:
-        """Drop all; returns who was there."""
+        """Drop all rows and return their ids."""
         ids = [row.id for row in self._rows]
         self._keep([])
         return ids
@@ -141,7 +143,7 @@ class RunningBatch:
             )
 
     def _keep(self, places: list[int]) -> None:
-        """Drop the other rows, and the columns that pad all that remain."""
+        """Drop all other rows, and the columns that pad all remaining ones."""
         self._rows = [self._rows[place] for place in places]
         if not places:
             self._cache, self._mask = None, self._mask[:0, :0]
@@ -156,6 +158,6 @@ class RunningBatch:
 
 
 def _left(tensor: torch.Tensor, length: int, dim: int) -> torch.Tensor:
-    """Zeros before `dim`, up to `length`."""
+    """Pad `dim` with zeros on the left, up to `length`."""
     after = 2 * (tensor.ndim - 1 - dim)
     return pad(tensor, (0,) * after + (length - tensor.shape[dim], 0))

@@ -1,7 +1,8 @@
-"""How a model is called: as lm-eval and `generate` (transformers 5) call it, or, for small ones, by replays of that.
+"""Call a model exactly as lm-eval and `generate` (transformers 5) do, or by replays if small.
 
-`generate` leaves the attention mask out when nothing is padded, gives positions where the model takes them, and asks
-for the last position's logits alone where the model can do that; the cache is a `DynamicCache` of the text config.
+`generate` leaves out the attention mask if nothing is padded, passes positions if the model takes
+them, and requests only the last position's logits if possible. The cache is a `DynamicCache` of the
+text config.
 """
 
 import inspect
@@ -14,7 +15,7 @@ from holdfast.evaluate.engines.canary import fixed_tokens
 from holdfast.evaluate.engines.hf.cuda_graph_replay import Replay, replay_of
 
 _SMALL_BYTES = 256 * 1024 * 1024
-"""Of parameters: in larger models the operations take most of the time, and what stands around them little."""
+"""The largest parameters for replays: in larger models the operations take most of the time."""
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _RECORD_AT = (5, 9, 16)
 _VERIFY_AT = (2, 3, 33, 64)
@@ -22,7 +23,7 @@ _VERIFY_UP_TO = 512
 
 
 class Calls:
-    """Calls of the model itself, for one sequence; all give what they give under `torch.inference_mode`."""
+    """Call the model for one sequence; all calls have the results of `torch.inference_mode`."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -33,18 +34,18 @@ class Calls:
         self._takes_positions = "position_ids" in accepted
 
     def arguments(self, positions: torch.Tensor) -> dict[str, Any]:
-        """What `generate` passes to a forward besides tokens, cache and mask."""
+        """Return the arguments that `generate` passes besides tokens, cache and mask."""
         return (
             {**self._always, "position_ids": positions} if self._takes_positions else self._always
         )
 
     def scores(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Logits [1, tokens, vocabulary] of tokens [1, tokens]."""
+        """Return logits [1, tokens, vocabulary] of tokens [1, tokens]."""
         logits: torch.Tensor = self.model(tokens).logits
         return logits
 
     def read(self, prompt: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """The logits that end with those of the token after a prompt [1, tokens], and a cache of the prompt."""
+        """Read a prompt [1, tokens]; return logits that end with the next token's, and a cache."""
         from transformers import DynamicCache
 
         cache = DynamicCache(config=self.model.config.get_text_config(decoder=True))
@@ -52,7 +53,7 @@ class Calls:
         return self._forward(prompt, positions, cache), cache
 
     def read_on(self, token: torch.Tensor, position: int, cache: Any) -> tuple[torch.Tensor, Any]:
-        """The same for one token more [1, 1]; the cache given is not to be used again."""
+        """Read one more token [1, 1]; the given cache must not be used again."""
         return self._forward(token, torch.tensor([[position]], device=token.device), cache), cache
 
     def _forward(self, tokens: torch.Tensor, positions: torch.Tensor, cache: Any) -> torch.Tensor:
@@ -62,7 +63,7 @@ class Calls:
 
 
 class ReplayedCalls(Calls):
-    """The same bits by replays, where the model is small and a replay was verified; a cache is a list of tensors."""
+    """Return the same bits by verified replays of a small model; a cache is a list of tensors."""
 
     def __init__(self, model: Any, max_length: int) -> None:
         super().__init__(model)
@@ -91,7 +92,7 @@ class ReplayedCalls(Calls):
     def scores(self, tokens: torch.Tensor) -> torch.Tensor:
         """See `Calls.scores`."""
         length = tokens.shape[1]
-        if self._scores is None or length == 1:  # a forward of one token may go another way
+        if self._scores is None or length == 1:  # a forward of one token may run other operations
             return super().scores(tokens)
         return self._scores([tokens], length)[0]
 
@@ -111,7 +112,7 @@ class ReplayedCalls(Calls):
         logits, *cache = self._read_on([token, torch.tensor([[position]]), *cache], position)
         return logits, cache
 
-    # What is recorded, and with which inputs.
+    # The recorded forwards and their inputs.
 
     def _tokens(self, length: int) -> list[torch.Tensor]:
         vocabulary = self.model.config.get_text_config().vocab_size
@@ -142,7 +143,7 @@ class ReplayedCalls(Calls):
 
 
 def is_plain(model: Any) -> bool:
-    """Whether the model is called by `generate` in the common way: no inputs of its own, no cache of its own."""
+    """Return True if `generate` calls the model in the common way, without own inputs or cache."""
     from transformers.generation.utils import GenerationMixin
 
     own_inputs = (
@@ -153,7 +154,7 @@ def is_plain(model: Any) -> bool:
 
 
 def has_plain_cache(model: Any) -> bool:
-    """Whether each layer of the model's cache is whole keys and values, not a window or a state."""
+    """Return True if each layer of the cache has whole keys and values, not a window or a state."""
     from transformers import DynamicCache
     from transformers.cache_utils import DynamicLayer
 
@@ -162,9 +163,9 @@ def has_plain_cache(model: Any) -> bool:
 
 
 def calls_of(model: Any, max_length: int) -> Calls:
-    """How exact mode calls a model; by replays if that can be."""
+    """Choose the calls of a model for exact mode, by replays if possible."""
     text = model.config.get_text_config(decoder=True)
-    # Which experts are called is decided by the data, and not always where a recording would see it.
+    # Data decides which experts run, not always where a recording sees it.
     has_experts = any(getattr(text, name, None) for name in _EXPERTS)
     if has_experts or not is_plain(model) or not has_plain_cache(model):
         return Calls(model)

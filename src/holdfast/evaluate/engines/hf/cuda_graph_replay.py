@@ -1,10 +1,10 @@
-"""A model's forward as the list of its tensor operations, to repeat it without the Python around them.
+"""Record a model's forward as a list of tensor operations, to repeat it without the Python code.
 
-The forward of a small model takes most of its time outside the operations: modules, hooks, configs. It is recorded a
-few times with inputs of different lengths; what differs must be a whole number that grows evenly with the length. The
-repeated forward calls the very same operations in the same order on the same parameters, so its bits are the model's;
-that is verified at other lengths before it is used. A model that decides by its data, draws random numbers or changes
-its own state is not recorded.
+The forward of a small model spends most time outside of the operations: modules, hooks, configs.
+The forward is recorded a few times with inputs of different lengths; all differences must be
+integers that grow linearly with the length. A replay calls the same operations in the same order on
+the same parameters, so its bits are the model's, which is verified at other lengths. A model that
+decides by its data, draws random numbers or changes its own state is not recorded.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,26 +22,26 @@ _UNREPEATABLE = (
     torch.Tag.dynamic_output_shape,
     torch.Tag.nondeterministic_seeded,
 )
-_DROPOUT_PLACE = 4  # among the arguments of scaled_dot_product_attention
+_DROPOUT_PLACE = 4  # the index among the arguments of scaled_dot_product_attention
 _HARMLESS = {torch.ops.aten.detach_.default, torch.ops.aten.lift_fresh.default}
 
 
 class NotRepeatable(Exception):
-    """This forward is more than a fixed list of operations."""
+    """The forward is more than a fixed list of operations."""
 
 
 class _Slot(int):
-    """The place of a tensor in the table of values."""
+    """The index of a tensor in the table of values."""
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """What is called within it: operations, their arguments with tensors as slots, and the slots of what they give."""
+    """Record operations, their arguments with tensors as slots, and the slots of their results."""
 
     def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.steps: list[tuple[Any, list[Any], dict[str, Any], list[int]]] = []
         self.constants: dict[int, torch.Tensor] = {}
-        self._kept: list[torch.Tensor] = []  # that no id is used twice
+        self._kept: list[torch.Tensor] = []  # keeps every id unique
         self._slots: dict[int, _Slot] = {}
         for tensor in inputs:
             self._new(tensor)
@@ -53,7 +53,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         named = {name: self._template(one) for name, one in (kwargs or {}).items()}
         result = func(*args, **(kwargs or {}))
         if isinstance(result, torch.Tensor) and id(result) in self._slots:
-            return result  # nothing was done: a conversion to what it is
+            return result  # a conversion without effect
         parts = list(result) if isinstance(result, list | tuple) else [result]
         if not all(isinstance(part, torch.Tensor) for part in parts):
             raise NotRepeatable(f"{func} tells Python something of the data")
@@ -61,17 +61,17 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def slot_of(self, tensor: torch.Tensor) -> int:
-        """Where a result stands.
+        """Return the slot of a result.
 
         Raises:
-            NotRepeatable: it came from nowhere.
+            NotRepeatable: no operation made the result.
         """
         if id(tensor) not in self._slots:
             raise NotRepeatable("a result that no operation gave")
         return self._slots[id(tensor)]
 
     def size(self) -> int:
-        """Of the table of values."""
+        """Return the size of the table of values."""
         return len(self._kept)
 
     def _new(self, tensor: torch.Tensor) -> _Slot:
@@ -90,12 +90,12 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Replay:
-    """A forward, repeated. Made by `replay_of`.
+    """Repeat a forward; made by `replay_of`.
 
     Args:
         recorded: the same forward at three lengths.
-        lengths: those.
-        results: the slots of what it gives.
+        lengths: the three lengths.
+        results: the slots of the results.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Replay:
         self._lengths = lengths
         self._size = recorded[0].size()
         self._results = results
-        self._extra: list[Any] = []  # constants and numbers, behind the tensors of the table
+        self._extra: list[Any] = []  # constants and numbers, after the tensors of the table
         self._growing: list[tuple[int, int, int]] = []  # slot, a, b of numbers a * length + b
         self._tensors = _same_constants(recorded)
         self._steps = [
@@ -113,7 +113,7 @@ class Replay:
 
     @torch.inference_mode()
     def __call__(self, inputs: Sequence[torch.Tensor], length: int) -> list[torch.Tensor]:
-        """The results for inputs of a length."""
+        """Return the results for inputs of a length."""
         values: list[Any] = [None] * self._size + self._extra
         values[: len(inputs)] = inputs
         for slot, tensor in self._tensors.items():
@@ -146,7 +146,7 @@ class Replay:
         return call, arguments, out[0] if len(out) == 1 else out
 
     def _getter(self, *alike: Any) -> Any:
-        """Where an argument stands in the table; a list of that for a list."""
+        """Return an argument's index in the table; a list of indices for a list."""
         first = alike[0]
         if isinstance(first, list):
             if any(not isinstance(one, list) or len(one) != len(first) for one in alike):
@@ -177,13 +177,13 @@ class Replay:
 def replay_of(
     forward: Forward, inputs: Inputs, *, record: Sequence[int], verify: Sequence[int]
 ) -> Replay | None:
-    """A forward's replay; None if it cannot be had, or has not the same bits.
+    """Make a forward's replay; None if it cannot be recorded or has other bits.
 
     Args:
-        forward: from tensors to tensors.
-        inputs: what to give it, by length.
-        record: lengths to record at.
-        verify: lengths to verify at.
+        forward: the function from tensors to tensors.
+        inputs: the inputs by length.
+        record: the lengths to record.
+        verify: the lengths to verify.
     """
     try:
         with torch.inference_mode():
@@ -218,7 +218,7 @@ def _record(forward: Forward, inputs: Inputs, lengths: Sequence[int]) -> Replay:
 def _is_repeatable(func: Any, args: Sequence[Any]) -> bool:
     aten = torch.ops.aten
     if func is aten.dropout.default:
-        return not args[2]  # not in training, where it does nothing
+        return not args[2]  # outside of training it has no effect
     if func is aten.scaled_dot_product_attention.default:
         return len(args) <= _DROPOUT_PLACE or not args[_DROPOUT_PLACE]
     if func in _HARMLESS:
@@ -227,7 +227,7 @@ def _is_repeatable(func: Any, args: Sequence[Any]) -> bool:
 
 
 def _same_constants(recorded: Sequence[_Recorder]) -> dict[int, torch.Tensor]:
-    """The tensors that a forward brings itself: its parameters, and small ones it makes anew with the same content."""
+    """Return the forward's own tensors: parameters, and small tensors of constant content."""
     first = recorded[0].constants
     for other in recorded[1:]:
         if other.constants.keys() != first.keys():

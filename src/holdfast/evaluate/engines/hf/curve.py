@@ -1,4 +1,4 @@
-"""What a loaded model's work costs, measured in a fraction of a second, and what shows that its weights are right."""
+"""Measure the cost curve of a loaded model, and compute its canaries."""
 
 import time
 from collections.abc import Callable
@@ -12,12 +12,12 @@ from holdfast.evaluate.engines.hf.exact import input_of, score, tensor_of
 from holdfast.evaluate.types.engine import Curve
 from holdfast.evaluate.types.requests import pack_tokens
 
-_SHORT, _LONG = 16, 112  # tokens of the prompts that are timed
+_SHORT, _LONG = 16, 112  # tokens of the timed prompts
 _BUDGET_S = 0.25
 
 
 def canary_of(model: Any, max_length: int) -> list[float]:
-    """Log-probabilities of the fixed prompts, each read by itself."""
+    """Return log-probabilities of the fixed prompts, each read alone."""
     vocabulary = model.config.get_text_config().vocab_size
     found, calls = [], Calls(model)
     for request in canary_requests(vocabulary, max_length):
@@ -29,9 +29,10 @@ def canary_of(model: Any, max_length: int) -> list[float]:
 
 @torch.inference_mode()
 def measure(model: Any, max_length: int, max_batch: int) -> Curve:
-    """The curve of a model: forwards of two lengths, and tokens of one and of several sequences; at most 0.3 s or so.
+    """Measure a model's curve: forwards of two lengths, and tokens of one and several sequences.
 
-    A model too slow for that is measured by its short forward alone.
+    The measurement takes about 0.3 s at most. A model too slow for that is measured by its short
+    forward alone.
     """
     vocabulary = model.config.get_text_config().vocab_size
     short, long = min(_SHORT, max_length // 2), min(_LONG, max_length)
@@ -46,7 +47,7 @@ def measure(model: Any, max_length: int, max_batch: int) -> Curve:
 
         return _best_s(run, began_s + _BUDGET_S)
 
-    seconds(1, short)  # the first is slower than any other
+    seconds(1, short)  # the first run is the slowest
     short_s = seconds(1, short)
     one_s = seconds(1, 1)
     is_slow = time.monotonic() - began_s > _BUDGET_S
@@ -65,7 +66,7 @@ def measure(model: Any, max_length: int, max_batch: int) -> Curve:
 
 
 def _best_s(run: Callable[[], None], deadline_s: float) -> float:
-    """The shortest of up to three runs."""
+    """Return the shortest of up to three runs."""
     best_s = float("inf")
     for _ in range(3):
         began_s = time.perf_counter()

@@ -1,7 +1,7 @@
-"""The reference engine: transformers in this process, on a CPU or one GPU.
+"""Provide the reference engine: transformers in this process, on a CPU or one GPU.
 
-In exact mode (`hf_exact`) answers have the bits of stock lm-eval with `--model hf` at batch size 1, whatever was asked
-before or beside them. In free mode (`hf_batching`) what is asked is batched as it comes.
+In exact mode (`hf_exact`), answers have the bits of stock lm-eval with `--model hf` at batch size
+1, independent of other requests. In free mode (`hf_batching`), requests are batched as they arrive.
 """
 
 import time
@@ -31,12 +31,13 @@ _FREE_BATCH = 32
 
 
 class TransformersEngine:
-    """See the module; the methods are `Engine`'s."""
+    """See the module; the methods implement `Engine`."""
 
     def __init__(self, spec: EngineSpec) -> None:
         if spec.tensor_parallel > 1:
             raise BadUse(
-                f"The engine hf runs on one device; tensor_parallel is {spec.tensor_parallel}. Use the engine vllm."
+                f"The engine hf runs on one device; tensor_parallel is {spec.tensor_parallel}. Use "
+                "the engine vllm."
             )
         if spec.mode not in ("exact", "free"):
             raise BadUse(f"The mode of an engine is exact or free, not {spec.mode!r}.")
@@ -118,7 +119,7 @@ class TransformersEngine:
         return self._work.recall(ids)
 
     def step(self) -> list[Finished]:
-        """See `Engine.step`: works for 0.05 s, or one forward or batch that takes longer."""
+        """See `Engine.step`; works for 0.05 s, or for one longer forward or batch."""
         return self._work.step(time.monotonic() + _STEP_S)
 
     def close(self) -> None:
@@ -127,10 +128,10 @@ class TransformersEngine:
 
 
 def _device_of(named: str) -> torch.device:
-    """The device of this name, by default what there is.
+    """Return the named device, by default a GPU if there is one.
 
     Raises:
-        BadUse: it is no device, or this machine does not have it.
+        BadUse: the name is not a device, or this machine lacks it.
     """
     if not named:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,11 +1,13 @@
-"""One request at a time, with the bits of lm-eval's `--model hf` at batch size 1.
+"""Answer one request at a time, with the bits of lm-eval's `--model hf` at batch size 1.
 
-The model is called as `HFLM._loglikelihood_tokens` and `GenerationMixin.generate` (transformers 5) call it: the same
-inputs, the same cache class, the same order of products. What is left out is what surrounds those calls.
+The model is called as by `HFLM._loglikelihood_tokens` and `GenerationMixin.generate` (transformers
+5): the same inputs, the same cache class, the same order of products, without the code around those
+calls.
 
-One thing differs on purpose: where two continuations of different lengths have one input (a text cut in two places),
-lm-eval 0.4.13 gathers the shorter one's scores from the longer one's first rows if both stand in one call. Here each is
-answered as lm-eval answers it alone, since an answer must not depend on what else is asked.
+One difference is intended. If two continuations of different lengths share an input (a text cut in
+two places), lm-eval 0.4.13 takes the shorter one's scores from the longer one's first rows when
+both are in one call. Here each is answered as lm-eval answers it alone, since an answer must not
+depend on other requests.
 """
 
 import time
@@ -22,12 +24,12 @@ from holdfast.evaluate.types.requests import Answer, Request, keyed, pack_tokens
 
 
 def input_of(request: Request, max_length: int) -> bytes:
-    """The packed tokens a model reads for a log-probability: all but the last, cut from the left to `max_length`."""
+    """Return a log-probability's packed input: all but the last token, at most `max_length`."""
     return (request.prompt + request.continuation)[-4 * (max_length + 1) :][:-4]
 
 
 def fault_of(request: Request, max_length: int) -> str:
-    """Why a request cannot be answered; empty if it can. The rules are lm-eval's assertions."""
+    """Return why a request cannot be answered, by lm-eval's assertions; empty if it can."""
     if request.kind == "chat" or not request.prompt:
         return "This engine takes token ids; what was asked is text, or an empty prompt."
     if request.kind == "loglikelihood":
@@ -42,7 +44,7 @@ def fault_of(request: Request, max_length: int) -> str:
 
 
 def tensor_of(packed: bytes, device: torch.device) -> torch.Tensor:
-    """Packed token ids as int64 of shape [1, tokens]."""
+    """Convert packed token ids to int64 of shape [1, tokens]."""
     return torch.frombuffer(bytearray(packed), dtype=torch.int32).to(
         device=device, dtype=torch.long
     )[None]
@@ -50,10 +52,10 @@ def tensor_of(packed: bytes, device: torch.device) -> torch.Tensor:
 
 @torch.inference_mode()
 def score(calls: Calls, packed_input: bytes, continuations: Sequence[bytes]) -> list[Answer]:
-    """Log-probabilities of continuations that share their input: one forward for all."""
+    """Return log-probabilities of continuations that share their input, by one forward."""
     device = calls.model.device
     logits = calls.scores(tensor_of(packed_input, device))[0]
-    # Row by row, so that the rows of the longest continuation are all that is needed.
+    # Only the rows of the longest continuation are needed.
     longest = max(map(len, continuations)) // 4
     rows = torch.log_softmax(logits[logits.shape[0] - longest :], dim=-1)
     read = logits.shape[0]
@@ -63,7 +65,7 @@ def score(calls: Calls, packed_input: bytes, continuations: Sequence[bytes]) -> 
 
 
 def answer_of(rows: torch.Tensor, continuation: torch.Tensor, read: int) -> Answer:
-    """The answer for a continuation from log-probabilities [tokens or more, vocabulary] that end where it ends."""
+    """Make a continuation's answer from log-probabilities [rows, vocabulary] with the same end."""
     rows = rows[-continuation.shape[0] :]
     logprobs = rows.gather(1, continuation[:, None]).squeeze(-1)
     return Answer(
@@ -75,14 +77,15 @@ def answer_of(rows: torch.Tensor, continuation: torch.Tensor, read: int) -> Answ
 
 @dataclass(slots=True, kw_only=True)
 class Generation:
-    """A generation under way. Use `begin`, then `advance` until there is an answer.
+    """A generation in progress: call `begin`, then `advance` until there is an answer.
 
     Attributes:
-        calls, recipe, is_stop, most: what to run, how to choose, when to end; `most` in tokens.
+        calls, recipe, is_stop, most: the model, the choice of tokens, the stop criterion, and
+            the most tokens.
         prompt: int64 [1, tokens].
-        tokens: generated so far.
-        cache: of everything but `newest`, int64 [1, 1].
-        random: what is drawn from, if anything is.
+        tokens: the tokens generated so far.
+        cache: the cache of all tokens but `newest`, int64 [1, 1].
+        random: the generator for sampling, if any.
     """
 
     calls: Calls
@@ -99,10 +102,10 @@ class Generation:
     def begin(
         cls, calls: Calls, recipes: Recipes, request: Request, max_length: int
     ) -> "Generation":
-        """Prepare; the prompt is cut from the left as lm-eval does, to leave room for what is generated.
+        """Prepare a generation; the prompt is cut from the left, as in lm-eval, to leave room.
 
         Raises:
-            ValueError: transformers does not take the parameters.
+            ValueError: transformers refuses the parameters.
         """
         sampling = request.sampling
         assert sampling is not None
@@ -123,12 +126,12 @@ class Generation:
         )
 
     def position(self) -> int:
-        """Of the newest token."""
+        """Return the position of the newest token."""
         return self.prompt.shape[1] + len(self.tokens) - 1
 
     @torch.inference_mode()
     def advance(self, until_s: float) -> Answer | None:
-        """Generate until a moment of `time.monotonic()`, a token at least; the answer once it has ended."""
+        """Generate until a `time.monotonic()`, at least one token; return the answer at its end."""
         if not self.recipe.is_plain:
             return self._generate_whole()
         while True:
@@ -144,7 +147,7 @@ class Generation:
                 return answer
 
     def take(self, scores: torch.Tensor, likeliest: torch.Tensor) -> Answer | None:
-        """Choose the next token from its scores [1, vocabulary]; the answer if that ends it."""
+        """Choose the next token from scores [1, vocabulary]; return the answer if it ends."""
         chosen = likeliest
         if self.recipe.processors is not None:
             before = torch.tensor([self.tokens], dtype=torch.long, device=self.prompt.device)
@@ -160,7 +163,7 @@ class Generation:
         return self._answer(stopped=False) if len(self.tokens) >= self.most else None
 
     def _generate_whole(self) -> Answer:
-        """By `generate` itself, for what this loop does not do (beams, constraints)."""
+        """Generate by `generate` itself, for features that this loop lacks (beams, constraints)."""
         before = self.prompt.shape[1]
         began_ns = time.monotonic_ns()
         with torch.random.fork_rng(enabled=self.random is not None):
@@ -188,5 +191,5 @@ class Generation:
 
 
 def seed_of(request: Request) -> int:
-    """What seeds the sampling of a request: its content alone, in which `seed` and `repeat` stand."""
+    """Return the seed for sampling a request, from its content, including `seed` and `repeat`."""
     return int.from_bytes(keyed(request).key[:7], "little")

@@ -1,4 +1,4 @@
-"""Choose the next token as transformers' `generate` would, and end a generation as lm-eval would."""
+"""Choose the next token as transformers' `generate` does, and stop as lm-eval does."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -10,15 +10,16 @@ from holdfast.evaluate.engines.hf.calls import is_plain
 from holdfast.evaluate.types.requests import Sampling
 
 _LOOKBACK = 2
-"""Tokens looked back at beyond a stop string's own: lm_eval.models.utils_hf.MultiTokenEOSCriteria (0.4.13)."""
+"""Tokens before a stop string's own that are searched too:
+lm_eval.models.utils_hf.MultiTokenEOSCriteria (0.4.13)."""
 _REMEMBERED = 100_000
 
 
 class StopStrings:
-    """Whether the newest tokens spell one of `until`; equal to lm-eval's criterion at batch size 1.
+    """Detect stop strings in the newest tokens, as lm-eval's criterion at batch size 1.
 
-    A string stops if it stands in the text of the last n + 2 tokens generated, n being how many tokens it has itself.
-    Texts of token windows are remembered: generations repeat themselves, and each other.
+    A string of n tokens stops if it is in the text of the last n + 2 generated tokens. Texts of
+    token windows are cached, since generations repeat.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -27,7 +28,7 @@ class StopStrings:
         self._lengths: dict[str, int] = {}
 
     def watch(self, until: Iterable[str]) -> Callable[[Sequence[int]], bool]:
-        """A function that tells from all tokens generated so far whether to stop now."""
+        """Return a function that decides from all generated tokens whether to stop now."""
         by_window: dict[int, list[str]] = {}
         for string in until:
             by_window.setdefault(self._length(string) + _LOOKBACK, []).append(string)
@@ -44,7 +45,7 @@ class StopStrings:
         return is_stop
 
     def eos(self) -> str | None:
-        """The text of the tokenizer's end-of-sequence token, which lm-eval adds to every list of stop strings."""
+        """Return the end-of-sequence text, which lm-eval adds to every list of stop strings."""
         token = self._tokenizer.eos_token_id
         return (
             None if token is None else str(self._tokenizer.decode(token, skip_special_tokens=False))
@@ -64,7 +65,7 @@ class StopStrings:
         return text
 
 
-# Processors that look at nothing but the tokens so far and the scores: one instance serves all requests.
+# Processors that depend only on tokens and scores: one instance serves all requests.
 _STATELESS = {
     "TemperatureLogitsWarper",
     "TopKLogitsWarper",
@@ -76,14 +77,15 @@ _STATELESS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What `generate` would do for one set of parameters.
+    """Define the behaviour of `generate` for one set of parameters.
 
     Attributes:
-        is_plain: greedy or sampled token by token with a dynamic cache; else `generate` itself must be called.
-        samples: tokens are drawn, not the likeliest taken.
-        processors: what is applied to the scores; None where that is nothing.
+        is_plain: True if tokens are chosen one by one with a dynamic cache; otherwise
+            `generate` itself must run.
+        samples: True if tokens are drawn; otherwise the likeliest is taken.
+        processors: functions for the scores; None if there are none.
         eos: tokens that end a generation.
-        kwargs: for `generate`.
+        kwargs: arguments of `generate`.
     """
 
     is_plain: bool
@@ -93,7 +95,7 @@ class Recipe:
     kwargs: dict[str, Any]
 
     def criteria(self, is_stop: Callable[[Sequence[int]], bool], before: int) -> Any:
-        """Stop strings as `generate` takes them; `before`: tokens of the prompt. For one sequence."""
+        """Convert a stop function for `generate`, for one sequence after `before` prompt tokens."""
         from transformers import StoppingCriteria, StoppingCriteriaList
 
         class Spelled(StoppingCriteria):
@@ -105,7 +107,7 @@ class Recipe:
 
 
 class Recipes:
-    """The recipes of one model and tokenizer, each worked out once."""
+    """Make and cache the recipes of one model and tokenizer."""
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
         self._model = model
@@ -116,16 +118,16 @@ class Recipes:
         self._is_plain = is_plain(model)
 
     def stops(self, until: tuple[str, ...]) -> Callable[[Sequence[int]], bool]:
-        """See `StopStrings.watch`; with the text of the end-of-sequence token, as lm-eval has it."""
+        """See `StopStrings.watch`; adds the end-of-sequence text, as lm-eval does."""
         if self._eos_text is not None and self._eos_text not in until:
             until = (*until, self._eos_text)
         return self._strings.watch(until)
 
     def of(self, sampling: Sampling) -> Recipe:
-        """The recipe of a request's parameters.
+        """Return the recipe of a request's parameters.
 
         Raises:
-            ValueError: transformers does not take them.
+            ValueError: transformers refuses the parameters.
         """
         key = (
             sampling.temperature,
@@ -142,7 +144,7 @@ class Recipes:
         kwargs.setdefault("do_sample", sampling.temperature > 0)
         if kwargs["do_sample"]:
             kwargs["temperature"] = sampling.temperature
-            # What a harness leaves at our defaults it did not ask for: the model's own settings hold.
+            # Values equal to our defaults were not requested: the model's own settings apply.
             kwargs |= {"top_p": sampling.top_p} if sampling.top_p != 1.0 else {}
             kwargs |= {"top_k": sampling.top_k} if sampling.top_k else {}
         kwargs["pad_token_id"] = _pad_token(self._tokenizer)
@@ -191,7 +193,7 @@ class Recipes:
 
 
 def _pad_token(tokenizer: Any) -> int:
-    """As lm-eval chooses it: the pad token, else the unknown one, else the end of sequence."""
+    """Choose the pad token as lm-eval does: pad, else unknown, else end of sequence."""
     for token in (tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.eos_token_id):
         if token is not None:
             return int(token)

@@ -1,6 +1,6 @@
-"""A Hugging Face folder's weights: loaded as lm-eval loads them, or copied into a model that runs.
+"""Load a Hugging Face folder's weights as lm-eval does, or copy them into a running model.
 
-Only safetensors are read: a pickle runs code of whoever wrote it.
+Only safetensors are read, since a pickle can run code.
 """
 
 import json
@@ -13,16 +13,16 @@ from holdfast.core.errors import BadUse
 from holdfast.evaluate.engines.safetensors_files import tensors_of
 from holdfast.evaluate.types.engine import EngineSpec, SwapRefused
 
-_NO_LIMIT = int(1e30)  # what transformers writes for a tokenizer without one
+_NO_LIMIT = int(1e30)  # transformers' value for a tokenizer without a limit
 _DEFAULT_LENGTH = 2048
 _NOT_OF_THE_MODEL = {"_name_or_path", "transformers_version"}
 
 
 def load_model(folder: Path, spec: EngineSpec, device: torch.device) -> Any:
-    """The model of a folder, ready to answer; by the calls of lm-eval's HFLM (0.4.13).
+    """Load the model of a folder, by the calls of lm-eval's HFLM (0.4.13).
 
     Raises:
-        BadUse: it is no causal language model, or its weights are not safetensors.
+        BadUse: the folder is not a causal language model, or its weights are not safetensors.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
@@ -43,10 +43,10 @@ def load_model(folder: Path, spec: EngineSpec, device: torch.device) -> Any:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer of a folder, as lm-eval loads it.
+    """Load the tokenizer of a folder, as lm-eval does.
 
     Raises:
-        BadUse: there is none.
+        BadUse: there is no tokenizer.
     """
     from transformers import AutoTokenizer
 
@@ -57,7 +57,7 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def tokenizer_files(folder: Path) -> dict[str, bytes]:
-    """What a tokenizer is made of, to see whether two folders have the same."""
+    """Read the files of a tokenizer, to compare two folders."""
     names = (
         "tokenizer.json",
         "tokenizer.model",
@@ -68,7 +68,7 @@ def tokenizer_files(folder: Path) -> dict[str, bytes]:
 
 
 def max_length_of(config: Any, tokenizer: Any) -> int:
-    """The most tokens a model takes, by the rules of lm_eval.models.utils.resolve_max_length (0.4.13)."""
+    """Return the most tokens of a model, by lm_eval.models.utils.resolve_max_length (0.4.13)."""
     text = getattr(config, "text_config", None) or config
     for name in ("n_positions", "max_position_embeddings", "n_ctx"):
         if (value := getattr(text, name, None)) is not None:
@@ -78,7 +78,7 @@ def max_length_of(config: Any, tokenizer: Any) -> int:
 
 
 class Swapper:
-    """Puts weights into a running model. Made when the model is fresh, from the folder it was loaded from."""
+    """Replace the weights of a running model; made from its folder while the model is fresh."""
 
     def __init__(self, model: Any, folder: Path) -> None:
         self._model = model
@@ -88,10 +88,10 @@ class Swapper:
 
     @torch.inference_mode()
     def swap(self, folder: Path) -> None:
-        """Copy the weights of a folder into the model. All is checked before anything is changed.
+        """Copy the weights of a folder into the model, after all checks.
 
         Raises:
-            SwapRefused: they do not fit; the model is as before.
+            SwapRefused: the weights do not fit; the model is unchanged.
         """
         from safetensors import safe_open
 
@@ -125,7 +125,7 @@ class Swapper:
 
 
 def _configs_of(folder: Path) -> dict[str, Any]:
-    """The settings of a model and of its generations, each under its file's name."""
+    """Read the settings of a model and of its generations, by file name."""
     found: dict[str, Any] = {}
     for name in ("config.json", "generation_config.json"):
         try:
@@ -151,7 +151,7 @@ def _configs_of(folder: Path) -> dict[str, Any]:
 def _targets(
     model: Any, kinds: dict[str, tuple[str, tuple[int, ...]]]
 ) -> tuple[dict[str, torch.Tensor], str]:
-    """Where each tensor of a checkpoint goes, or why that cannot be told (then no swap is possible)."""
+    """Map each tensor of a checkpoint to the model's, or return why no swap is possible."""
     if getattr(model.config, "quantization_config", None):
         return {}, "Quantized weights cannot be swapped in place."
     state: dict[str, torch.Tensor] = model.state_dict()

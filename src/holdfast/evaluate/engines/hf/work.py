@@ -1,4 +1,4 @@
-"""What a transformers engine has to do, and in which order: one request by one, or all together."""
+"""Order the work of a transformers engine: one request at a time, or all together."""
 
 import time
 from abc import ABC, abstractmethod
@@ -14,25 +14,25 @@ from holdfast.evaluate.engines.hf.sampling import Recipes
 from holdfast.evaluate.types.engine import Finished
 from holdfast.evaluate.types.requests import Answer, Request
 
-# What a request may raise that concerns it alone: tokens beyond the vocabulary, odd parameters, no memory for it.
+# Errors of a single request: tokens beyond the vocabulary, wrong parameters, too little memory.
 _OF_THE_REQUEST = (RuntimeError, IndexError, ValueError, TypeError)
 
 
 class Work(ABC):
-    """Requests that wait and those that are begun. Requests with the same input tokens share one forward."""
+    """Keep waiting and begun requests; requests with the same input tokens share one forward."""
 
     def __init__(self, calls: Calls, recipes: Recipes, max_length: int) -> None:
         self._calls = calls
         self._recipes = recipes
         self._max_length = max_length
-        self._scores: dict[bytes, dict[int, Request]] = {}  # log-probabilities that wait, by input
+        self._scores: dict[bytes, dict[int, Request]] = {}  # waiting log-probabilities, by input
         self._generations: dict[int, Request] = {}
         self._inputs: dict[int, bytes] = {}
-        self._begun: dict[int, float] = {}  # id to when
+        self._begun: dict[int, float] = {}  # id to start time
         self._ended: list[Finished] = []
 
     def submit(self, requests: Iterable[tuple[int, Request]]) -> None:
-        """Take requests; one that cannot be answered at all ends with the next `step`."""
+        """Add requests; one that cannot be answered ends with the next `step`."""
         for id_, request in requests:
             if fault := fault_of(request, self._max_length):
                 self._begin([id_])
@@ -44,7 +44,7 @@ class Work(ABC):
                 self._generations[id_] = request
 
     def recall(self, ids: Iterable[int]) -> list[int]:
-        """Forget those that wait; returns which."""
+        """Drop waiting requests and return their ids."""
         given = []
         for id_ in ids:
             if (packed := self._inputs.pop(id_, None)) is not None:
@@ -57,7 +57,7 @@ class Work(ABC):
         return given
 
     def step(self, until_s: float) -> list[Finished]:
-        """Go on until a moment of `time.monotonic()`, or one forward longer."""
+        """Work until a `time.monotonic()`, or one forward longer."""
         while (self._scores or self._generations or self._begun) and time.monotonic() < until_s:
             self._go_on(until_s)
         ended, self._ended = self._ended, []
@@ -83,7 +83,7 @@ class Work(ABC):
 
     def _fail(self, ids: Iterable[int], error: Exception) -> None:
         if isinstance(error, torch.AcceleratorError):
-            raise error  # the device is lost to this process, and every request with it
+            raise error  # the process has lost the device, and with it all requests
         for id_ in ids:
             self._end(id_, None, f"{type(error).__name__}: {error}")
 
@@ -99,7 +99,7 @@ class Work(ABC):
 
 
 class OneByOne(Work):
-    """Exact mode: each forward is of one input, so that no answer depends on what else was asked."""
+    """Run one input per forward in exact mode, so that answers are independent."""
 
     _under_way: tuple[int, Generation] | None = None
 
@@ -137,7 +137,7 @@ class OneByOne(Work):
 
 
 class Together(Work):
-    """Free mode: log-probabilities in batches of like length, generations in one running batch."""
+    """Batch log-probabilities of similar length and run one generation batch, in free mode."""
 
     def __init__(self, calls: Calls, recipes: Recipes, max_length: int, max_batch: int) -> None:
         super().__init__(calls, recipes, max_length)
@@ -180,7 +180,7 @@ class Together(Work):
             with phase("prefill"):
                 answers = score_batch(self._calls.model, asked)
         except _OF_THE_REQUEST as error:
-            if len(chosen) > 1:  # one of them is to blame: ask each by itself
+            if len(chosen) > 1:  # one of them fails: try each alone
                 self._one_by_one(chosen)
             else:
                 self._fail(ids, error)

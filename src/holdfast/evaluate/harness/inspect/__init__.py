@@ -1,11 +1,12 @@
-"""inspect-ai, unmodified, with its model elsewhere.
+"""Run unmodified inspect-ai with its model in engines.
 
-What enters is a suite's entry and a client of the engines; what leaves is inspect's own log and, of its scores, rows
-for lm-eval's results object. `Inspect` (in `harness`) is the `Harness`; the other modules, in the order of use:
+The input is a suite's entry and a client of the engines. The results are inspect's own log and rows
+of its scores for lm-eval's results object. `Inspect` (in `harness`) is the `Harness`; the other
+modules, in the order of use:
 
 | module | one idea |
 |---|---|
-| `options` | what an entry may say to inspect alone |
+| `options` | the options of an entry for inspect alone |
 | `tasks` | a task by its name, refused if it needs a container |
 | `text_model` | inspect's model class for engines that take messages |
 | `token_model` | the same for engines that take tokens: inspect's own Hugging Face provider without its model |

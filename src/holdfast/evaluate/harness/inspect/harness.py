@@ -1,4 +1,4 @@
-"""inspect-ai as a `Harness`: its `eval` runs, unmodified, in a process of its own for each entry."""
+"""Adapt inspect-ai as a `Harness`: `eval` runs unmodified, each entry in its own process."""
 
 import hashlib
 import math
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from inspect_ai.log import EvalLog
 
 
-_ERRORS = ("stderr",)  # inspect's metrics that say how sure another is
+_ERRORS = ("stderr",)  # inspect's metrics for the uncertainty of other metrics
 
 
 def results_of(logs: "list[EvalLog]") -> dict[str, Any]:
-    """The results object of an entry: a task a log, `"METRIC,SCORER"` a value, `"METRIC_stderr,SCORER"` its error.
+    """Convert logs to a results object: `"METRIC,SCORER"` and `"METRIC_stderr,SCORER"` per task.
 
-    A scorer whose scores over epochs were reduced in several ways is there as SCORER/REDUCER for each.
+    A scorer with several reductions over epochs appears as SCORER/REDUCER for each.
     """
     results: dict[str, Any] = {
         "results": {},
@@ -88,18 +88,16 @@ def _row(log: "EvalLog") -> dict[str, float]:
     return row
 
 
-_AT_ONCE = (
-    4096  # samples of a task that wait for answers; each takes some 100 KB of inspect's state
-)
+_AT_ONCE = 4096  # the most waiting samples of a task; each takes some 100 KB of inspect's state
 _PROVIDER = "holdfast"
 
 
 class Inspect:
-    """See `Harness`. The metric of a sample is computed by inspect itself as its answer comes: there is no `measure`.
+    """See `Harness`; inspect computes metrics itself as answers come, so `measure` is unused.
 
     Args:
-        include_paths: folders with files of tasks.
-        clock: what templates take for the time, once an evaluation.
+        include_paths: folders with task files.
+        clock: the time for chat templates, once an evaluation.
     """
 
     name = "inspect"
@@ -112,28 +110,29 @@ class Inspect:
         self._tasks: dict[bytes, list[Task]] = {}
 
     def version(self) -> str:
-        """inspect-ai's version."""
+        """Return inspect-ai's version."""
         return version("inspect_ai")
 
     def prepare(self, entries: Sequence[TaskEntry]) -> None:
-        """Import inspect and load every entry's task with its dataset, for the processes forked from this one.
+        """Import inspect and load every entry's task with its dataset, for forked processes.
 
         Raises:
-            BadUse: a task is not there (with the nearest names), cannot be loaded, or needs a container.
+            BadUse: a task does not exist (with the nearest names), cannot be loaded, or needs a
+                container.
         """
         from holdfast.evaluate.harness.inspect import text_model  # noqa: F401
         from holdfast.evaluate.harness.inspect.tasks import find_tasks
 
-        if find_spec("torch") is not None:  # where it is not, no engine can take tokens
+        if find_spec("torch") is not None:  # without torch, no engine takes tokens
             from holdfast.evaluate.harness.inspect import token_model  # noqa: F401
         for entry in entries:
             self._tasks[_key(entry)] = find_tasks(entry, self._include_paths)
 
     def run(self, entry: TaskEntry, client: EngineClient, folder: Path) -> TaskResult:
-        """See `Harness.run`. Inspect's own log, which its tools read, stays below `folder/inspect`.
+        """See `Harness.run`; inspect's own log stays below `folder/inspect`.
 
         Raises:
-            EvaluationError: the task failed; with what inspect says.
+            EvaluationError: the task failed; the message includes inspect's.
         """
         import inspect_ai
 
@@ -148,7 +147,8 @@ class Inspect:
         )
         place.mkdir(parents=True, exist_ok=True)
         earlier = set(place.glob("*.eval"))
-        # A cache of answers by the model's name would answer for other checkpoints; the trace is of a terminal's use.
+        # Inspect's cache uses the model's name as key and would mix checkpoints; the trace is for
+        # use on a terminal.
         os.environ |= {
             "INSPECT_CACHE_DIR": str(place / "cache"),
             "INSPECT_TRACE_FILE": str(place / "trace.log"),
@@ -176,7 +176,7 @@ class Inspect:
             )
         for log in logs:
             _raise_failure(log, entry)
-        for old in earlier:  # of an attempt that was cut off
+        for old in earlier:  # from an attempt that was cut off
             old.unlink()
         for new in place.glob("trace.log*"):
             new.unlink()
@@ -188,9 +188,10 @@ class Inspect:
     def measure(
         self, entry: TaskEntry, sample: int, answers: Sequence[Answer], facts: ModelFacts
     ) -> bytes:
-        """See `Harness.measure`; no sample asks for one."""
+        """See `Harness.measure`; samples of inspect never request a metric."""
         raise EvaluationError(
-            f"Inspect computes metrics itself: none of {len(answers)} answers of sample {sample} of {entry.name}, by "
+            f"Inspect computes metrics itself: none of {len(answers)} answers of sample {sample} "
+            f"of {entry.name}, by "
             f"{facts.name}, is measured apart."
         )
 
@@ -201,7 +202,7 @@ class Inspect:
             from holdfast.evaluate.harness.inspect.text_model import TextModel as Kind
         else:
             from holdfast.evaluate.harness.inspect.token_model import TokenModel as Kind  # type: ignore[assignment]
-        # Bound by a class of its own: what a model is given by its arguments would stand in the log.
+        # A class of its own binds the client: a model's arguments would appear in the log.
         bound = type("Holdfast", (Kind,), {"client": client, "began": _began(folder, self._clock)})
         modelapi(name=_PROVIDER)(bound)
         config = GenerateConfig(**generate)
@@ -209,7 +210,7 @@ class Inspect:
 
 
 def _roles(judge: str) -> dict[str, Any] | None:
-    """The judge as grader, if there is one; else the model grades itself."""
+    """Make the judge the grader, if there is one; else the model grades itself."""
     if not os.environ.get("OPENAI_BASE_URL"):
         return None
     from inspect_ai.model import get_model
@@ -218,7 +219,7 @@ def _roles(judge: str) -> dict[str, Any] | None:
 
 
 def _limit(limit: float | None, samples: int) -> int | None:
-    """How many samples: a share as lm-eval counts it."""
+    """Count the samples under a limit; a share is rounded as in lm-eval."""
     if limit is None:
         return None
     return math.ceil(samples * limit) if limit < 1 else int(limit)
@@ -238,11 +239,11 @@ def _raise_failure(log: Any, entry: TaskEntry) -> None:
 
 
 def _began(folder: Path, clock: Clock) -> datetime:
-    """When the evaluation began, for chat templates that tell the model the date: the same when it is resumed."""
+    """Return the evaluation's start time for chat templates, the same after a resume."""
     path = folder / "inspect" / "began"
     if not path.exists():
         draft = path.with_name(f"began.{os.getpid()}")
-        # Local time, as transformers gives it to templates.
+        # Local time, as transformers passes to templates.
         write_atomic(draft, datetime.fromtimestamp(clock.now_s()).isoformat().encode())  # noqa: DTZ006
         with suppress(FileExistsError):  # another task's process was first
             path.hardlink_to(draft)

@@ -1,4 +1,4 @@
-"""What an entry may say to inspect alone: the arguments of its task, and a few things beside them."""
+"""Parse the options of an entry for inspect: task arguments and a few others."""
 
 from typing import Any
 
@@ -11,13 +11,13 @@ _OWN = ("generate", "epochs", "judge")
 
 
 class InspectOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of an entry.
+    """Hold the options of an entry.
 
     Attributes:
-        arguments: of the task: every option but the following.
-        generate: fields of inspect's `GenerateConfig` that hold where the task does not say otherwise.
-        epochs: how often each sample is run; None for the task's own.
-        judge: the grader's model, as the judge's API knows it.
+        arguments: the arguments of the task: every option except the following.
+        generate: fields of inspect's `GenerateConfig`, as defaults for the task.
+        epochs: the runs of each sample; None for the task's own number.
+        judge: the grader's model name in the judge's API.
     """
 
     arguments: dict[str, Any]
@@ -27,14 +27,15 @@ class InspectOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def options_of(entry: TaskEntry) -> InspectOptions:
-    """The options of an entry, checked.
+    """Parse and check the options of an entry.
 
     Raises:
-        BadUse: one is not what it must be, or the entry says what inspect's tasks do not know.
+        BadUse: an option has a wrong value, or the entry has a field that inspect's tasks lack.
     """
     if entry.num_fewshot is not None:
         raise BadUse(
-            f"The task {entry.name!r} is inspect's, whose tasks take few-shot examples as an argument of their own, if "
+            f"The task {entry.name!r} is inspect's, whose tasks take few-shot examples as an "
+            "argument of their own, if "
             "any. Leave num_fewshot out and set that argument in options."
         )
     own = {name: value for name, value in entry.options.items() if name in _OWN}
@@ -43,5 +44,6 @@ def options_of(entry: TaskEntry) -> InspectOptions:
         return msgspec.convert({**own, "arguments": arguments}, InspectOptions)
     except msgspec.ValidationError as error:
         raise BadUse(
-            f"The options of the task {entry.name!r}: {error}. generate is a table, epochs a number, judge a text."
+            f"The options of the task {entry.name!r}: {error}. generate is a table, epochs a "
+            "number, judge a text."
         ) from None

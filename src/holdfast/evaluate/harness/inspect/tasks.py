@@ -1,4 +1,4 @@
-"""An inspect task by its name: FILE.py@TASK, FILE.py for all of a file, or PACKAGE/TASK of an installed package."""
+"""Find inspect tasks by name: FILE.py@TASK, FILE.py for a whole file, or PACKAGE/TASK."""
 
 import inspect
 import random
@@ -17,21 +17,19 @@ from holdfast.evaluate.harness.failure import sentence
 from holdfast.evaluate.harness.inspect.options import options_of
 from holdfast.evaluate.types.suite import TaskEntry, nearest
 
-_SEED = (
-    1234  # lm-eval's own; whatever a task draws without a seed of its own is the same in every run
-)
+_SEED = 1234  # lm-eval's own, so that unseeded draws of a task are the same in every run
 
 
 def find_tasks(entry: TaskEntry, include_paths: Sequence[str]) -> list[Task]:
-    """Load what an entry names, with its datasets.
+    """Load an entry's tasks with their datasets.
 
     Args:
-        entry: of a suite.
-        include_paths: folders where a file is looked for that is not in the current one.
+        entry: an entry of a suite.
+        include_paths: folders for files that are not in the current folder.
 
     Raises:
-        NotFound: there is no such task; with the nearest names.
-        BadUse: it cannot be loaded with these arguments, or needs a container.
+        NotFound: the task does not exist; the message has the nearest names.
+        BadUse: the task cannot be loaded with these arguments, or needs a container.
     """
     arguments = options_of(entry).arguments
     name = _located(entry.name, include_paths)
@@ -41,7 +39,7 @@ def find_tasks(entry: TaskEntry, include_paths: Sequence[str]) -> list[Task]:
         tasks = load_tasks([name], arguments)
     except HoldfastError:
         raise
-    except Exception as error:  # a task is anybody's code
+    except Exception as error:  # tasks run foreign code
         raise BadUse(f"The task {entry.name!r} cannot be loaded: {sentence(error)}") from error
     if not tasks:
         raise NotFound(
@@ -54,7 +52,7 @@ def find_tasks(entry: TaskEntry, include_paths: Sequence[str]) -> list[Task]:
 
 
 def _located(name: str, include_paths: Sequence[str]) -> str:
-    """The name with the file's whole path, or as it is for a task of a package."""
+    """Return the name with the file's whole path; unchanged for a task of a package."""
     file, task = split_spec(name)
     if not file.endswith(".py"):
         if registry_lookup("task", name) is None:
@@ -77,13 +75,14 @@ def _located(name: str, include_paths: Sequence[str]) -> str:
     names = [name for name, _ in parse_decorators(found, "task")]
     if task is not None and task not in names:
         raise NotFound(
-            f"{file} has no inspect task {task!r}.{nearest(task, names)} It has: {', '.join(names)}."
+            f"{file} has no inspect task {task!r}.{nearest(task, names)} It has: "
+            f"{', '.join(names)}."
         )
     return f"{found.absolute()}@{task}" if task else str(found.absolute())
 
 
 def _refuse_unknown(arguments: Iterable[str], task: Task, name: str) -> None:
-    """Inspect leaves out what a task does not take, and only warns."""
+    """Refuse unknown arguments, which inspect would drop with a warning."""
     made_by = registry_lookup("task", registry_info(task).name)
     assert callable(made_by)
     taken = inspect.signature(made_by).parameters
@@ -92,7 +91,8 @@ def _refuse_unknown(arguments: Iterable[str], task: Task, name: str) -> None:
     for argument in arguments:
         if argument not in taken:
             raise BadUse(
-                f"The inspect task {name!r} takes no argument {argument!r}.{nearest(argument, taken)} "
+                f"The inspect task {name!r} takes no argument "
+                f"{argument!r}.{nearest(argument, taken)} "
                 f"It takes: {', '.join(taken) or 'none'}."
             )
 
@@ -105,8 +105,9 @@ def _refuse_sandbox(task: Task, name: str) -> None:
 
 
 def needs_sandbox(name: str, kind: str) -> BadUse:
-    """What is said of a task that needs a container (or `kind`, as inspect names it)."""
+    """Make the error for a task that needs a container (or `kind`, in inspect's words)."""
     return BadUse(
-        f"The inspect task {name!r} needs a sandbox ({kind}) to run what the model asks for, which Holdfast does not "
+        f"The inspect task {name!r} needs a sandbox ({kind}) to run what the model asks for, which "
+        "Holdfast does not "
         "give. Run it with inspect itself, or take it out of the suite."
     )

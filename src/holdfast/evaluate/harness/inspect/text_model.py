@@ -1,4 +1,4 @@
-"""Inspect's model class, in front of engines that take messages as text."""
+"""Provide inspect's model class for engines that take messages as text."""
 
 import itertools
 import json
@@ -29,20 +29,21 @@ _PENALTIES = ("frequency_penalty", "presence_penalty")
 
 
 class RequestBuilder:
-    """What both kinds of models share: a request for each choice, and its answer.
+    """Build a request for each choice and send them; shared by both kinds of models.
 
-    The same request made again by a sample, or in another epoch, is another draw when it is sampled, and the same one
-    when it is greedy. It is counted within its sample, so that the count does not depend on the order of samples.
+    A sample's repeated request, or the request of another epoch, is a new draw if sampled, and the
+    same request if greedy. Repeats are counted within the sample, so that the count does not depend
+    on the order of samples.
     """
 
     client: ClassVar[EngineClient]
 
     def __init__(self) -> None:
-        self._asked = itertools.count()  # numbers for the client, which takes each once at a time
+        self._asked = itertools.count()  # numbers for the client, unique among open samples
         self._draws: Counter[tuple[object, ...]] = Counter()
 
     async def ask(self, request: Request, config: GenerateConfig) -> list[Answer]:
-        """Ask for as many answers as the configuration wants choices."""
+        """Request as many answers as the configuration's choices."""
         choices = config.num_choices or 1
         requests, sampling = [request], request.sampling
         assert sampling is not None
@@ -66,10 +67,10 @@ class RequestBuilder:
 def sampling_of(
     config: GenerateConfig, max_new_tokens: int, extra: dict[str, Scalar] | None = None
 ) -> Sampling:
-    """How inspect wants it generated; greedy where nobody says otherwise, for a score that can be had again.
+    """Convert inspect's configuration for generation; greedy by default, for repeatable scores.
 
     Raises:
-        EvaluationError: it wants what engines do not give.
+        EvaluationError: the configuration needs a feature that engines lack.
     """
     if config.logprobs or config.top_logprobs or config.prompt_logprobs:
         raise EvaluationError(
@@ -92,7 +93,7 @@ def sampling_of(
 
 
 def usage_of(answers: list[Answer], prompt_tokens: int) -> ModelUsage:
-    """The tokens of a prompt that was read once, and of its answers."""
+    """Count the tokens of a prompt, read once, and of its answers."""
     new_tokens = sum(answer.new_tokens for answer in answers)
     return ModelUsage(
         input_tokens=prompt_tokens,
@@ -102,7 +103,7 @@ def usage_of(answers: list[Answer], prompt_tokens: int) -> ModelUsage:
 
 
 class TextModel(RequestBuilder, ModelAPI):
-    """Sends the messages as they are; the engine knows the chat template."""
+    """Send the messages as they are; the engine applies the chat template."""
 
     def __init__(
         self,
@@ -124,11 +125,12 @@ class TextModel(RequestBuilder, ModelAPI):
         """See `ModelAPI.generate`.
 
         Raises:
-            EvaluationError: it needs tools, or has more than text.
+            EvaluationError: the task uses tools, or content other than text.
         """
         if tools:
             raise EvaluationError(
-                "The task gives the model tools, which engines of an OpenAI-compatible server do not pass on. "
+                "The task gives the model tools, which engines of an OpenAI-compatible server do "
+                "not pass on. "
                 "Use an engine that takes tokens."
             )
         messages = [{"role": message.role, "content": _text(message)} for message in input]
@@ -156,11 +158,11 @@ class TextModel(RequestBuilder, ModelAPI):
         )
 
     async def count_text_tokens(self, text: str) -> int:
-        """An estimate: inspect's own needs a file from the network."""
+        """Estimate the tokens: inspect's own count needs a file from the network."""
         return max(1, len(text) // 4)
 
     def max_tokens(self) -> int:
-        """Inspect's for models without a limit of their own, within the engine's."""
+        """Return inspect's default for models without a limit, within the engine's limit."""
         return min(DEFAULT_MAX_TOKENS, self.client.facts.max_length // 2 or DEFAULT_MAX_TOKENS)
 
 

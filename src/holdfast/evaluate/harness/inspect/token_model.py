@@ -1,7 +1,8 @@
-"""Inspect's model class, in front of engines that take tokens: inspect's own Hugging Face provider without its model.
+"""Provide inspect's model class for engines that take tokens.
 
-Everything up to the prompt's tokens and from the answer's tokens on is that provider's (of inspect-ai 0.3.285:
-`inspect_ai.model._providers.hf`), so that a task sees what it sees with `--model hf/NAME -M do_sample=false`.
+The class is inspect's own Hugging Face provider without its model. The provider (of inspect-ai
+0.3.285: `inspect_ai.model._providers.hf`) makes the prompt's tokens and parses the answer's tokens,
+so that a task behaves as with `--model hf/NAME -M do_sample=false`.
 """
 
 import functools
@@ -32,10 +33,10 @@ from holdfast.evaluate.types.requests import Answer, Request, pack_tokens, unpac
 
 
 class TokenModel(RequestBuilder, HuggingFaceAPI):
-    """Applies the chat template and the tokenizer here, and asks for tokens.
+    """Apply the chat template and the tokenizer here, and request tokens.
 
     Attributes:
-        began: what templates take for now: a prompt must be the same tomorrow.
+        began: the time for chat templates, so that a prompt is the same on later days.
     """
 
     began: datetime
@@ -49,7 +50,8 @@ class TokenModel(RequestBuilder, HuggingFaceAPI):
     ) -> None:
         from transformers import AutoTokenizer
 
-        # Not HuggingFaceAPI's own, which loads the model; the attributes it sets and its methods read are set here.
+        # HuggingFaceAPI's constructor would load the model; the attributes that its methods need
+        # are set here.
         ModelAPI.__init__(self, model_name, base_url, api_key, [], config)
         RequestBuilder.__init__(self)
         self.tokenizer = AutoTokenizer.from_pretrained(self.client.facts.tokenizer)
@@ -63,7 +65,7 @@ class TokenModel(RequestBuilder, HuggingFaceAPI):
         tool_choice: ToolChoice,  # noqa: ARG002  no provider of local models has a use for it
         config: GenerateConfig,
     ) -> ModelOutput:
-        """See `ModelAPI.generate`. Generates no more than fits the model's length."""
+        """See `ModelAPI.generate`; the generation is limited to the model's length."""
         prompt = self.tokenizer(self.hf_chat(input, tools))["input_ids"]
         room = self.client.facts.max_length - len(prompt)
         if room < 1:
@@ -83,14 +85,14 @@ class TokenModel(RequestBuilder, HuggingFaceAPI):
         )
 
     async def count_text_tokens(self, text: str) -> int:
-        """The model's own tokens: inspect's own estimate needs a file from the network."""
+        """Count the model's own tokens: inspect's estimate needs a file from the network."""
         return len(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def close(self) -> None:
-        """There is no model to free."""
+        """Do nothing, since there is no model to free."""
 
     def _text(self, answer: Answer, stops: tuple[str, ...]) -> str:
-        """The answer, up to the token that completes the first stop string, which stays, as it does in the provider."""
+        """Decode up to the token that completes the first stop string, which the provider keeps."""
         decode = functools.partial(
             self.tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
@@ -114,7 +116,8 @@ class TokenModel(RequestBuilder, HuggingFaceAPI):
             text, tools
         )
         for number, call in enumerate(message.tool_calls or []):
-            # Inspect draws it at random, and some templates show it: the next prompt would be another in each run.
+            # Inspect draws the id at random, and some templates show it: the next prompt would
+            # differ in each run.
             drawn = hashlib.sha256(request.prompt + text.encode() + bytes([number])).hexdigest()
             call.id = f"{call.function}_{drawn[:22]}"
         return message
@@ -137,7 +140,7 @@ class TokenModel(RequestBuilder, HuggingFaceAPI):
 
 
 def _stop_the_clock_of_templates(began: datetime) -> None:
-    """Have every chat template of this process, which is one task's, told this time for now."""
+    """Give all chat templates of this process, which runs one task, this time as the present."""
     from transformers.utils import chat_template_utils
 
     class Began(datetime):

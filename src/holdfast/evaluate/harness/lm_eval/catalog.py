@@ -1,8 +1,9 @@
-"""Which tasks lm-eval knows: its index of thousands of YAML files, read once and kept on disk.
+"""Keep lm-eval's index of thousands of YAML files on disk, so that it is read once.
 
-lm-eval reads all of them in every process (6 s and more). What it needs of an entry afterwards is its name, kind, file
-and tags, and those are kept as JSON under the user's cache folder, named by lm-eval's version and by the paths, sizes
-and times of all its files: another version, or a file that was edited, makes another name.
+lm-eval reads all files in every process (6 s and more). The name, kind, file and tags of each entry
+are kept as JSON under the user's cache folder. The name of the JSON file includes lm-eval's version
+and a digest of the paths, sizes and times of all its files, so that another version or an edited
+file leads to a new index.
 """
 
 import hashlib
@@ -26,7 +27,7 @@ DEFAULT_TASKS = Path(lm_eval.tasks.__file__).parent
 
 
 class Catalog:
-    """The tasks of `include_paths`, and lm-eval's own once a name needs them. A later folder overrides an earlier."""
+    """Index the tasks of `include_paths`, and lm-eval's own once needed; later folders override."""
 
     def __init__(self, include_paths: Sequence[str] = (), *, cache: Path | None = None) -> None:
         self._cache = cache_folder() if cache is None else cache
@@ -39,7 +40,7 @@ class Catalog:
         """Add folders of tasks.
 
         Raises:
-            NotFound: one is not there.
+            NotFound: a folder does not exist.
         """
         for folder in folders:
             if folder in self._folders:
@@ -52,10 +53,10 @@ class Catalog:
             self._index |= TaskIndex.build([Path(folder)])
 
     def check(self, name: str) -> None:
-        """See that a task, group, tag or YAML file of this name is there, with everything it is made of.
+        """Check that a task, group, tag or YAML file exists, with all its parts.
 
         Raises:
-            BadUse: it is not; the message has the nearest names.
+            BadUse: the name does not exist; the message has the nearest names.
         """
         if not self._has_defaults and any(part not in self._index for part in self._parts(name)):
             self._index = _default_index(self._cache) | self._index
@@ -69,7 +70,7 @@ class Catalog:
             )
 
     def runs_code(self, name: str) -> bool:
-        """Whether a task, or one of a group or tag, says that it runs what the model writes."""
+        """Return True if a task, or one in a group or tag, declares to run the model's code."""
         entries = [self._index[part] for part in self._parts(name) if part in self._index]
         files = [
             entry.yaml_path for entry in entries if entry.kind is Kind.TASK and entry.yaml_path
@@ -79,11 +80,11 @@ class Catalog:
     def manager(
         self, metadata: dict[str, Any], on_load: Callable[[Any], None]
     ) -> "PreparedManager":
-        """lm-eval's way to tasks, over this index."""
+        """Make lm-eval's task manager over this index."""
         return PreparedManager(self._index, metadata, on_load)
 
     def _parts(self, name: str, seen: set[str] | None = None) -> Iterator[str]:
-        """A name and the names of what it is made of, as far as they are known."""
+        """Yield a name and the names of its known parts."""
         seen = set() if seen is None else seen
         if name in seen:
             return
@@ -108,7 +109,7 @@ class Catalog:
 
 
 class PreparedManager(TaskManager):  # type: ignore[misc]
-    """lm-eval's `TaskManager` with an index that is there already; `on_load` hears of what was loaded."""
+    """lm-eval's `TaskManager` over an existing index; `on_load` receives the loaded tasks."""
 
     def __init__(
         self, index: dict[str, Entry], metadata: dict[str, Any], on_load: Callable[[Any], None]
@@ -117,19 +118,19 @@ class PreparedManager(TaskManager):  # type: ignore[misc]
         self._index, self._on_load = dict(index), on_load
 
     def load(self, task_list: Any) -> Any:
-        """As lm-eval's."""
+        """See lm-eval's `TaskManager.load`."""
         loaded = super().load(task_list)
         self._on_load(loaded)
         return loaded
 
 
 def cache_folder() -> Path:
-    """Where what is costly to find out is kept, for all evaluations of this user."""
+    """Return the folder for costly results, for all evaluations of this user."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "holdfast"
 
 
 def _default_index(cache: Path) -> dict[str, Entry]:
-    """lm-eval's own tasks."""
+    """Return the index of lm-eval's own tasks."""
     path = cache / f"lm-eval-{version('lm_eval')}-{_state_of(DEFAULT_TASKS)}.json"
     try:
         rows = json.loads(path.read_bytes())
@@ -142,7 +143,7 @@ def _default_index(cache: Path) -> dict[str, Entry]:
             )
             for name, kind, file, tags in rows
         }
-    except (OSError, ValueError, KeyError, TypeError):  # not there, or not ours: it is made anew
+    except (OSError, ValueError, KeyError, TypeError):  # missing or foreign: it is made again
         pass
     index: dict[str, Entry] = TaskIndex.build([DEFAULT_TASKS])
     rows = [
@@ -157,13 +158,13 @@ def _default_index(cache: Path) -> dict[str, Entry]:
     try:
         cache.mkdir(parents=True, exist_ok=True)
         write_atomic(path, json.dumps(rows).encode())
-    except OSError:  # a home that cannot be written to costs time, nothing else
+    except OSError:  # an unwritable home only costs time
         pass
     return index
 
 
 def _state_of(folder: Path) -> str:
-    """A digest of the path, size and time of every YAML file below a folder."""
+    """Return a digest of the path, size and time of every YAML file below a folder."""
     digest = hashlib.blake2b(digest_size=8)
     for line in sorted(_files(str(folder), "")):
         digest.update(line.encode("utf-8", "surrogateescape"))

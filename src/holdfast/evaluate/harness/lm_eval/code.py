@@ -1,7 +1,8 @@
-"""Generated code runs in the sandbox: `evaluate.load("code_eval")` is ours in the processes of an evaluation.
+"""Run generated code in the sandbox, by replacing `evaluate.load("code_eval")`.
 
-Tasks that run code (HumanEval, MBPP and their kin) load Hugging Face evaluate's `code_eval`, which runs it in a plain
-child process, and must be fetched from the Hub. The replacement has its interface and formula.
+Tasks that run code (HumanEval, MBPP and others) load Hugging Face evaluate's `code_eval`, which
+must be fetched from the Hub and runs the code in a plain child process. The replacement has the
+same interface and formula.
 """
 
 import importlib.util
@@ -16,7 +17,7 @@ from holdfast.core.errors import BadUse
 
 
 class CodeEvalModule:
-    """What `evaluate.load("code_eval")` returns."""
+    """The replacement module for `evaluate.load("code_eval")`."""
 
     def compute(
         self,
@@ -25,9 +26,9 @@ class CodeEvalModule:
         predictions: list[list[str]],
         k: Sequence[int] = (1, 10, 100),
     ) -> Any:
-        """The share of problems solved by the best of k programs, and what came of each program.
+        """Compute pass@k, and the outcome of each program.
 
-        The formula is that of `pass_at_k` (Chen et al. 2021, arXiv:2107.03374).
+        The formula is `pass_at_k` (Chen et al. 2021, arXiv:2107.03374).
         """
         from holdfast.evaluate.metrics.code_eval import pass_at_k
 
@@ -35,10 +36,10 @@ class CodeEvalModule:
 
 
 def install(*, confirmed: bool) -> None:
-    """Put the sandbox in the place of `code_eval`, in this process and those forked from it.
+    """Replace `code_eval` by the sandbox, in this process and processes forked from it.
 
-    Without `confirmed`, loading it is refused. Hugging Face evaluate takes seconds to import, so this waits until a
-    task imports it.
+    Without `confirmed`, loading `code_eval` is refused. Hugging Face evaluate takes seconds to
+    import, so the replacement waits until a task imports it.
     """
     _Finder.confirmed = confirmed
     if (loaded := sys.modules.get("evaluate")) is not None:
@@ -48,7 +49,7 @@ def install(*, confirmed: bool) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Lets `evaluate` be imported as ever, and then replaces its `load`."""
+    """Let `evaluate` be imported, then replace its `load`."""
 
     confirmed = False
 
@@ -60,7 +61,7 @@ class _Finder(MetaPathFinder):
     ) -> Any:
         if fullname != "evaluate":
             return None
-        sys.meta_path.remove(self)  # or it would find itself
+        sys.meta_path.remove(self)  # prevents infinite recursion
         spec = importlib.util.find_spec(fullname)
         if spec is not None and spec.loader is not None:
             spec.loader = _Loader(spec.loader)
@@ -80,7 +81,7 @@ class _Loader(Loader):
 
 
 def _replace(evaluate: ModuleType) -> None:
-    original = getattr(evaluate, "load", None)  # somebody's own module may have the name
+    original = getattr(evaluate, "load", None)  # another module may have this name
     if original is None or getattr(original, "is_holdfast", False):
         return
 
@@ -89,7 +90,8 @@ def _replace(evaluate: ModuleType) -> None:
             return original(path, *args, **kwargs)
         if not _Finder.confirmed:
             raise BadUse(
-                "This task runs code that the model writes, in a sandbox. Set confirm_unsafe_code = true in the suite, "
+                "This task runs code that the model writes, in a sandbox. Set confirm_unsafe_code "
+                "= true in the suite, "
                 "or pass --confirm-unsafe-code, to allow it."
             )
         return CodeEvalModule()

@@ -1,4 +1,7 @@
-"""lm-evaluation-harness as a `Harness`: `simple_evaluate` runs, unmodified, in a process of its own for each entry."""
+"""Adapt lm-evaluation-harness as a `Harness`.
+
+`simple_evaluate` runs unmodified, in a process of its own for each entry.
+"""
 
 import contextlib
 import functools
@@ -32,8 +35,8 @@ class LmEval:
     """See `Harness`.
 
     Args:
-        include_paths: folders with tasks of one's own.
-        confirm_unsafe_code: whether tasks may run what a model writes (in the sandbox).
+        include_paths: folders with your own tasks.
+        confirm_unsafe_code: True to allow tasks to run a model's code (in the sandbox).
     """
 
     name = "lm-eval"
@@ -48,14 +51,14 @@ class LmEval:
         self._measured: tuple[bytes, _Measuring] | None = None
 
     def version(self) -> str:
-        """lm-eval's version."""
+        """Return lm-eval's version."""
         return _version()
 
     def prepare(self, entries: Sequence[TaskEntry]) -> None:
-        """See that every entry's task is there and allowed.
+        """Check that every entry's task exists and is allowed.
 
         Raises:
-            BadUse: it is not; the message has the nearest names.
+            BadUse: a task does not exist or is not allowed; the message has the nearest names.
         """
         from holdfast.evaluate.harness.lm_eval.catalog import Catalog
 
@@ -68,7 +71,8 @@ class LmEval:
             if not self._confirmed and self._catalog.runs_code(entry.name):
                 raise BadUse(
                     f"The task {entry.name!r} runs code that the model writes, in a sandbox. Set "
-                    "confirm_unsafe_code = true in the suite, or pass --confirm-unsafe-code, to allow it."
+                    "confirm_unsafe_code = true in the suite, or pass --confirm-unsafe-code, to "
+                    "allow it."
                 )
 
     def rehearse(self) -> None:
@@ -80,7 +84,7 @@ class LmEval:
         rehearse()
 
     def run(self, entry: TaskEntry, client: EngineClient, folder: Path) -> TaskResult:
-        """See `Harness.run`. Samples are logged below `folder/samples`, in lm-eval's form."""
+        """See `Harness.run`; samples are logged below `folder/samples`, in lm-eval's form."""
         from lm_eval import evaluator
         from lm_eval.utils import handle_non_serializable, sanitize_list
 
@@ -138,7 +142,7 @@ class LmEval:
     def measure(
         self, entry: TaskEntry, sample: int, answers: Sequence[Answer], facts: ModelFacts
     ) -> bytes:
-        """See `Harness.measure`. Empty where it could not be said exactly, or failed: the client computes it then."""
+        """See `Harness.measure`; empty if the metric failed or is inexact: the client computes it."""
         wanted = msgspec.msgpack.encode((entry, facts.tokenizer, facts.max_length))
         if self._measured is None or self._measured[0] != wanted:
             self._set_up()
@@ -146,15 +150,15 @@ class LmEval:
         return self._measured[1].measure(sample, answers)
 
     def _set_up(self) -> None:
-        """Adapt torch, tqdm and lm-eval to this process and to those forked from it; it may be called again."""
+        """Adapt torch, tqdm and lm-eval to this process and its forks; may be called again."""
         import torch
         import tqdm
         from lm_eval import evaluator
 
         from holdfast.evaluate.harness.lm_eval import code
 
-        tqdm.tqdm.monitor_interval = 0  # a thread, in a process that forks
-        # Clients compute nothing; more threads would only be in each other's way.
+        tqdm.tqdm.monitor_interval = 0  # tqdm's monitor is a thread, and this process forks
+        # Clients compute little; more threads would only compete.
         torch.set_num_threads(1)
         package_versions()  # once, for all clients
         code.install(confirmed=self._confirmed)
@@ -176,7 +180,7 @@ class _Measuring:
         from holdfast.evaluate.harness.lm_eval.metrics import numbered
 
         options = options_of(entry)
-        random.seed(options.random_seed)  # as `simple_evaluate` does before it loads tasks
+        random.seed(options.random_seed)  # as in `simple_evaluate` before it loads tasks
         np.random.seed(options.numpy_random_seed)
         if options.torch_random_seed is not None:
             torch.manual_seed(options.torch_random_seed)
@@ -205,11 +209,11 @@ class _Measuring:
             )
         except Exception:
             return b""
-        return b"" if before.were_made() else measured  # the client draws in the order of lm-eval
+        return b"" if before.were_made() else measured  # the client draws in lm-eval's order
 
 
 class _Draws:
-    """Whether Python's or numpy's process-wide random numbers were drawn since this was made."""
+    """Detect draws from Python's or numpy's process-wide random numbers."""
 
     def __init__(self) -> None:
         self._before = self._state()
@@ -227,16 +231,18 @@ class _Draws:
 
 
 def _notes(entry: TaskEntry, exchange: "Exchange") -> list[str]:
-    """Where lm-eval itself would say something else, also for equal weights and batches of one."""
+    """Note where lm-eval's own scores would differ, even with equal weights and batches of one."""
     notes = []
     if exchange.is_sampled:
         notes.append(
-            f"{entry.name} samples its answers, each from a seed of its own: lm-eval draws all from one stream, so its "
+            f"{entry.name} samples its answers, each from a seed of its own: lm-eval draws all "
+            "from one stream, so its "
             "scores are others."
         )
     if exchange.splits_one_input:
         notes.append(
-            f"{entry.name} has continuations of different length for one input: lm-eval's collator mixes such up, and "
+            f"{entry.name} has continuations of different length for one input: lm-eval's collator "
+            "mixes such up, and "
             "its scores may be others."
         )
     return notes
@@ -248,19 +254,20 @@ def _model(facts: ModelFacts, options: LmEvalOptions) -> "RemoteLM":
 
     if not facts.takes_text and not facts.tokenizer:
         raise BadUse(
-            f"The model {facts.name} has no tokenizer. Name a folder with one, or an engine that takes text."
+            f"The model {facts.name} has no tokenizer. Name a folder with one, or an engine that "
+            "takes text."
         )
     kind = TextLM if facts.takes_text else EngineLM
     return kind(facts, dict(options.model_args), options.torch_random_seed or 0)
 
 
 def _metadata(facts: ModelFacts, options: LmEvalOptions) -> dict[str, Any]:
-    """What `--model_args` hands to tasks that make their own data: lm-eval's `pretrained`, and the entry's own."""
+    """Return lm-eval's metadata for tasks that make their data: `pretrained`, and the entry's."""
     return {**({"pretrained": facts.tokenizer} if facts.tokenizer else {}), **options.metadata}
 
 
 def _stands_for(facts: ModelFacts, options: LmEvalOptions) -> bytes:
-    """What a metric depends on besides task, document and answers: how tokens become text."""
+    """Return a digest of packages, arguments and tokenizer, which a metric depends on."""
     digest = hashlib.blake2b(package_versions().encode(), digest_size=16)
     digest.update(json.dumps(dict(options.model_args), sort_keys=True).encode())
     if facts.tokenizer:
@@ -270,7 +277,7 @@ def _stands_for(facts: ModelFacts, options: LmEvalOptions) -> bytes:
 
 
 def _how_prompted(entry: TaskEntry, options: LmEvalOptions, lm: Any) -> dict[str, Any]:
-    """What lm-eval's `GeneralConfigTracker` writes of the prompts."""
+    """Return the fields on prompts that lm-eval's `GeneralConfigTracker` records."""
     template = lm.chat_template(entry.chat_template) if entry.chat_template else None
     shas = {
         f"{name}_sha": hashlib.sha256(text.encode()).hexdigest() if text else None
@@ -288,7 +295,7 @@ def _how_prompted(entry: TaskEntry, options: LmEvalOptions, lm: Any) -> dict[str
 
 
 def _add_versions(storage: dict[str, Any]) -> None:
-    """In the place of lm-eval's `add_env_info`, which asks pip and others for a second and more, in each process."""
+    """Replace lm-eval's `add_env_info`, which runs pip and others for a second in each process."""
     import platform
 
     import torch
@@ -309,16 +316,16 @@ def _add_versions(storage: dict[str, Any]) -> None:
 
 @functools.cache
 def _version() -> str:
-    """Read of the package's files once, before clients are forked."""
+    """Read the version from the package's files once, before clients are forked."""
     return version("lm_eval")
 
 
 @functools.cache
 def _git_hash() -> Any:
-    """lm-eval's `get_git_commit_hash`, which starts a process, once for all clients."""
+    """Call lm-eval's `get_git_commit_hash`, which starts a process, once for all clients."""
     from lm_eval.loggers.utils import get_git_commit_hash
 
-    # Outside a repository git says so on the descriptor itself, in the middle of a command's own words.
+    # Outside a repository, git writes an error directly to descriptor 2.
     said, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, 2)
@@ -345,7 +352,7 @@ _OFFLINE = (
 
 @contextlib.contextmanager
 def _explained(entry: TaskEntry) -> Iterator[None]:
-    """Say in one sentence that a task's data is not here, rather than how the network failed."""
+    """Explain that a task's data is missing here, instead of the network error."""
     try:
         yield
     except HoldfastError:
@@ -362,7 +369,8 @@ def _explained(entry: TaskEntry) -> Iterator[None]:
                 )
                 raise EvaluationError(
                     f"The task {entry.name!r} needs data that is not on this machine, and {why}: "
-                    f"{' '.join(str(error).split())[:300]} Fetch it once with the network, or leave the task out."
+                    f"{' '.join(str(error).split())[:300]} Fetch it once with the network, or "
+                    "leave the task out."
                 ) from error
             cause = cause.__cause__ or cause.__context__
         raise

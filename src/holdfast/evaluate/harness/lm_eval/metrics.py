@@ -1,15 +1,18 @@
-"""Between lm-eval's evaluator and the engines: the requests of an entry, their answers, and metrics computed elsewhere.
+"""Connect lm-eval's evaluator with engines and with metrics computed elsewhere.
 
-The evaluator builds every task's instances, then runs one type of request after another. At its first call everything
-is known, and `Exchange` asks for everything: grouped by document, whatever the type.
+The evaluator builds every task's instances, then runs one type of request after another. At its
+first call all instances exist, and `Exchange` submits all of them, grouped by document, for all
+types.
 
-The metric of one document is computed elsewhere, and taken only where it is exactly what lm-eval is computing. The
-evaluator runs as it is: it calls a task's `process_results` with a document and its filtered responses. For tasks whose
-metrics may take long, that method is wrapped by a memo of what `measure` found for the very same document and
-the very same responses (by a digest of each); for anything else the harness computes. So a memo can only save time.
+The metric of a document is computed elsewhere, and used only for exactly the same inputs. The
+evaluator runs unmodified: it calls a task's `process_results` with a document and its filtered
+responses. For tasks with slow metrics, a memo wraps this method with the results of `measure` for
+the same document and responses (by their digests); all others are computed in place. The memo can
+therefore only save time.
 
-Which tasks: those that generate, and whose metrics are not all lm-eval's own (those take microseconds). That is any
-task with a function of its own for results or a metric, with a metric of Hugging Face evaluate, or that runs code.
+The tasks with a memo generate text, and have other metrics than lm-eval's own, which take
+microseconds. Such tasks have their own function for results or a metric, use a metric of Hugging
+Face evaluate, or run code.
 """
 
 import hashlib
@@ -44,19 +47,19 @@ if TYPE_CHECKING:
 
 
 class RemoteLM(Protocol):
-    """`EngineLM` or `TextLM`."""
+    """The model class `EngineLM` or `TextLM`."""
 
     def requests_of(self, instance: "Instance") -> list[Request]:
-        """What an instance asks of a model."""
+        """Return an instance's requests."""
         ...
 
     def response(self, instance: "Instance", answers: Sequence[Answer]) -> Any:
-        """What the harness makes of the answers."""
+        """Return the harness's response for the answers."""
         ...
 
 
 class Exchange:
-    """Between one evaluator and the engines. `tasks` is lm-eval's, by name, once it has loaded them."""
+    """Connect one evaluator with the engines; `tasks` are lm-eval's, by name, once loaded."""
 
     tasks: Mapping[str, "Task"]
 
@@ -65,16 +68,16 @@ class Exchange:
         self._responses: dict[int, deque[Any]] | None = None
         self._repeats: Counter[bytes] = Counter()
         self.is_sampled = False
-        """Whether a request draws its answer at random."""
+        """True if a request is sampled."""
         self._splits: dict[bytes, set[int]] = {}
 
     @property
     def splits_one_input(self) -> bool:
-        """Whether two continuations of different length ask about one input, which lm-eval's collator mixes up."""
+        """True if continuations of several lengths share an input, which lm-eval mixes up."""
         return any(len(lengths) > 1 for lengths in self._splits.values())
 
     def responses(self, instances: "Sequence[Instance]") -> list[Any]:
-        """A response for each; an instance stands there once for each of its repeats."""
+        """Return a response for each instance, which appears once for each repeat."""
         if self._responses is None:
             self._responses = self._ask()
         try:
@@ -118,7 +121,7 @@ class Exchange:
                 yield first + document, task, instances
 
     def _requests(self, instance: "Instance") -> list[list[Request]]:
-        """For each repeat of an instance its requests; those that are sampled differ in `repeat`."""
+        """Return the requests for each repeat of an instance; sampled ones differ in `repeat`."""
         requests = self._lm.requests_of(instance)
         for request in requests:
             if request.kind == "loglikelihood" and instance.request_type == "loglikelihood":
@@ -143,20 +146,20 @@ class Exchange:
 
 
 def numbered(tasks: "Mapping[str, Task]") -> "Iterator[tuple[int, Task]]":
-    """Each task with the sample number of its first document: they are counted through all tasks of an entry.
+    """Yield each task with the sample number of its first document, counted through the entry.
 
-    All documents count, also those beyond a limit, so that a number means the same document under every limit.
+    Documents beyond a limit count too, so that a number means the same document under every limit.
     """
     first = 0
     for task in tasks.values():
         yield first, task
         first += len(
             getattr(task, "task_docs", None) or task.eval_docs
-        )  # the latter makes them anew
+        )  # `eval_docs` makes the documents again
 
 
 def is_streamed(task: "Task") -> bool:
-    """Whether a task's metrics are worth computing elsewhere, as each document is answered."""
+    """Return True if a task's metrics are slow enough to compute elsewhere, as answers come."""
     if not isinstance(task, ConfigurableTask) or task.OUTPUT_TYPE != "generate_until":
         return False
     if getattr(task, "UNSAFE_CODE", False) or callable(task.config.process_results):
@@ -168,11 +171,12 @@ def is_streamed(task: "Task") -> bool:
 
 
 class StreamedMetrics:
-    """The memo of one entry's metrics, in its client.
+    """Keep the memo of one entry's metrics, in its client.
 
     Args:
-        stands_for: what a metric depends on besides its task, document and answers: versions, tokenizer.
-        is_wanted: False where the evaluator computes no metrics.
+        stands_for: a digest of versions and tokenizer, which a metric depends on besides task,
+            document and answers.
+        is_wanted: False if the evaluator computes no metrics.
     """
 
     def __init__(self, stands_for: bytes, *, is_wanted: bool = True) -> None:
@@ -188,10 +192,11 @@ class StreamedMetrics:
     def key(
         self, task: "Task", instances: "Sequence[Instance]", requests: Sequence[Request]
     ) -> bytes:
-        """The content key of a document's metric; empty for a task that is not streamed.
+        """Return the content key of a document's metric; empty for a task that is not streamed.
 
-        It stands for: the packages' versions, the tokenizer, the task's config, the document and the keys of its
-        requests. Not for the answers and the files that the metric reads: a journal keeps a metric under those too.
+        The key covers the packages' versions, the tokenizer, the task's config, the document and
+        the keys of its requests. It does not cover the answers and the files that the metric reads:
+        the journal adds those.
         """
         if not self._is_wanted or not is_streamed(task):
             return b""
@@ -206,7 +211,7 @@ class StreamedMetrics:
         return hashlib.blake2b(b"\0".join(parts), digest_size=16).digest()
 
     def remember(self, task: "Task", measured: bytes) -> None:
-        """Keep what `measure` returned for a document of the task; empty is nothing."""
+        """Store the result of `measure` for a document of the task; empty stores nothing."""
         if measured:
             for document, results, value, grown in exact_json.decode(measured):
                 self._found[task.task_name, document, results] = (value, grown)
@@ -235,10 +240,11 @@ class StreamedMetrics:
 def measure(
     task: "Task", document: int, doc: Any, answers: Sequence[Answer], lm: "RemoteLM"
 ) -> bytes:
-    """What `process_results` makes of one document's answers, for each filter; empty if it cannot be said exactly.
+    """Apply `process_results` to one document's answers, for each filter; empty if not exact.
 
-    Only what the metric looks at is made: the document's instances with an empty prompt, which no response depends on.
-    An error of the metric is left to the client, which meets it again where lm-eval would.
+    Only the inputs of the metric are built: the document's instances with an empty prompt, on which
+    no response depends. An error of the metric is left to the client, which meets the error where
+    lm-eval would.
     """
     metadata = (task.config["task"], document, task.config.repeats)
     built = task.construct_requests(
@@ -258,7 +264,7 @@ def measure(
         aggregations = dict(task._aggregation_list)
         value = task.process_results(doc, results)
         grown = _grown(task, aggregations)
-        # A function that changes what it is given changes what lm-eval logs: it must be called there.
+        # A function that changes its arguments changes lm-eval's log, so it must run in the client.
         if (
             "" in asked
             or grown is None
@@ -273,13 +279,14 @@ def measure(
 
 
 def _grown(task: "Task", before: dict[str, Any]) -> dict[str, Any] | None:
-    """What `process_results` added to the task by the way: for each new metric the one whose aggregation it took.
+    """Return the metrics that `process_results` added, each with the source of its aggregation.
 
-    lm-eval does so where a metric returns several values ("pass_at_k" becomes "pass@1", ...).
+    lm-eval adds metrics if one returns several values ("pass_at_k" becomes "pass@1", ...).
     """
     grown = {}
     for name in task._aggregation_list.keys() - before.keys():
-        # Removed: the next document is to find the task as this one did, for which of them comes first is chance.
+        # Removed, so that the next document starts with the same task: the order of documents is
+        # chance.
         aggregation, higher_is_better = (
             task._aggregation_list.pop(name),
             task._higher_is_better.pop(name, None),
@@ -304,7 +311,8 @@ def _digest(data: bytes) -> bytes:
 
 
 def _digest_of_document(doc: Any) -> str:
-    # As the evaluator names documents. What JSON cannot hold goes in as its repr, which at worst differs each time.
+    # As the evaluator names documents. Values that JSON lacks are included by their repr, which may
+    # differ each time.
     text = json.dumps(doc, default=handle_non_serializable, ensure_ascii=False)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 

@@ -1,9 +1,9 @@
-"""lm-eval's own Hugging Face model class without a model: its requests are written down, its answers played back.
+"""Run lm-eval's own Hugging Face model class with recorded requests and replayed answers.
 
-`HFLM` tokenizes, truncates, decodes, cuts at stop strings and sums up; all of that code runs as it is. Two of its
-methods touch the model, and only these are replaced: `_loglikelihood_tokens` and `_model_generate`. Each instance is
-run by itself, which is what `batch_size=1`, the reference, does too: an instance's request and its response depend on
-nothing else.
+`HFLM` tokenizes, truncates, decodes, cuts at stop strings and sums up, unmodified. Only its two
+methods that use the model are replaced: `_loglikelihood_tokens` and `_model_generate`. Each
+instance runs alone, as with `batch_size=1`, the reference, so an instance's request and response
+depend on the instance only.
 """
 
 from collections.abc import Sequence
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 class EngineLM(HFLM):  # type: ignore[misc]
-    """`HFLM` of a folder with config and tokenizer; its weights are in engines.
+    """`HFLM` of a folder with config and tokenizer, with its weights in engines.
 
     Args:
-        facts: what there is to know of the model.
+        facts: the facts of the model.
         model_args: of lm-eval's `--model_args` (see `options`).
-        seed: of what is sampled.
+        seed: the seed of sampling.
     """
 
     exchange: "Exchange"
@@ -40,7 +40,7 @@ class EngineLM(HFLM):  # type: ignore[misc]
         self._recorded: list[Request] = []
         self._replayed: Answer | None = None
         self._is_generating = False
-        # A document's choices follow one another, and each encodes the same context again.
+        # A document's choices follow one another and encode the same context again.
         self._encode = lru_cache(maxsize=4)(super().tok_encode)
         super().__init__(
             pretrained=facts.tokenizer,
@@ -54,7 +54,7 @@ class EngineLM(HFLM):  # type: ignore[misc]
         self._model = SimpleNamespace(config=self.config, to=lambda _device: None)
 
     def get_model_info(self) -> dict[str, Any]:
-        """What lm-eval's results say of the model; the count and type of its weights are the engine's to know."""
+        """Return the model's fields in lm-eval's results, without count and type of the weights."""
         return {
             "model": self._facts.name,
             "model_num_parameters": -1,
@@ -63,36 +63,37 @@ class EngineLM(HFLM):  # type: ignore[misc]
             "model_sha": self._facts.digest,
         }
 
-    # The evaluator's side: everything was asked at once, here it collects.
+    # The evaluator's side, which collects the answers of the one submission.
 
     def loglikelihood(self, requests: "list[Instance]", disable_tqdm: bool = False) -> Any:  # noqa: ARG002
-        """Log-probabilities, as lm-eval has it."""
+        """Return log-probabilities, with lm-eval's interface."""
         return self.exchange.responses(requests)
 
     def loglikelihood_rolling(self, requests: "list[Instance]", disable_tqdm: bool = False) -> Any:  # noqa: ARG002
-        """Log-probabilities of whole texts, as lm-eval has it."""
+        """Return log-probabilities of whole texts, with lm-eval's interface."""
         return self.exchange.responses(requests)
 
     def generate_until(self, requests: "list[Instance]", disable_tqdm: bool = False) -> Any:  # noqa: ARG002
-        """Generations, as lm-eval has it."""
+        """Return generations, with lm-eval's interface."""
         return self.exchange.responses(requests)
 
-    # The harness's own code, run for one instance: once to see what it asks, once with the answer.
+    # The harness's own code, run twice for an instance: to record its requests, and to replay the
+    # answers.
 
     def requests_of(self, instance: "Instance") -> list[Request]:
-        """What an instance asks of a model, in order."""
+        """Return an instance's requests, in order."""
         self._recorded, self._replayed = [], None
         self._run(instance)
         return self._recorded
 
     def response(self, instance: "Instance", answers: Sequence[Answer]) -> Any:
-        """What the harness makes of the answers to `requests_of(instance)`. The instance's prompt is not looked at."""
+        """Return the harness's response for the answers, independent of the instance's prompt."""
         match instance.request_type:
             case (
                 "loglikelihood"
-            ):  # `TemplateLM.loglikelihood` returns what `_loglikelihood_tokens` did
+            ):  # `TemplateLM.loglikelihood` returns the result of `_loglikelihood_tokens`
                 return answers[0].logprob, answers[0].is_greedy
-            case "loglikelihood_rolling":  # as `HFLM.loglikelihood_rolling` adds its windows up
+            case "loglikelihood_rolling":  # as `HFLM.loglikelihood_rolling` sums its windows
                 return sum(answer.logprob for answer in answers)
             case _:
                 (self._replayed,) = answers
@@ -112,25 +113,26 @@ class EngineLM(HFLM):  # type: ignore[misc]
         left_truncate_len: int | None = None,
         **_: Any,
     ) -> list[int]:
-        """Token ids of a text, as lm-eval has it."""
+        """Return a text's token ids, with lm-eval's interface."""
         if self._is_generating:
-            return []  # its length sorts a batch, here of one; the prompt goes through `tok_batch_encode`
+            return []  # sorts a batch, here of one; `tok_batch_encode` gets the prompt
         return self._encode(string, add_special_tokens, left_truncate_len)  # type: ignore[no-any-return]
 
     def tok_batch_encode(self, strings: list[str], *args: Any, **kwargs: Any) -> Any:
-        """Token ids of prompts, as lm-eval has it."""
+        """Return the token ids of prompts, with lm-eval's interface."""
         if self._replayed is not None:
-            return _NO_PROMPT, _NO_PROMPT  # it is cut off the reply again
+            return _NO_PROMPT, _NO_PROMPT  # it is cut off the reply afterwards
         return super().tok_batch_encode(strings, *args, **kwargs)
 
     def _loglikelihood_tokens(self, requests: Any, **_: Any) -> list[tuple[float, bool]]:
         for _strings, context, continuation in requests:
             if not 0 < len(continuation) <= self.max_length or not context:
                 raise BadUse(
-                    f"A continuation of {len(continuation)} tokens after {len(context)} cannot be scored by a model "
+                    f"A continuation of {len(continuation)} tokens after {len(context)} cannot be "
+                    "scored by a model "
                     f"of {self.max_length} tokens. Leave the task out, or serve a longer model."
                 )
-            # What `HFLM` feeds the model, with the last token that it leaves out.
+            # The input of the model in `HFLM`, with the last token that `HFLM` leaves out.
             tokens = (context + continuation)[-(self.max_length + 1) :]
             self._recorded.append(
                 Request(
@@ -147,7 +149,7 @@ class EngineLM(HFLM):  # type: ignore[misc]
         if self._replayed is not None:
             tokens = torch.tensor([list(unpack_tokens(self._replayed.tokens))], dtype=context.dtype)
             return torch.cat([context, tokens], dim=1)
-        generation_kwargs.pop("attention_mask", None)  # of one prompt: all ones
+        generation_kwargs.pop("attention_mask", None)  # all ones for a single prompt
         self._recorded.append(
             Request(
                 kind="generate",
@@ -166,14 +168,15 @@ _NO_PROMPT = torch.zeros((1, 1), dtype=torch.long)
 def sampling(
     kwargs: dict[str, Any], max_new_tokens: int, stop: Sequence[str], seed: int
 ) -> Sampling:
-    """How to generate, from what lm-eval gives to transformers' `generate`.
+    """Convert lm-eval's arguments for transformers' `generate`.
 
-    lm-eval's rule (`HFLM._model_generate`): without `do_sample` a temperature of 0 is greedy. `top_p` and `top_k` say
-    nothing to a greedy search and are left out, so that equal requests are asked once. Values given that mean "not
-    given" in a `Sampling` go to `extra`: the model's own generation config may say otherwise.
+    lm-eval's rule (`HFLM._model_generate`): without `do_sample`, a temperature of 0 is greedy.
+    `top_p` and `top_k` do not affect a greedy search and are left out, so that equal requests are
+    sent once. Given values that equal the defaults of `Sampling` go to `extra`, since the model's
+    own generation config may have other values.
 
     Raises:
-        BadUse: a value that no engine could be given, or a sampling that transformers refuses.
+        BadUse: no engine can use a value, or transformers refuses the sampling.
     """
     rest = dict(kwargs)
     temperature = float(rest.pop("temperature", 0.0))
@@ -182,11 +185,13 @@ def sampling(
         do_sample = temperature > 0
     if max_new_tokens < 1:
         raise BadUse(
-            f"{max_new_tokens} tokens are to be generated. Raise max_gen_toks, or leave max_length out."
+            f"{max_new_tokens} tokens are to be generated. Raise max_gen_toks, or leave max_length "
+            "out."
         )
     if do_sample and temperature <= 0:
         raise BadUse(
-            f"Sampling with temperature {temperature} is not possible. Set gen_kwargs temperature above 0."
+            f"Sampling with temperature {temperature} is not possible. Set gen_kwargs temperature "
+            "above 0."
         )
     top_p, top_k = rest.pop("top_p", None), rest.pop("top_k", None)
     if do_sample:
@@ -195,7 +200,8 @@ def sampling(
     for name, value in rest.items():
         if not isinstance(value, str | int | float | bool | None):
             raise BadUse(
-                f"The generation argument {name} is {value!r}. Only texts, numbers, true and false can be sent."
+                f"The generation argument {name} is {value!r}. Only texts, numbers, true and false "
+                "can be sent."
             )
     return Sampling(
         max_new_tokens=max_new_tokens,

@@ -1,4 +1,4 @@
-"""What an entry of a suite may say to lm-eval alone."""
+"""Parse the options of a suite's entry for lm-eval."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,19 +16,20 @@ MODEL_ARGS = (
     "truncation",
     "use_fast_tokenizer",
 )
-"""Of lm-eval's `--model_args`, those that shape requests and replies; what concerns weights is the engine's."""
+"""The `--model_args` of lm-eval that shape requests and replies; those on weights belong to the
+engine."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LmEvalOptions:
-    """As lm-eval's command line has them; the defaults are its own (lm_eval/defaults.py of 0.4.13).
+    """Options of lm-eval's command line, with its defaults (lm_eval/defaults.py of 0.4.13).
 
     Attributes:
         include_path: folders with tasks, besides the suite's.
-        model_args: of `MODEL_ARGS`.
-        metadata: handed to tasks that make their own data.
-        predict_only: whether samples are logged and no metric is computed.
-        samples: the numbers of the documents to ask; None for all.
+        model_args: values for `MODEL_ARGS`.
+        metadata: passed to tasks that make their own data.
+        predict_only: True to log samples and compute no metric.
+        samples: the numbers of the documents to use; None for all.
     """
 
     gen_kwargs: Mapping[str, Any] | str | None = None
@@ -69,16 +70,17 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
 
 
 def options_of(entry: TaskEntry) -> LmEvalOptions:
-    """An entry's options, checked.
+    """Parse and check an entry's options.
 
     Raises:
-        BadUse: one is unknown or of the wrong kind.
+        BadUse: an option is unknown or of the wrong kind.
     """
     where = f"The task {entry.name!r}"
     for key, value in entry.options.items():
         if key not in _KINDS:
             raise BadUse(
-                f"{where} has the option {key!r}.{nearest(key, _KINDS)} lm-eval's are {', '.join(_KINDS)}."
+                f"{where} has the option {key!r}.{nearest(key, _KINDS)} lm-eval's are "
+                f"{', '.join(_KINDS)}."
             )
         kinds, allowed = _KINDS[key]
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
@@ -86,7 +88,8 @@ def options_of(entry: TaskEntry) -> LmEvalOptions:
     for key in entry.options.get("model_args", {}):
         if key not in MODEL_ARGS:
             raise BadUse(
-                f"{where} has the model argument {key!r}.{nearest(key, MODEL_ARGS)} Those that shape requests are "
+                f"{where} has the model argument {key!r}.{nearest(key, MODEL_ARGS)} Those that "
+                "shape requests are "
                 f"{', '.join(MODEL_ARGS)}; what concerns weights or device is said to the engine."
             )
     return LmEvalOptions(**entry.options)

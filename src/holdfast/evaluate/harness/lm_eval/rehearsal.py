@@ -1,7 +1,7 @@
-"""A run of a task of two documents that nobody wants, before the first that somebody does.
+"""Run two tiny tasks once in the parent, so that forked clients start warm.
 
-lm-eval, transformers and torch import and set up a great deal at first use, seconds of it. Done once in the parent,
-every client that is forked from it finds it done.
+lm-eval, transformers and torch import and set up much at first use, which takes seconds. Every
+client forked from the parent inherits the result.
 """
 
 import json
@@ -20,8 +20,8 @@ _TASKS = ("multiple_choice", "generate_until")
 
 
 def rehearse() -> None:
-    """Run two little tasks of a model of two tokens through lm-eval's evaluator."""
-    logging.disable(logging.WARNING)  # nobody needs to hear of these tasks
+    """Run two tiny tasks with a vocabulary of two tokens through lm-eval's evaluator."""
+    logging.disable(logging.WARNING)  # hides the messages of these tasks
     try:
         with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
             _run(Path(folder))
@@ -83,7 +83,7 @@ def _task(kind: str) -> dict[str, Any]:
 
 
 def _open_a_data_set(folder: Path) -> None:
-    """Without reading it: Arrow reads with threads, and a process that forks is to have one."""
+    """Open a dataset without reading: Arrow reads with threads, and forks need one thread."""
     from datasets import load_dataset_builder
 
     file = folder / "test.jsonl"

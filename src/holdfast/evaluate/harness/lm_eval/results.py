@@ -1,4 +1,4 @@
-"""One results object of many, as lm-eval would have written it for all tasks at once; and the samples as files.
+"""Merge results objects as lm-eval would have written one for all tasks; write samples as files.
 
 The form is lm-eval 0.4.13's (`lm_eval/result_schema.py`, `lm_eval/loggers/evaluation_tracker.py`).
 """
@@ -25,17 +25,17 @@ def merge(
     start_s: float | None = None,
     end_s: float | None = None,
 ) -> dict[str, Any]:
-    """The results objects of entries as one, that lm-eval's own tools read (`make_table`, readers of its JSON).
+    """Merge the results objects of entries into one for lm-eval's own tools.
 
     Args:
-        results: of each entry, in the suite's order; at least one.
-        model_name: as people know the model.
-        model_source: what ran it.
-        start_s: when the evaluation began, Unix time; None for the first entry's `date`.
-        end_s: when it ended, for its duration.
+        results: the results of each entry, in the suite's order; at least one.
+        model_name: the user's name for the model.
+        model_source: the name of the program that ran the model.
+        start_s: the start of the evaluation, Unix time; None for the first entry's `date`.
+        end_s: the end of the evaluation, for its duration.
 
-    Two entries may hold a task of the same name, with other settings or as part of a group: what is equal is there
-    once, what is not is there as `NAME#2`, ....
+    Two entries may have a task of the same name, with other settings or in a group. Equal tasks
+    appear once, others as `NAME#2`, ....
     """
     merged: dict[str, Any] = {"results": {}, "groups": {}, "group_subtasks": {}}
     merged |= {part: {} for part in (*_BY_NAME, "n-samples", "task_hashes")}
@@ -75,7 +75,7 @@ def merge(
 
 
 def _set_apart(one: Mapping[str, Any], taken: dict[str, Any]) -> dict[str, Any]:
-    """An entry's results, with names that are `taken` for something else made different; its own are taken then."""
+    """Rename an entry's tasks whose names are `taken` by others, and add its names to `taken`."""
     names: dict[str, str] = {}
     for name, row in one["results"].items():
         number, free = 1, name
@@ -101,7 +101,7 @@ def _set_apart(one: Mapping[str, Any], taken: dict[str, Any]) -> dict[str, Any]:
 
 
 def _common(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Keys of any table; where they differ, None: an entry's own setting is no setting of the whole."""
+    """Return the keys of all tables; None for values that differ between entries."""
     keys = dict.fromkeys(key for table in tables for key in table)
     common = {}
     for key in keys:
@@ -111,12 +111,15 @@ def _common(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def plain(value: Any, default: Callable[[Any], Any]) -> Any:
-    """What JSON makes of a results object: what a reader of lm-eval's file would have. `default` is lm-eval's."""
+    """Convert a results object through JSON, like a reader of lm-eval's file.
+
+    `default` is lm-eval's.
+    """
     return json.loads(json.dumps(value, default=default, ensure_ascii=False))
 
 
 def task_hash(samples: Iterable[Mapping[str, Any]]) -> str:
-    """lm-eval's fingerprint of a task's documents, prompts and targets (`EvaluationTracker`)."""
+    """Return lm-eval's fingerprint of a task's documents, prompts and targets."""
     text = "".join(
         sample["doc_hash"] + sample["prompt_hash"] + sample["target_hash"] for sample in samples
     )
@@ -130,9 +133,9 @@ def write_samples(
     sanitize: Callable[[Any], Any],
     default: Callable[[Any], Any],
 ) -> list[Path]:
-    """Write `samples_TASK_DATE.jsonl` for each task, one line a sample and filter, as lm-eval does; whole or not.
+    """Write `samples_TASK_DATE.jsonl` for each task, a line per sample and filter, atomically.
 
-    `sanitize` and `default` are lm-eval's. What an earlier attempt left in the folder is removed.
+    `sanitize` and `default` are lm-eval's. Files of an earlier attempt in the folder are removed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     earlier = set(folder.glob("samples_*.jsonl"))

@@ -1,4 +1,4 @@
-"""lm-eval's model for engines that make their own tokens of text: an OpenAI-compatible server without token ids."""
+"""Provide lm-eval's model for engines that tokenize text themselves (OpenAI-compatible servers)."""
 
 import json
 from collections.abc import Sequence
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 class TextLM(TemplateLM):  # type: ignore[misc]
-    """As lm-eval's `local-completions` with `tokenized_requests=False`, and `local-chat-completions` with a template.
+    """Behave as lm-eval's `local-completions`, or `local-chat-completions` with a template.
 
     Args:
-        facts: what there is to know of the model.
-        model_args: of lm-eval's `--model_args`; `think_end_token` alone concerns text.
-        seed: of what is sampled.
+        facts: the facts of the model.
+        model_args: of lm-eval's `--model_args`; only `think_end_token` applies to text.
+        seed: the seed of sampling.
     """
 
     exchange: "Exchange"
@@ -43,7 +43,7 @@ class TextLM(TemplateLM):  # type: ignore[misc]
         self._think_end_token = model_args.get("think_end_token")
 
     def get_model_info(self) -> dict[str, Any]:
-        """What lm-eval's results say of the model."""
+        """Return the model's fields in lm-eval's results."""
         return {"model": self._facts.name}
 
     def apply_chat_template(
@@ -51,45 +51,46 @@ class TextLM(TemplateLM):  # type: ignore[misc]
         chat_history: list[dict[str, str]],
         add_generation_prompt: bool = True,  # noqa: ARG002
     ) -> Any:
-        """The messages themselves, as JSON: the server has the template."""
+        """Return the messages as JSON, since the server has the template."""
         return JsonChatStr(json.dumps(chat_history, ensure_ascii=False))
 
     def tok_encode(self, *_: Any, **__: Any) -> list[int]:
-        """Not here: the server makes the tokens."""
+        """Raise, since only the server tokenizes."""
         raise AssertionError("tokens are the server's")
 
     def _loglikelihood_tokens(self, *_: Any, **__: Any) -> Any:
         raise AssertionError("tokens are the server's")
 
     def loglikelihood(self, requests: "list[Instance]", disable_tqdm: bool = False) -> Any:  # noqa: ARG002
-        """Log-probabilities, as lm-eval has it."""
+        """Return log-probabilities, with lm-eval's interface."""
         return self.exchange.responses(requests)
 
     def loglikelihood_rolling(self, requests: "list[Instance]", disable_tqdm: bool = False) -> Any:  # noqa: ARG002
-        """Log-probabilities of whole texts, as lm-eval has it."""
+        """Return log-probabilities of whole texts, with lm-eval's interface."""
         return self.exchange.responses(requests)
 
     def generate_until(self, requests: "list[Instance]", disable_tqdm: bool = False) -> Any:  # noqa: ARG002
-        """Generations, as lm-eval has it."""
+        """Return generations, with lm-eval's interface."""
         return self.exchange.responses(requests)
 
     def requests_of(self, instance: "Instance") -> list[Request]:
-        """What an instance asks of a model.
+        """Return an instance's requests.
 
         Raises:
-            BadUse: a server that takes text alone cannot answer it.
+            BadUse: a server that takes text alone cannot answer the request.
         """
         match instance.request_type:
             case "loglikelihood":
                 context, continuation = instance.args
                 if isinstance(context, JsonChatStr):
                     raise BadUse(
-                        f"{instance.task_name} asks for log-probabilities, which a chat server does not tell. "
+                        f"{instance.task_name} asks for log-probabilities, which a chat server "
+                        "does not tell. "
                         "Leave chat_template out, or the task."
                     )
                 kept = (
                     context.rstrip()
-                )  # blanks belong to the continuation, as `TemplateLM._encode_pair` has it
+                )  # blanks belong to the continuation, as in `TemplateLM._encode_pair`
                 return [
                     Request(
                         kind="loglikelihood",
@@ -106,12 +107,13 @@ class TextLM(TemplateLM):  # type: ignore[misc]
                 return [Request(kind="generate", text=context, sampling=chosen)]
             case _:
                 raise BadUse(
-                    f"{instance.task_name} asks for a text's perplexity, which needs tokens. Name the model's "
+                    f"{instance.task_name} asks for a text's perplexity, which needs tokens. Name "
+                    "the model's "
                     "tokenizer to the engine (tokenizer = FOLDER), or leave the task out."
                 )
 
     def response(self, instance: "Instance", answers: Sequence[Answer]) -> Any:
-        """What the harness makes of the answers to `requests_of(instance)`."""
+        """Return the harness's response for the answers to `requests_of(instance)`."""
         (answer,) = answers
         if instance.request_type == "loglikelihood":
             return answer.logprob, answer.is_greedy

@@ -1,1 +1,1 @@
-"""Let metrics call a judging model through a proxy that holds them to a quota and journals each call."""
+"""Let metrics call a judging model through a proxy with a quota and a journal."""

@@ -1,4 +1,4 @@
-"""What a judge's proxy is told, and what it tells: all that its owner and its process agree on."""
+"""Define the configuration and the statistics that a judge's proxy and its owner exchange."""
 
 import math
 
@@ -10,20 +10,23 @@ ENV_TOKEN = "HOLDFAST_JUDGE_TOKEN"
 
 
 class JudgeConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A judge and what it may be asked.
+    """Configure a judge and its limits.
 
     Attributes:
-        upstream: the judge's API, up to and with its version ("https://host/v1").
-        journal: file of reservations and answers; one a judge (`judge_journal.journal_of`).
-        evaluation_id: whose cost is limited.
-        api_key_env: the environment variable that holds the judge's key; it may be unset for a local judge.
-        requests_per_minute, tokens_per_minute, cost_limit, concurrency: as `QuotaLimits`; None for no limit. The cost
-            is in the currency of the prices, and of this evaluation; the others hold for all that the journal knows.
-        input_price, output_price: of a million tokens.
-        max_tokens: of an answer whose request names no bound; the request goes out with this one.
-        timeout_s: of one try.
-        give_up_s: how long a request waits and is tried again before its client hears of the failure.
-        host, port: where to listen; port 0 takes a free one.
+        upstream: the judge's API with the version ("https://host/v1").
+        journal: the file of reservations and answers, one per judge
+            (`judge_journal.journal_of`).
+        evaluation_id: the evaluation with the limited cost.
+        api_key_env: the environment variable with the judge's key; may be unset for a local
+            judge.
+        requests_per_minute, tokens_per_minute, cost_limit, concurrency: as in `QuotaLimits`;
+            None for no limit. The cost is in the currency of the prices and of this evaluation; the
+            other limits apply to the whole journal.
+        input_price, output_price: the prices of a million tokens.
+        max_tokens: the limit on an answer, for requests without one.
+        timeout_s: seconds for one try.
+        give_up_s: seconds of waiting and retries before a request fails.
+        host, port: the address to listen on; port 0 for a free one.
     """
 
     upstream: str
@@ -58,12 +61,16 @@ class JudgeConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         )
 
     def cost(self, prompt_tokens: int, new_tokens: int) -> int:
-        """What tokens cost, in millionths: a price of a million tokens is the millionths that one costs."""
+        """Return the cost of tokens in millionths, the unit of a price per million tokens."""
         return math.ceil(prompt_tokens * self.input_price + new_tokens * self.output_price)
 
 
 class JudgeStatistics(msgspec.Struct, kw_only=True):
-    """What a proxy did in this life; `cost` of the evaluation so far, `waiting` now. `waited_s` is of all requests."""
+    """Count the work of a proxy since its start.
+
+    `cost` is the evaluation's so far, `waiting` the present number, and `waited_s` the sum over all
+    requests.
+    """
 
     requests: int = 0
     answered: int = 0

@@ -1,6 +1,6 @@
-"""The quota at work: a request to the judge waits here for its turn, and says afterwards what it took.
+"""Hold requests to the judge until the quota admits them, and record their actual use.
 
-What is let through is in the journal before it is sent, so that every later life of the gate counts it.
+An admitted request is in the journal before it is sent, so that later lives of the gate count it.
 """
 
 import asyncio
@@ -28,12 +28,12 @@ from holdfast.evaluate.metrics.judge.quota import (
 
 @dataclass(slots=True)
 class _Waiting:
-    turn: "asyncio.Future[str]"  # the limit that forbids it, or "" to send
+    turn: "asyncio.Future[str]"  # the limit that forbids the request, or "" to send it
     asked_s: float
 
 
 class JudgeGate:
-    """Holds requests until the quota lets them through. `waited_s` sums over all that left it."""
+    """Hold requests until the quota admits them; `waited_s` is the sum over all that left."""
 
     def __init__(
         self,
@@ -42,17 +42,17 @@ class JudgeGate:
         clock: Clock,
         pause: Callable[[float], Awaitable[None]],
     ) -> None:
-        """Count what the journal remembers. `pause` waits, `asyncio.sleep` but for tests. Raises OSError."""
+        """Load the journal's past use; `pause` waits, for tests. Raises OSError."""
         self._journal = journal
         self._clock = clock
         self._pause = pause
         past = journal.past
-        # Wall time as of the start, then monotonic: a clock that is set back cannot reopen a window.
+        # Wall time at the start, then monotonic: setting the clock back cannot reopen a window.
         self._epoch_s = max(clock.now_s(), past.last_s) - clock.monotonic_s()
         self._quota = QuotaState(limits)
         for event in past.settled:
             decide(self._quota, event)
-        for left in past.unsettled:  # sent perhaps, answered perhaps: spent, now at the latest
+        for left in past.unsettled:  # perhaps sent and answered: counts as spent, now at the latest
             now_s, cost = self.now_s(), left.cost_microdollars
             journal.settle(now_s, left.request, left.tokens, cost)
             paid = cost if left.is_ours else 0
@@ -66,28 +66,29 @@ class JudgeGate:
         self.waited_s = 0.0
 
     def now_s(self) -> float:
-        """Time that never goes back, in this life and since the earlier ones."""
+        """Return a time that never goes back, also over earlier lives."""
         return self._epoch_s + self._clock.monotonic_s()
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for their turn."""
+        """The number of waiting requests."""
         return len(self._waiting)
 
     @property
     def spent_microdollars(self) -> int:
-        """By the evaluation so far; what is reserved for requests in flight is not in it."""
+        """The evaluation's spending so far, without reservations of requests in flight."""
         return self._quota.spent_microdollars
 
     async def admit(self, tokens: int, cost_microdollars: int) -> tuple[int, str]:
-        """Wait for a turn.
+        """Wait for admission.
 
         Args:
-            tokens: the most that the request can take.
-            cost_microdollars: the most that it can cost.
+            tokens: the most tokens of the request.
+            cost_microdollars: the most that the request can cost.
 
         Returns:
-            The request's number, and "" when it may be sent, else the limit that forbids it for ever.
+            The request's number, and "" if it may be sent, else the limit that forbids it for
+                ever.
 
         Raises:
             OSError: the journal cannot be written.
@@ -116,7 +117,7 @@ class JudgeGate:
         *,
         retry_after_s: float | None,
     ) -> None:
-        """Say what a request took that was let through. Raises OSError: the journal cannot be written."""
+        """Record the actual use of an admitted request. Raises OSError."""
         now_s = self.now_s()
         self._journal.settle(now_s, request, tokens, cost_microdollars)
         self._hear(
@@ -154,6 +155,6 @@ class JudgeGate:
         self._hear(Passed(now_s=self.now_s()))
 
     def close(self) -> None:
-        """Wake nobody any more."""
+        """Cancel the alarm."""
         if self._alarm:
             self._alarm.cancel()

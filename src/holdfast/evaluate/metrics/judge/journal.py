@@ -1,10 +1,9 @@
-"""What survives the judge's proxy: every reservation before its request is sent, what it took, and answers to keep.
+"""Journal reservations before requests are sent, their actual use, and answers to keep.
 
-A judge has one journal, for all evaluations that ask it: its limits a minute and its answers are the same for them all.
-Each says when it opens it, and what follows is its own, until another does: so the cost of each is known.
-
-Lines of JSON, appended. A line that a crash cut short is the last one, and is dropped. `answer` lines are found again
-by their place in the file, so memory holds keys alone.
+A judge has one journal for all evaluations, which share its limits per minute and its answers. Each
+evaluation writes an `opened` line, and owns the lines until the next one, so that its cost is
+known. The journal has lines of JSON. A line cut by a crash is the last one, and is dropped.
+`answer` lines are read by their offset, so that memory holds only keys.
 """
 
 import fcntl
@@ -21,14 +20,14 @@ from holdfast.evaluate.types.timeline import JudgeSpan
 
 
 def journal_of(url: str, folder: Path) -> Path:
-    """Where the journal of a judge is, below the folder of all answers. Prices and limits make no other judge."""
+    """Return the path of a judge's journal in the folder of answers, by its URL alone."""
     digest = hashlib.blake2b(url.rstrip("/").encode(), digest_size=8).hexdigest()
     return folder / f"judge-{digest}.journal"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reserved:
-    """A request that was about to be sent, and the most it could take; `is_ours` where this evaluation pays for it."""
+    """A request before it is sent, with its most use; `is_ours` if this evaluation pays."""
 
     request: int
     tokens: int
@@ -38,9 +37,9 @@ class Reserved:
 
 @dataclass(kw_only=True)
 class Past:
-    """What a journal says of earlier lives. `last_s` is its latest time, 0 if it is new.
+    """Hold a journal's content from earlier lives; `last_s` is its latest time, 0 if new.
 
-    Of what is `settled`, the cost is 0 where another evaluation paid it.
+    In `settled`, the cost is 0 if another evaluation paid.
     """
 
     last_s: float = 0.0
@@ -51,18 +50,18 @@ class Past:
 
 
 class JudgeJournal:
-    """One file, one writer."""
+    """Write the journal; one process at a time."""
 
     def __init__(self, path: Path, evaluation_id: str) -> None:
-        """Open or make it; reads it whole.
+        """Open or make the file, and read it.
 
         Args:
             path: the file.
-            evaluation_id: who will ask the judge.
+            evaluation_id: the evaluation that will use the judge.
 
         Raises:
-            BadUse: another evaluation writes it.
-            OSError: it cannot be opened.
+            BadUse: another evaluation holds the journal.
+            OSError: the file cannot be opened.
         """
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
@@ -107,7 +106,7 @@ class JudgeJournal:
                 past.answers[line["key"]] = (self._size_bytes, length)
 
     def reserve(self, at_s: float, request: int, tokens: int, cost_microdollars: int) -> None:
-        """Say, durably, that a request is about to be sent, and the most it can take. Raises OSError."""
+        """Record durably that a request will be sent, with its most use. Raises OSError."""
         line = {
             "what": "reserved",
             "at_s": at_s,
@@ -119,7 +118,7 @@ class JudgeJournal:
         os.fdatasync(self._fd)
 
     def settle(self, at_s: float, request: int, tokens: int, cost_microdollars: int) -> None:
-        """Say what a request took. Raises OSError."""
+        """Record the actual use of a request. Raises OSError."""
         line = {
             "what": "settled",
             "at_s": at_s,
@@ -136,7 +135,7 @@ class JudgeJournal:
         self.past.answers[key] = (start, self._size_bytes - start)
 
     def kept(self, key: str) -> str | None:
-        """An answer kept under a key."""
+        """Return the answer kept under a key, if any."""
         if key not in self.past.answers:
             return None
         start, length = self.past.answers[key]
@@ -150,7 +149,7 @@ class JudgeJournal:
             while written < len(data):
                 written += os.write(self._fd, data[written:])
         except OSError:
-            os.ftruncate(self._fd, self._size_bytes)  # half a line would swallow the next one
+            os.ftruncate(self._fd, self._size_bytes)  # half a line would corrupt the next one
             raise
         self._size_bytes += len(data)
 
@@ -160,10 +159,10 @@ class JudgeJournal:
 
 
 def _lock(file: int, path: Path, evaluation_id: str) -> None:
-    """Be its one writer.
+    """Lock the journal for this process.
 
     Raises:
-        BadUse: another evaluation is.
+        BadUse: another evaluation holds the journal.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -172,9 +171,10 @@ def _lock(file: int, path: Path, evaluation_id: str) -> None:
         if holder != evaluation_id:
             who = f"The evaluation {holder}" if holder else "Another evaluation"
             raise BadUse(
-                f"{who} asks this judge, whose limits are kept by one at a time. Wait for it, or stop it."
+                f"{who} asks this judge, whose limits are kept by one at a time. Wait for it, or "
+                "stop it."
             ) from error
-        fcntl.flock(file, fcntl.LOCK_EX)  # an earlier life of our own, which is about to end
+        fcntl.flock(file, fcntl.LOCK_EX)  # held by our own earlier life, which ends soon
 
 
 def _last_opened_by(path: Path) -> str:
@@ -187,17 +187,17 @@ def _last_opened_by(path: Path) -> str:
 
 
 def judged_between(journal: Path, from_s: float, to_s: float, *, model: int = 0) -> list[JudgeSpan]:
-    """The judge's answers in a stretch of time; none where there is no journal.
+    """Return the judge's answers in a span of time; empty without a journal.
 
-    A try that took nothing (it was turned away) or all that was reserved for it (it failed, or nobody knows) is left
-    out: a luckier schedule would not have had it. Which sample asked is not in a journal, so `task` and `sample` are
-    -1; nor is how long it waited.
+    A try without use (refused), or with its whole reservation (failed or unknown), is left out: a
+    better schedule would not have had it. The journal does not have the sample and the wait of a
+    request, so `task` and `sample` are -1.
 
     Args:
-        journal: the judge's (`judge_journal`).
-        from_s: seconds since the Unix epoch; the times of what is returned count from here.
-        to_s: likewise.
-        model: that the spans are said to be of.
+        journal: the judge's journal.
+        from_s: the start in seconds since the Unix epoch, and the zero of the returned times.
+        to_s: the end in seconds since the Unix epoch.
+        model: the model number for the spans.
     """
     found: list[JudgeSpan] = []
     reserved: dict[int, tuple[float, int]] = {}

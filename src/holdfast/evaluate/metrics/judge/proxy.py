@@ -1,4 +1,4 @@
-"""A model-as-judge for whoever runs an evaluation: starts its proxy, says how to reach it, and what it has cost."""
+"""Start a judge's proxy for an evaluation, and report its address and costs."""
 
 import json
 import os
@@ -31,18 +31,18 @@ class _Running:
 
 
 class Judge:
-    """The proxy's process, as long as the block lasts. It ends with its owner, and can be started again any time."""
+    """Run the proxy's process during the block; it ends with its owner, and may be restarted."""
 
     def __init__(self, config: JudgeConfig, folder: Path) -> None:
         """Start the proxy.
 
         Args:
             config: the judge and its limits.
-            folder: for the proxy's configuration file; the evaluation's.
+            folder: the evaluation's folder, for the proxy's configuration file.
 
         Raises:
-            BadUse: another evaluation asks this judge now.
-            EvaluationError: the proxy does not come up.
+            BadUse: another evaluation uses this judge now.
+            EvaluationError: the proxy does not start.
         """
         self._config = config
         self._folder = folder
@@ -73,11 +73,11 @@ class Judge:
 
     @property
     def url(self) -> str:
-        """What clients use as the API's base."""
+        """The base URL of the API for clients."""
         return f"http://{self._config.host}:{self._running.port}/v1"
 
     def environment(self) -> dict[str, str]:
-        """The variables by which any OpenAI client of a harness reaches the judge; the judge's own key is not there."""
+        """Return the variables for OpenAI clients of a harness, without the judge's own key."""
         return {
             "OPENAI_BASE_URL": self.url,
             "OPENAI_API_BASE": self.url,
@@ -85,24 +85,24 @@ class Judge:
         }
 
     def is_running(self) -> bool:
-        """Whether the proxy lives."""
+        """Return True while the proxy runs."""
         return self._running.process.poll() is None
 
     def restart(self) -> None:
-        """Start a proxy that ended; it keeps to the same limits, at another port unless the configuration names one.
+        """Restart the proxy with the same limits, and on the same port if configured.
 
         Raises:
-            BadUse: another evaluation was faster.
-            EvaluationError: it does not come up.
+            BadUse: another evaluation took the judge.
+            EvaluationError: the proxy does not start.
         """
         self.stop()
         self._running = self._start()
 
     def statistics(self) -> JudgeStatistics:
-        """What this life of the proxy did.
+        """Return the statistics of this life of the proxy.
 
         Raises:
-            EvaluationError: it does not answer.
+            EvaluationError: the proxy does not answer.
         """
         url = f"http://{self._config.host}:{self._running.port}/statistics"
         request = urllib.request.Request(url, headers={"Authorization": f"Bearer {self._token}"})

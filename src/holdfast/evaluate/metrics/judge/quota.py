@@ -1,14 +1,15 @@
-"""When a judge may be asked: limits on requests, tokens, cost and concurrency that no window of time ever exceeds.
+"""Limit requests, tokens, cost and concurrency of a judge, in every window of time.
 
-A pure function of what it knows and what it hears (every time is `now_s`, given by the caller), the same in the judge's
-proxy and in the simulator.
+The quota is a pure function of state and events, with times in `now_s` from the caller, the same in
+the judge's proxy and in the simulator.
 
-The window slides exactly. A request counts from when it is sent until a window after its answer came: whenever in
-between the judge's own clock counted it, no window of that clock holds more than the limit. What was reserved for a
-request (the most it can take) counts until its answer says what it took.
+The window slides exactly. A request counts from its sending until a window after its answer. The
+judge's own clock counts it somewhere in between, so no window of that clock exceeds the limit. The
+reservation for a request (its most use) counts until the answer states the actual use.
 
-Beneath the limits the number in flight adapts by additive increase and multiplicative decrease (Chiu and Jain 1989):
-one more for each round that went well, half of them after a 429 or a 5xx, and a pause as long as the judge asks for.
+Within the limits, the number in flight adapts by additive increase and multiplicative decrease
+(Chiu and Jain 1989): one more for each successful round, half after a 429 or a 5xx, and a pause as
+requested by the judge.
 """
 
 import math
@@ -23,12 +24,12 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaLimits:
-    """What a judge may be asked at most; infinity for no limit.
+    """Limit the requests to a judge; infinity for no limit.
 
     Attributes:
-        requests_per_minute: sent, whatever came of them.
-        tokens_per_minute: of prompts and answers together.
-        cost_microdollars: of everything that the evaluation ever asked.
+        requests_per_minute: sent requests, with any outcome.
+        tokens_per_minute: tokens of prompts and answers together.
+        cost_microdollars: the cost of the whole evaluation.
         concurrency: requests in flight.
     """
 
@@ -40,7 +41,7 @@ class QuotaLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeRequest:
-    """A request to send, after those that wait. `tokens` and `cost_microdollars` are the most it can take."""
+    """A new request, behind the waiting ones, with its most `tokens` and `cost_microdollars`."""
 
     now_s: float
     request: int
@@ -50,7 +51,7 @@ class JudgeRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Came:
-    """An answer came, or it is given up as unknown; with what it took, as far as that is known."""
+    """A request ended, by an answer or as unknown, with its actual use if known."""
 
     now_s: float
     request: int
@@ -62,9 +63,10 @@ class Came:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remembered:
-    """A request of an earlier life of this quota: in the window until a window after `until_s`, its cost for ever.
+    """A request of an earlier life, in the window until a window after `until_s`.
 
-    That cost is 0 for what another evaluation asked: it has a limit of its own.
+    Its cost counts for ever; the cost is 0 for requests of other evaluations, which have limits of
+    their own.
     """
 
     until_s: float
@@ -74,7 +76,7 @@ class Remembered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passed:
-    """Time went by."""
+    """Time has passed."""
 
     now_s: float
 
@@ -88,7 +90,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """This request can never be sent: `limit` is in the way."""
+    """This request can never be sent, because of `limit`."""
 
     request: int
     limit: Literal["cost", "tokens", "requests"]
@@ -96,7 +98,7 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """Nothing more can be sent before `at_s` unless an answer comes: say `Passed` then."""
+    """Send `Passed` at `at_s`: without an answer, nothing can be sent before."""
 
     at_s: float
 
@@ -107,7 +109,7 @@ Action = Send | Refuse | Wake
 
 @dataclass(slots=True)
 class QuotaState:
-    """What the quota knows. Made once; changed by `decide` alone."""
+    """Hold the quota's state; only `decide` changes it."""
 
     limits: QuotaLimits
     allowed: float = 0.0
@@ -122,14 +124,14 @@ class QuotaState:
     flying: dict[int, tuple[float, JudgeRequest]] = field(default_factory=dict)
     settled: deque[tuple[float, int]] = field(
         default_factory=deque
-    )  # when it leaves the window, tokens
+    )  # (time of leaving the window, tokens)
 
     def __post_init__(self) -> None:
         self.allowed = self.allowed or float(self.limits.concurrency)
 
 
 def decide(state: QuotaState, event: Event) -> list[Action]:
-    """What to do upon an event. Times of events do not go back."""
+    """Return the actions after an event; the times of events never go back."""
     match event:
         case Remembered():
             state.spent_microdollars += event.cost_microdollars
@@ -154,7 +156,7 @@ def _came(state: QuotaState, event: Came) -> None:
         state.failures = 0
         state.allowed = min(float(state.limits.concurrency), state.allowed + 1.0 / state.allowed)
     elif event.outcome == "overloaded":
-        if sent_s >= state.last_decrease_s:  # those sent before it were of the same overload
+        if sent_s >= state.last_decrease_s:  # requests sent earlier belong to the same overload
             state.allowed = max(1.0, state.allowed / 2.0)
             state.last_decrease_s = event.now_s
             state.failures += 1
@@ -166,7 +168,7 @@ def _came(state: QuotaState, event: Came) -> None:
 
 def _settle(state: QuotaState, leaves_s: float, tokens: int) -> None:
     if state.settled and leaves_s < state.settled[-1][0]:
-        leaves_s = state.settled[-1][0]  # remembered out of order: later is on the safe side
+        leaves_s = state.settled[-1][0]  # out of order: the later time is the safe one
     state.settled.append((leaves_s, tokens))
     state.settled_tokens += tokens
 
@@ -207,7 +209,7 @@ def _never(state: QuotaState, asked: JudgeRequest) -> Literal["", "cost", "token
 
 
 def _earliest_s(state: QuotaState, asked: JudgeRequest, now_s: float) -> float:
-    """When it can be sent at the earliest; infinity if only an answer can make room."""
+    """Return the earliest time to send a request; infinity if only an answer can make room."""
     limits = state.limits
     if len(state.flying) >= math.floor(state.allowed):
         return math.inf
@@ -215,7 +217,7 @@ def _earliest_s(state: QuotaState, asked: JudgeRequest, now_s: float) -> float:
         state.spent_microdollars + state.reserved_microdollars + asked.cost_microdollars
         > limits.cost_microdollars
     ):
-        return math.inf  # what flies may turn out cheaper than reserved
+        return math.inf  # requests in flight may cost less than reserved
     at_s = max(now_s, state.paused_until_s)
     requests = len(state.flying) + len(state.settled) + 1
     tokens = state.flying_tokens + state.settled_tokens + asked.tokens

@@ -1,9 +1,9 @@
-"""The judge's proxy: an OpenAI-compatible server on this host that lets requests through to the judge under its quota.
+"""Run the judge's proxy: an OpenAI-compatible server that admits requests under the quota.
 
-`python -m holdfast.evaluate.metrics.judge.server --config FILE` with the clients' token and the judge's key in the
-environment. It prints one line, `{"port": N}`, when it listens, or `{"error": TEXT}` when it may not, and ends with its
-standard input. Whatever happens to it, the journal holds what was reserved before it was sent, so that its next life
-keeps to the same limits.
+The command is `python -m holdfast.evaluate.metrics.judge.server --config FILE`, with the clients'
+token and the judge's key in the environment. The proxy prints one line, `{"port": N}` when it
+listens, or `{"error": TEXT}` if it may not, and ends with its standard input. Reservations are
+journalled before requests are sent, so that the next life keeps the same limits after any crash.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from holdfast.evaluate.metrics.judge.config import ENV_TOKEN, JudgeConfig, Judge
 from holdfast.evaluate.metrics.judge.gate import JudgeGate
 from holdfast.evaluate.metrics.judge.journal import JudgeJournal
 
-_MESSAGE_TOKENS = 16  # what a chat template adds to a message, and more
+_MESSAGE_TOKENS = 16  # more than a chat template adds to a message
 _MAX_BODY_BYTES = 16 << 20
 _LAST_ANSWERS_S = 1.0
 
@@ -43,10 +43,7 @@ class _Reply:
 
 
 class JudgeProxy:
-    """The proxy without its sockets' life: `application` serves, `close` ends.
-
-    `pause` waits, `asyncio.sleep` but for tests.
-    """
+    """Serve requests by `application`, until `close`; `pause` replaces `asyncio.sleep` in tests."""
 
     def __init__(
         self,
@@ -69,7 +66,7 @@ class JudgeProxy:
 
     @property
     def statistics(self) -> JudgeStatistics:
-        """As of now."""
+        """The present statistics."""
         gate = self._gate
         return msgspec.structs.replace(
             self._statistics,
@@ -79,7 +76,7 @@ class JudgeProxy:
         )
 
     def application(self) -> web.Application:
-        """The routes."""
+        """Return the application with all routes."""
         application = web.Application(client_max_size=_MAX_BODY_BYTES)
         for prefix in ("", "/v1"):
             application.router.add_post(f"{prefix}/chat/completions", self._complete)
@@ -145,12 +142,12 @@ class JudgeProxy:
                 task.add_done_callback(lambda _: self._same.pop(key, None))
         else:
             self._statistics.reused += 1
-        # Shielded: a client that goes away leaves an answer that is paid for, and kept.
+        # Shielded: the answer for a client that left is paid for, and kept.
         reply = await asyncio.shield(task)
         return web.Response(status=reply.status, text=reply.body, content_type="application/json")
 
     def _bounded(self, body: Any) -> dict[str, Any]:
-        """The request with a bound on its answer. Raises ValueError, TypeError."""
+        """Return the request with a limit on its answer. Raises ValueError, TypeError."""
         if not isinstance(body, dict):
             raise TypeError("the body is no object")
         if body.get("stream"):
@@ -160,7 +157,7 @@ class JudgeProxy:
         return body
 
     def _most(self, body: dict[str, Any]) -> tuple[int, int]:
-        """The most tokens and cost a request can take: no tokenizer makes more tokens than bytes."""
+        """Return a request's most tokens and cost: no tokenizer makes more tokens than bytes."""
         prompt = body.get("messages", body.get("prompt", ""))
         known = {
             "messages",
@@ -192,7 +189,7 @@ class JudgeProxy:
     async def _answer(
         self, path: str, body: dict[str, Any], tokens: int, cost: int, key: str
     ) -> _Reply:
-        """Ask the judge, again and again while it is overloaded."""
+        """Send a request to the judge, repeatedly while the judge is overloaded."""
         deadline_s = self._gate.now_s() + self._config.give_up_s
         while True:
             request, limit = await self._gate.admit(tokens, cost)
@@ -211,15 +208,15 @@ class JudgeProxy:
                 return reply
 
     def _came(self, request: int, reply: _Reply, tokens: int, cost: int) -> bool:
-        """Settle what a try took; whether its reply is final."""
+        """Record the use of a try; True if its reply is final."""
         is_overloaded = reply.status == 429 or reply.status >= 500
-        used, paid = tokens, cost  # unknown counts as all that was reserved
+        used, paid = tokens, cost  # unknown use counts as the whole reservation
         if reply.status == 200:
             usage = _usage(reply.body)
             if usage is not None:
                 used, paid = sum(usage), self._config.cost(*usage)
         elif 400 <= reply.status < 500:
-            used, paid = 0, 0  # turned away: nothing was computed
+            used, paid = 0, 0  # refused without computation
         self._gate.settle(
             request,
             used,
@@ -233,7 +230,7 @@ class JudgeProxy:
 
     async def _call(self, method: str, path: str, body: dict[str, Any] | None) -> _Reply:
         if self._session is None:
-            connector = aiohttp.TCPConnector(limit=0)  # the quota decides how many fly
+            connector = aiohttp.TCPConnector(limit=0)  # the quota limits the number in flight
             self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
         timeout = aiohttp.ClientTimeout(total=self._config.timeout_s)
         url = self._config.upstream.rstrip("/") + path
@@ -255,19 +252,22 @@ class JudgeProxy:
         config = self._config
         if limit == "cost":
             text = (
-                f"The judge's cost limit of {config.cost_limit} is spent ({self._gate.spent_microdollars / 1e6:.6f}; "
-                f"this request could cost {cost / 1e6:.6f}). Raise the limit and score again: answers are kept."
+                f"The judge's cost limit of {config.cost_limit} is spent "
+                f"({self._gate.spent_microdollars / 1e6:.6f}; "
+                f"this request could cost {cost / 1e6:.6f}). Raise the limit and score again: "
+                "answers are kept."
             )
             return _Reply(402, _error(text, "insufficient_quota"))
         text = (
-            f"A request of up to {tokens} tokens never fits the judge's limits ({config.tokens_per_minute} tokens, "
+            f"A request of up to {tokens} tokens never fits the judge's limits "
+            f"({config.tokens_per_minute} tokens, "
             f"{config.requests_per_minute} requests a minute). Raise them, or lower max_tokens."
         )
         return _Reply(413, _error(text, "request_too_large"))
 
 
 def _content_key(path: str, body: dict[str, Any]) -> str:
-    """Names a request whose answer stands for every later one; empty where it is drawn anew each time."""
+    """Return a key for a repeatable request; empty if its answer is drawn at random."""
     temperature = body.get("temperature")
     if temperature != 0 and body.get("seed") is None:
         return ""
@@ -279,7 +279,7 @@ def _content_key(path: str, body: dict[str, Any]) -> str:
 
 
 def _usage(body: str) -> tuple[int, int] | None:
-    """Tokens of prompt and answer, where a reply says so."""
+    """Return the tokens of prompt and answer, if a reply states them."""
     try:
         usage = json.loads(body)["usage"]
         prompt_tokens, total_tokens = int(usage["prompt_tokens"]), int(usage["total_tokens"])
@@ -324,7 +324,7 @@ async def serve(config: JudgeConfig) -> None:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the proxy from the command line."""
     parser = argparse.ArgumentParser(
         prog="judge_server", description="An OpenAI-compatible proxy under a quota."
     )

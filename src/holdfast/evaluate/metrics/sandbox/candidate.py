@@ -1,6 +1,6 @@
-"""Runs a generated program and answers its tests' calls. Everything here may be overwritten by the program.
+"""Run a generated program and answer its tests' calls; the program may overwrite anything here.
 
-What crosses to the tests is checked there (`peer`, `tester`); nothing of this process is believed.
+The tests' side checks all data from this process (`peer`, `tester`) and trusts none of it.
 """
 
 import contextlib
@@ -17,30 +17,30 @@ MODULE = "candidate"
 
 
 class Program:
-    """The program, as the tests first know it."""
+    """The program, as object 0 of the tests."""
 
     def __init__(self, source: str) -> None:
         self._source = source
         self._module = types.ModuleType(MODULE)
 
     def run(self) -> None:
-        """Run it. Raises whatever it raises."""
-        sys.modules[MODULE] = self._module  # dataclasses and pickle look their classes up there
+        """Run the program; its exceptions pass through."""
+        sys.modules[MODULE] = self._module  # dataclasses and pickle look up classes there
         code = compile(self._source, "<program>", "exec")
-        exec(code, self._module.__dict__)  # this is what the jail is for
+        exec(code, self._module.__dict__)  # the jail exists for this line
 
     def names(self, wanted: list[str]) -> dict[str, Any]:
-        """What the program calls by those of the `wanted` names that it has."""
+        """Return the program's objects for the `wanted` names that it defines."""
         return {name: vars(self._module)[name] for name in wanted if name in vars(self._module)}
 
 
 def main(source: str, link: socket.socket) -> None:
     """Serve until the tests are done."""
-    random.seed(source)  # the same verdict each time for a program that draws
+    random.seed(source)  # for the same verdict each time
     peer = Peer(link, guarded=False)
     peer.refer(Program(source))  # object 0
     with contextlib.suppress(Gone):
         for _ in peer.serve():
             pass
     while True:
-        signal.pause()  # whoever ends before it is killed has ended before its tests did
+        signal.pause()  # an earlier end of this process would count as the program's failure

@@ -1,9 +1,9 @@
-"""Values as plain data between two processes that do not trust each other, and frames on the socket between them.
+"""Encode values as plain data between two processes without mutual trust, in frames.
 
-Mutable containers travel in a *heap*, referred to by number, so that sharing, cycles and changes in place survive the
-way: a reply says what became of the containers that its request brought. What is no plain data crosses as a reference
-that the other side may ask about (`peer`). What is read is made of exact builtin types and of standard-library value
-types built here; nothing that was read can act.
+Mutable containers travel in a *heap* and are referred to by number, so that sharing, cycles and
+changes in place are preserved: a reply has the new contents of the request's containers. Other
+objects cross as references (`peer`). Decoded values have exact builtin types, or value types of the
+standard library made here, and therefore no behaviour of the other process.
 """
 
 import builtins
@@ -24,22 +24,22 @@ from holdfast.core.errors import ChannelError
 
 MAX_FRAME_BYTES = 16 << 20
 _ARRAY_KINDS = frozenset("biufcSU")  # of numpy arrays: numbers and strings, no objects
-_SMALL_INT_BITS = 1024  # larger ones go in base 16, whose conversion is linear and unlimited
+_SMALL_INT_BITS = 1024  # larger ones are written in base 16, with linear and unlimited conversion
 
 
 class Malformed(Exception):
-    """What came from the other side is not what a codec wrote."""
+    """The received data was not written by a codec."""
 
 
 class References(Protocol):
-    """How objects that are no data are named to the other side, and how its objects look here."""
+    """Convert between objects and references to them."""
 
     def refer(self, value: object) -> list[Any]:
-        """The reference of an object of this side, or of one that came from the other."""
+        """Return the reference of an object of this side, or of one from the other side."""
         ...
 
     def resolve(self, reference: list[Any]) -> object:
-        """What a reference of the other side stands for here."""
+        """Return the object for a reference of the other side."""
         ...
 
 
@@ -47,7 +47,7 @@ def send(link: socket.socket, message: Any) -> None:
     """Write one frame.
 
     Raises:
-        ValueError: it is too long, or nested too deeply.
+        ValueError: the message is too long, or nested too deeply.
         OSError: the other side is gone.
     """
     try:
@@ -60,7 +60,8 @@ def send(link: socket.socket, message: Any) -> None:
         framed = channel.frame(body, MAX_FRAME_BYTES)
     except ChannelError as error:
         raise ValueError(
-            f"the value takes {len(body)} bytes; at most {MAX_FRAME_BYTES} cross between program and tests"
+            f"the value takes {len(body)} bytes; at most {MAX_FRAME_BYTES} cross between program "
+            "and tests"
         ) from error
     link.sendall(framed)
 
@@ -70,7 +71,7 @@ def receive(link: socket.socket) -> Any:
 
     Raises:
         HungUp: the other side is gone.
-        Malformed: what came is no frame.
+        Malformed: the data is not a frame.
     """
     try:
         return json.loads(channel.receive_frame(link, MAX_FRAME_BYTES))
@@ -106,7 +107,7 @@ _BY_NAME = {name: getattr(builtins, name) for name in _NAMED.values()}
 
 
 class Packer:
-    """Packs the values of one message; `known` are containers that the other side has already, by number."""
+    """Pack the values of one message; `known` are containers that the other side has, by number."""
 
     def __init__(self, references: References, known: list[Any] | None = None) -> None:
         self._references = references
@@ -114,7 +115,7 @@ class Packer:
         self._numbers = {id(container): number for number, container in enumerate(self.containers)}
 
     def pack(self, value: Any) -> Any:
-        """A value as JSON. Raises ValueError, RecursionError."""
+        """Pack a value as JSON. Raises ValueError, RecursionError."""
         kind = type(value)
         if kind in _ATOMS:
             return value
@@ -183,14 +184,14 @@ class Packer:
         for base, plain in _BASES:
             if issubclass(
                 kind, base
-            ):  # a subclass of an immutable is its value: its own operators do not cross
+            ):  # a subclass of an immutable type crosses as its plain value, without its operators
                 return self.pack(plain(value))
         return self._references.refer(value)
 
     def heap(self, sent: list[Any] | None = None) -> list[Any]:
-        """The contents of all containers; None for one that is as it was `sent`."""
+        """Return the contents of all containers; None for those unchanged since `sent`."""
         entries: list[Any] = []
-        while len(entries) < len(self.containers):  # contents may bring further containers
+        while len(entries) < len(self.containers):  # contents may add further containers
             entry = self._contents(self.containers[len(entries)])
             unchanged = (
                 sent is not None and len(entries) < len(sent) and entry == sent[len(entries)]
@@ -218,7 +219,7 @@ class Packer:
 
 
 class Unpacker:
-    """Reads the values of one message; `known` are this side's containers that the heap's first entries update."""
+    """Read the values of one message; `known` are this side's containers for the first entries."""
 
     def __init__(self, references: References, heap: Any, known: list[Any] | None = None) -> None:
         """Raises Malformed."""
@@ -264,7 +265,7 @@ class Unpacker:
                 container.default_factory = None if extra[0] is None else self._read(extra[0])
 
     def unpack(self, packed: Any) -> Any:
-        """A value. Raises Malformed."""
+        """Unpack a value. Raises Malformed."""
         try:
             return self._read(packed)
         except Malformed:

@@ -1,4 +1,4 @@
-"""What a jailed process gives up before it runs a line of anybody's code; none of it can be had back."""
+"""Drop all rights of a jailed process, for good, before it runs foreign code."""
 
 import contextlib
 import ctypes
@@ -10,20 +10,22 @@ from pathlib import Path
 
 from holdfast.evaluate.metrics.sandbox import syscalls
 
-WORKPLACE = "/tmp"  # of the jail: a file system of its own
+WORKPLACE = "/tmp"  # of the jail, a separate file system
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What one jail may use.
+    """Limit the use of one jail.
 
     Attributes:
-        wall_s: from start to verdict.
-        cpu_s: of each process.
-        memory_bytes: address space of each process, and resident memory of all together.
+        wall_s: seconds from start to verdict.
+        cpu_s: seconds of processor time of each process.
+        memory_bytes: the address space of each process, and the resident memory of all
+            together.
         processes: processes and threads together.
-        output_bytes: of what is printed, the end that is kept; the rest is read and dropped.
-        file_bytes: of all files together (of each file, where no file system of its own can be had).
+        output_bytes: the kept end of the output; the rest is read and dropped.
+        file_bytes: the size of all files together (of each file, without a separate file
+            system).
     """
 
     wall_s: float = 3.0
@@ -35,7 +37,7 @@ class Limits:
 
 
 def limit(limits: Limits) -> None:
-    """Set the resource limits, hard as soft."""
+    """Set the resource limits, hard and soft."""
     cpu_s = max(1, limits.cpu_s)
     for what, value in (
         (resource.RLIMIT_CORE, 0),
@@ -56,16 +58,18 @@ def limit(limits: Limits) -> None:
 
 
 def become(uid: int | None) -> None:
-    """Be another user (`uid`), or, without the right to, a user of a namespace that maps to nobody; hold no capability.
+    """Become the user `uid`, or a user of a new namespace, without any capability.
+
+    None stands for a user of a namespace, for callers without the right to change users.
 
     Raises:
-        OSError: it could not be done; nothing may run then.
+        OSError: the change failed; nothing may run then.
     """
     syscalls.forget_bounding_set()
     if uid is None:
         syscalls.unshare(
             syscalls.CLONE_NEWUSER
-        )  # processes are counted by user and namespace: this jail's are its own
+        )  # processes are counted by user and namespace, so this jail has its own count
         syscalls.forget_bounding_set()
     else:
         os.setgroups([])
@@ -75,7 +79,7 @@ def become(uid: int | None) -> None:
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
 
 
-# Landlock (linux/landlock.h). The rights of each version of its interface, from which on they exist.
+# Landlock (linux/landlock.h): the write rights by the first version that has them.
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446  # equal on all architectures
 _READ = 0b1101  # execute, read file, read folder
 _WRITE_VERSIONS = ((1, 0x1FF2), (2, 1 << 13), (3, 1 << 14), (5, 1 << 15))
@@ -83,7 +87,7 @@ _NO_TCP_SINCE, _NO_SCOPES_SINCE = 4, 6
 
 
 def landlock_version() -> int:
-    """The version of the kernel's Landlock; 0 without it."""
+    """Return the version of the kernel's Landlock; 0 without it."""
     try:
         return syscalls.system_call(_LANDLOCK_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint(1))
     except OSError:
@@ -91,7 +95,7 @@ def landlock_version() -> int:
 
 
 def restrict_files(readable: tuple[str, ...], writable: str) -> None:
-    """Let this process read below `readable`, write below `writable`, and use no TCP and no outside abstract socket.
+    """Allow reads below `readable` and writes below `writable`; forbid TCP and outside sockets.
 
     Does nothing on a kernel without Landlock. Raises OSError.
     """
@@ -125,7 +129,8 @@ def restrict_files(readable: tuple[str, ...], writable: str) -> None:
     os.close(rule_set)
 
 
-# Seccomp (linux/seccomp.h, linux/filter.h): a list of calls that fail with EPERM. socketpair stays: asyncio needs it.
+# Seccomp (linux/seccomp.h, linux/filter.h): calls that fail with EPERM. socketpair is allowed,
+# since asyncio needs it.
 _FORBIDDEN = {
     "x86_64": {
         "socket": 41, "ptrace": 101, "mount": 165, "umount2": 166, "pivot_root": 155, "chroot": 161, "setns": 308,
@@ -147,14 +152,14 @@ _FORBIDDEN = {
 _ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # linux/audit.h
 _CLONE = {"x86_64": 56, "aarch64": 220}
 _CLONE3 = 435
-_X32 = 0x40000000  # the bit of calls of x86_64's third ABI, none of which is needed
+_X32 = 0x40000000  # the bit of calls of x86_64's third ABI, all forbidden
 _NAMESPACES = 0x7E020000  # every CLONE_NEW* flag that clone takes
 _ALLOW, _EPERM, _ENOSYS, _KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
 _LOAD, _JUMP_EQUAL, _JUMP_FROM, _JUMP_SET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 
 
 def forbid_calls() -> None:
-    """Refuse the system calls that no program needs and that reach out of a jail: sockets before all.
+    """Forbid system calls that reach out of a jail and that no program needs, above all sockets.
 
     Raises:
         OSError: this kernel or machine has no seccomp.
@@ -167,7 +172,7 @@ def forbid_calls() -> None:
         (_RETURN, 0, 0, _KILL),
     ]
     program += [(_LOAD, 0, 0, 0), (_JUMP_FROM, 0, 1, _X32), (_RETURN, 0, 0, _EPERM)]
-    # clone3 hides its flags behind a pointer; the C library falls back to clone when it is not there.
+    # clone3 hides its flags behind a pointer; the C library falls back to clone without it.
     program += [(_JUMP_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _ENOSYS)]
     for number in _FORBIDDEN[syscalls.MACHINE].values():
         program += [(_JUMP_EQUAL, 0, 1, number), (_RETURN, 0, 0, _EPERM)]

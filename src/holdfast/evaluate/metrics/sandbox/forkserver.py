@@ -1,8 +1,9 @@
-"""The parent of all jails: a small process that makes their view of the file system once and forks a warden for each.
+"""Run the small parent of all jails, which builds their file system once and forks wardens.
 
-Two processes: the *launcher*, which the owner starts, and the *forkserver*, process 1 of a namespace of the launcher's
-making where there are namespaces. When the owner closes its socket or dies, the forkserver ends; with process 1 the
-kernel ends everything in the namespace. Run as `python -c ... FD MODE` by `holdfast.evaluate.metrics.sandbox.sandbox`.
+There are two processes. The owner starts the *launcher*. The *forkserver* is process 1 of a
+namespace of the launcher's, if namespaces are available. When the owner closes its socket or dies,
+the forkserver ends, and the kernel then ends the whole namespace.
+`holdfast.evaluate.metrics.sandbox.sandbox` starts this module as `python -c ... FD MODE`.
 """
 
 import contextlib
@@ -24,7 +25,7 @@ from holdfast.evaluate.metrics.sandbox.supervisor import Setting
 
 _ISOLATED = syscalls.CLONE_NEWNET | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS
 _DEVICES = ("null", "zero", "full", "random", "urandom")
-# What most programs import: read once here instead of once a trial.
+# Modules that most programs import: read once here instead of once a trial.
 _WARM = (
     "abc", "array", "bisect", "cmath", "collections.abc", "copy", "csv", "dataclasses", "datetime", "decimal", "enum",
     "fractions", "functools", "hashlib", "heapq", "io", "itertools", "math", "numbers", "operator", "random", "re",
@@ -35,7 +36,7 @@ _USERS = 128
 
 @dataclass(frozen=True, kw_only=True)
 class _Site:
-    """What the owner says of this installation."""
+    """Hold the owner's description of this installation."""
 
     limits: Limits
     readable: tuple[str, ...]
@@ -43,7 +44,7 @@ class _Site:
 
 
 def main(control_fd: int, mode: str) -> None:
-    """Serve the owner at the other end of the socket until it is gone. `mode`: "namespaces" or "plain"."""
+    """Serve the owner of the socket until it is gone; `mode` is "namespaces" or "plain"."""
     control = socket.socket(fileno=control_fd)
     first = json.loads(control.recv(1 << 16))
     site = _Site(
@@ -61,7 +62,7 @@ def main(control_fd: int, mode: str) -> None:
 
 
 def _first_uid() -> int:
-    """Of users that no other sandbox of this host has: numbered by the launcher's process, beyond all real ones."""
+    """Return the first of a range of user ids for this sandbox, above all real ones."""
     return 0x40000000 + os.getpid() % (1 << 22) * _USERS
 
 
@@ -99,7 +100,7 @@ def _launch(control: socket.socket, site: _Site) -> None:
 
 
 def _enter(site: _Site, *, is_root: bool, ready: int, mapped: int) -> None:
-    """Have a root of one's own, no network, and no right outside of it."""
+    """Enter namespaces with a root of our own, without network and without rights outside."""
     syscalls.unshare(syscalls.CLONE_NEWNS)
     syscalls.mount("none", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
     _build_root(site.readable)
@@ -115,7 +116,7 @@ def _enter(site: _Site, *, is_root: bool, ready: int, mapped: int) -> None:
 
 
 def _build_root(readable: tuple[str, ...]) -> None:
-    """A file system with the interpreter and the system's libraries, read-only, and nothing else."""
+    """Build a read-only file system with the interpreter and the system's libraries."""
     base = next(
         (folder for folder in map(Path, ("/sys", "/mnt", "/srv", "/media")) if folder.is_dir()),
         None,
@@ -132,11 +133,11 @@ def _build_root(readable: tuple[str, ...]) -> None:
             target.mkdir()
             _bind(path, target)
     for name in ("dev", "proc", WORKPLACE.strip("/")):
-        (base / name).mkdir(exist_ok=True)  # the interpreter's packages may lie below it
+        (base / name).mkdir(exist_ok=True)  # the interpreter's packages may be below it
     for device in _DEVICES:
         (base / "dev" / device).touch()
         syscalls.mount(f"/dev/{device}", f"{base}/dev/{device}", "", syscalls.MS_BIND)
-    (base / "dev" / "shm").symlink_to(WORKPLACE)  # POSIX semaphores live there
+    (base / "dev" / "shm").symlink_to(WORKPLACE)  # for POSIX semaphores
     with contextlib.suppress(OSError):
         syscalls.mount(
             "proc",
@@ -156,7 +157,7 @@ def _build_root(readable: tuple[str, ...]) -> None:
 def _bind(path: Path, target: Path) -> None:
     try:
         syscalls.mount(str(path), str(target), "", syscalls.MS_BIND)
-    except OSError:  # mounts below may not be uncovered by whoever did not make them
+    except OSError:  # mounts below cannot be uncovered without having made them
         syscalls.mount(str(path), str(target), "", syscalls.MS_BIND | syscalls.MS_REC)
     flags = (
         syscalls.MS_BIND
@@ -223,13 +224,11 @@ def _become_warden(control: socket.socket, *, namespaces: bool) -> None:
         return
     syscalls.unshare(syscalls.CLONE_NEWPID)
     if os.fork():
-        os._exit(
-            0
-        )  # the child is process 1 of the new namespace; it ends with the forkserver's own
+        os._exit(0)  # the child is process 1 of the new namespace, and ends with the forkserver's
 
 
 def _has_seccomp() -> bool:
-    """Whether system calls can be refused, found out by a process that tries."""
+    """Test in a process whether system calls can be forbidden."""
     pid = os.fork()
     if not pid:
         code = 1
@@ -245,7 +244,7 @@ def _has_seccomp() -> bool:
 
 
 def readable_paths(site_packages: tuple[str, ...]) -> tuple[str, ...]:
-    """What jails may read: the system's programs and libraries, the interpreter, and packages. Never a home."""
+    """List the readable paths of jails: system, interpreter and packages, but no home folder."""
     system = [
         path
         for path in ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
@@ -261,5 +260,5 @@ def readable_paths(site_packages: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def is_open_to_others(path: str) -> bool:
-    """Whether a user without rights could read a folder: every folder above it lets others through."""
+    """Return True if a user without rights can reach a folder through all its parents."""
     return all(each.stat().st_mode & stat.S_IXOTH for each in (Path(path), *Path(path).parents))

@@ -1,11 +1,10 @@
-"""Call objects of the other process: one side of the socket between a program and its tests.
+"""Call objects of the other process, over the socket between a program and its tests.
 
-A `Remote` stands for a function, class, iterator or instance of the other process, and passes what is done to it to
-its `Peer`.
-
-A call is a request and its reply; while a peer waits for a reply it answers requests, so a function passed as an
-argument can be called back. The side of the tests is `guarded`: it tells nothing of its objects but what is meant to be
-used, and lets no operator of a program's object decide a comparison.
+A `Remote` stands for a function, class, iterator or instance of the other process, and forwards all
+operations to its `Peer`. A call is a request and its reply. A peer that waits for a reply answers
+requests, so that functions passed as arguments can be called back. The side of the tests is
+`guarded`: it exposes only the intended parts of its objects, and no operator of a program's object
+may decide a comparison.
 """
 
 import builtins
@@ -37,7 +36,7 @@ WITH_OPERAND = frozenset(
         *(way + name for name in _ARITHMETIC for way in ("", "r", "i")),
     )
 )
-"""Those that see what they are compared or computed with."""
+"""Operators that receive a second operand."""
 OPERATORS = WITH_OPERAND | {f"__{name}__" for name in _PLAIN}
 
 
@@ -64,7 +63,7 @@ class RemoteFunction(Remote):
 
 
 class RemoteIterator(Remote):
-    """An iterator of the other process, advanced when it is asked for more."""
+    """An iterator of the other process, advanced on demand."""
 
     def __iter__(self) -> "RemoteIterator":
         return self
@@ -73,11 +72,11 @@ class RemoteIterator(Remote):
         return self._peer.ask("operate", self._number, "__next__")
 
     def __getattr__(self, name: str) -> Any:
-        return self._peer.ask("get", self._number, name)  # send, throw and close of a generator
+        return self._peer.ask("get", self._number, name)  # for send, throw and close of a generator
 
 
 class RemoteObject(Remote):
-    """An instance of a class of the other process; a subclass for each class carries the operators which that has."""
+    """An instance of a class of the other process; subclasses add the operators of each class."""
 
     def __getattr__(self, name: str) -> Any:
         return self._peer.ask("get", self._number, name)
@@ -93,7 +92,7 @@ class RemoteClass(Remote):
     """A class of the other process."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Make an instance, which stays there."""
+        """Make an instance in the other process."""
         return self._peer.ask("call", self._number, "", args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -116,7 +115,7 @@ class RemoteClass(Remote):
 
 
 def operator_of(name: str) -> Callable[..., Any]:
-    """The method by which a class of `RemoteObject`s has an operator."""
+    """Make the method of an operator, for a class of `RemoteObject`s."""
 
     def operate(self: RemoteObject, *args: Any, **kwargs: Any) -> Any:
         return self._peer.operate(self, name, args, kwargs)
@@ -148,20 +147,20 @@ _ITERATORS = (
 
 
 class Untestable(BaseException):
-    """The test asks something that would let the program decide its own verdict, or that cannot cross."""
+    """The test would let the program decide its own verdict, or needs a value that cannot cross."""
 
 
 class Gone(BaseException):
-    """The other process ended, or does not speak as agreed."""
+    """The other process ended, or broke the protocol."""
 
 
 class Peer:
-    """Asks the other side, and answers it.
+    """Send requests to the other side, and answer its requests.
 
     Attributes:
-        named: numbers of the classes that the tests name: their own operators may decide a comparison between
-            instances of them, since that is what such a test tests.
-        spoilt: why no verdict "passed" can be given any more; empty as long as it can.
+        named: the numbers of the classes that the tests name; their own operators may decide a
+            comparison of their instances, since such a test tests the operators.
+        spoilt: why the verdict can no longer be "passed"; empty while it can.
     """
 
     def __init__(self, link: socket.socket, *, guarded: bool) -> None:
@@ -175,7 +174,7 @@ class Peer:
         self.spoilt = ""
 
     def untestable(self, why: str) -> BaseException:
-        """The exception to raise; on the side of the tests the verdict is spoilt whoever catches it."""
+        """Return the exception to raise; on the tests' side, also spoil the verdict."""
         if not self._guarded:
             return TypeError(why)
         self.spoilt = self.spoilt or f"cannot be tested: {why}"
@@ -191,7 +190,7 @@ class Peer:
             return [
                 "S",
                 *name,
-            ]  # the program takes its own: none of the tests' builtins acts on its behalf
+            ]  # the program uses its own, so that no builtin of the tests acts on its behalf
         number = self._number_of(value)
         if isinstance(value, type):
             if issubclass(value, BaseException):
@@ -258,7 +257,7 @@ class Peer:
     def operate(
         self, remote: RemoteObject, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """What an operator of a remote object gives, if it may be asked."""
+        """Apply an operator of a remote object, if allowed."""
         if self._guarded and name in WITH_OPERAND:
             if name in {"__eq__", "__ne__"} and args[0] is remote:
                 return name == "__eq__"
@@ -336,20 +335,18 @@ class Peer:
         ):
             return RuntimeError(
                 "the program raised StopIteration"
-            )  # it would quietly end a loop of the tests
+            )  # it would silently end a loop of the tests
         try:
             error = kind(*values)
         except Exception:
-            error = kind.__new__(
-                kind, *values
-            )  # its constructor takes other arguments than it keeps
+            error = kind.__new__(kind, *values)  # the constructor takes other arguments than `args`
         for name, value in attributes.items():
             if not name.startswith("_"):
                 try:
                     setattr(error, name, unpacker.unpack(value))
                 except (
                     Exception
-                ):  # a read-only attribute of a builtin, set by its arguments already
+                ):  # a read-only attribute of a builtin, already set by its arguments
                     continue
         return error
 
@@ -363,10 +360,10 @@ class Peer:
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Have the other side do something with one of its objects; what it raises is raised here.
+        """Run an operation on an object of the other side; its exceptions are raised here.
 
         Raises:
-            Gone: it ended, or speaks as no peer does.
+            Gone: the other side ended, or broke the protocol.
         """
         packer = Packer(self)
         packed = (
@@ -398,7 +395,7 @@ class Peer:
     def _heard(
         self, message: Any, sent: list[Any], *, of_iterator: bool
     ) -> tuple[bool, Any, BaseException | None]:
-        """Whether a message was the reply, with its value or exception; a request is answered."""
+        """Handle a message: return (True, value, exception) for the reply, or answer a request."""
         match message:
             case ["gives", value, list(heap)]:
                 return True, Unpacker(self, heap, sent).unpack(value), None
@@ -419,7 +416,7 @@ class Peer:
         return Gone(why)
 
     def serve(self) -> Iterator[None]:
-        """Answer requests until the other side is gone; one a step."""
+        """Answer requests until the other side is gone, one per iteration."""
         while True:
             try:
                 message = receive(self._link)
@@ -482,10 +479,10 @@ class Peer:
         raise TypeError(f"nothing can be done by {verb!r}")
 
     def _guard(self, verb: str, subject: Any, name: str, args: list[Any]) -> None:
-        """Refuse a program what would take it further into the tests than their authors let it.
+        """Refuse a program access to the inner parts of the tests.
 
         Raises:
-            AttributeError: it may not have, or change, that.
+            AttributeError: the program may not read or change the attribute.
         """
         is_instance = not isinstance(
             subject, type | types.FunctionType | types.MethodType | types.ModuleType
@@ -503,7 +500,7 @@ def _is_behaviour(value: Any) -> bool:
 
 
 def _library_name(value: Any) -> tuple[str, str] | None:
-    """Module and name of a function or class of the standard library; None for anything else."""
+    """Return module and name of a function or class of the standard library, else None."""
     if not isinstance(
         value, type | types.FunctionType | types.BuiltinFunctionType | types.MethodDescriptorType
     ):
@@ -533,5 +530,5 @@ def _operate(subject: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -
             return subject != args[0]
         case "__contains__":
             return operator.contains(subject, args[0])
-    # As the interpreter does: on the type, never on the instance.
+    # Like the interpreter: on the type, never on the instance.
     return getattr(type(subject), name)(subject, *args, **kwargs)

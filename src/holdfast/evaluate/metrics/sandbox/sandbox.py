@@ -1,14 +1,16 @@
-"""Generated programs against their tests, where the programs can do no harm and cannot forge the verdict.
+"""Run generated programs against their tests, without harm and without forged verdicts.
 
-A trial is two jails that share nothing but one socket. In the first runs the program; in the second its tests, which
-see the program's functions and classes through that socket, as calls whose arguments and results are plain data. So
-nothing that a program does to its own process (operators, builtins, assertions, exits, output) reaches the comparison,
-and the verdict comes from the tests' process over a pipe that the program never has. A jail is an unprivileged user
-without network, with limits, in namespaces and behind Landlock and seccomp where there are any (`jail.confine`).
+A trial has two jails that share one socket only. The program runs in the first. The tests run in
+the second and use the program's functions and classes through the socket, by calls with plain data
+as arguments and results. A program's changes to its own process (operators, builtins, assertions,
+exits, output) therefore never reach the comparison, and the verdict comes over a pipe that the
+program never has. A jail is an unprivileged user without network, with limits, in namespaces and
+behind Landlock and seccomp if available (`jail.confine`).
 
-Not every test can be run so. One that would let the program's own operators decide a comparison, derives a class from
-the program's, or patches the program's module gets the verdict "cannot be tested", never "passed". What a program
-prints is not seen by its tests, and a list got from a program is a copy.
+Some tests cannot run this way. A test that would let the program's own operators decide a
+comparison, derives a class from the program's, or patches the program's module gets the verdict
+"cannot be tested", never "passed". The tests do not see the program's output, and a list from a
+program is a copy.
 """
 
 import contextlib
@@ -46,19 +48,20 @@ _LAST_WORD_S = 0.5
 _SOURCE = str(Path(__file__).resolve().parents[4])
 _PROGRAM = (
     "import sys; sys.path.insert(0, sys.argv[3]); "
-    "from holdfast.evaluate.metrics.sandbox.forkserver import main; main(int(sys.argv[1]), sys.argv[2])"
+    "from holdfast.evaluate.metrics.sandbox.forkserver import main; main(int(sys.argv[1]), "
+    "sys.argv[2])"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Protection:
-    """What stands between a program and this machine, as found out at the start.
+    """Describe the protection of this machine against programs, as tested at the start.
 
     Attributes:
         user: "another user" or "a user namespace".
-        namespaces: files, processes, network and interprocess communication of its own.
-        seccomp: the kernel refuses sockets and other system calls.
-        landlock: version of Landlock's interface; 0 without.
+        namespaces: True with separate files, processes, network and interprocess communication.
+        seccomp: True if the kernel refuses sockets and other system calls.
+        landlock: the version of Landlock; 0 without.
     """
 
     user: str
@@ -69,13 +72,15 @@ class Protection:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """How a trial ended.
+    """The verdict of a trial.
 
     Attributes:
-        passed: the tests ran to their end and held.
-        reason: "passed", "failed: AssertionError", "timed out", "killed: memory", "cannot be tested: ...".
-        seconds: from the call to the verdict.
-        output_tail: the end of what the program printed, then of what the tests did; for a person to read.
+        passed: True if the tests ran to their end without a failure.
+        reason: "passed", "failed: AssertionError", "timed out", "killed: memory", "cannot be
+            tested: ...".
+        seconds: the seconds from the call to the verdict.
+        output_tail: the end of the program's output, then of the tests' output, for people to
+            read.
     """
 
     passed: bool
@@ -85,9 +90,9 @@ class Verdict:
 
 
 class Sandbox:
-    """Runs trials, `slots` at a time; safe to use from several threads.
+    """Run trials, `slots` at a time; safe to use from several threads.
 
-    When the process that owns it ends, however it ends, every process of it does.
+    All processes of a sandbox end with its owner, at any kind of end.
     """
 
     def __init__(
@@ -102,17 +107,19 @@ class Sandbox:
 
         Args:
             slots: trials at a time; None for the cores of this process.
-            limits: of each program; the tests' process has the same.
-            packages: whether programs may import this interpreter's installed packages, as under a stock harness.
-            namespaces: False to do without them, as where they are forbidden.
+            limits: the limits of each program, and of the tests' process.
+            packages: True to allow imports of this interpreter's installed packages, as under a
+                stock harness.
+            namespaces: False to run without namespaces.
 
         Raises:
-            BadUse: this machine does not give the least that is needed, or `slots` is out of range.
+            BadUse: this machine lacks the least protection, or `slots` is out of range.
         """
         slots = slots or len(os.sched_getaffinity(0))
         if not 1 <= slots <= MAX_SLOTS:
             raise BadUse(
-                f"A sandbox has 1 to {MAX_SLOTS} slots, not {slots}; start several of them for more."
+                f"A sandbox has 1 to {MAX_SLOTS} slots, not {slots}; start several of them for "
+                "more."
             )
         self.limits = limits or Limits()
         paths = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")) if packages else ()
@@ -126,7 +133,7 @@ class Sandbox:
         self._start()
 
     def _start(self) -> None:
-        """Start the forkserver with as much protection as there is."""
+        """Start the forkserver with the best available protection."""
         readable = readable_paths(self._site_packages)
         refusals = []
         for mode in ("namespaces", "plain") if self._namespaces else ("plain",):
@@ -147,8 +154,10 @@ class Sandbox:
                 self._stop()
             refusals.append(refusal)
         raise BadUse(
-            f"Generated code cannot be run safely on this machine ({'; '.join(refusals)}). Allow user namespaces "
-            "(sysctl user.max_user_namespaces, or --cap-add SYS_ADMIN for a container), or run as root with seccomp."
+            f"Generated code cannot be run safely on this machine ({'; '.join(refusals)}). Allow "
+            "user namespaces "
+            "(sysctl user.max_user_namespaces, or --cap-add SYS_ADMIN for a container), or run as "
+            "root with seccomp."
         )
 
     def _launch(
@@ -191,15 +200,16 @@ class Sandbox:
         return facts
 
     def run(self, program: str, tests: str, *, wall_s: float | None = None) -> Verdict:
-        """Run a program against its tests, when a slot is free.
+        """Run a program against its tests in a free slot.
 
         Args:
-            program: source of the whole program (prompt and completion).
-            tests: source that raises where the program is wrong; it uses the program's names.
-            wall_s: instead of the limits' own.
+            program: the source of the whole program (prompt and completion).
+            tests: the source of the tests, which use the program's names and raise if it is
+                wrong.
+            wall_s: seconds, in place of the limits' own.
 
         Raises:
-            EvaluationError: the sandbox itself cannot go on.
+            EvaluationError: the sandbox itself failed.
         """
         slot = self._free.get()
         try:
@@ -207,15 +217,16 @@ class Sandbox:
                 verdict = self._try(slot, program, tests, wall_s or self.limits.wall_s)
                 if verdict is not None:
                     return verdict
-                self._restart()  # it was killed from outside: a trial has no effects, so it may be done again
+                self._restart()  # killed from outside: a trial has no effects, so it may run again
             raise EvaluationError(
-                "The sandbox was killed twice during one trial; see the kernel's log for what did it."
+                "The sandbox was killed twice during one trial; see the kernel's log for what did "
+                "it."
             )
         finally:
             self._free.put(slot)
 
     def _try(self, slot: int, program: str, tests: str, wall_s: float) -> Verdict | None:
-        """One trial; None if the sandbox ended under it."""
+        """Run one trial; None if the sandbox ended during it."""
         started_s = time.monotonic()
         nonce = secrets.token_hex(16)
         with contextlib.ExitStack() as stack:
@@ -234,8 +245,8 @@ class Sandbox:
                 send(testers, {"role": "tester", "source": tests, "nonce": nonce, "wall_s": wall_s})
                 tested = _report(testers, wall_s + _GRACE_S)
                 if ENDED_EARLY in tested["verdict"]:
-                    select.select([programs], [], [], _LAST_WORD_S)  # its warden says how it ended
-                programs.shutdown(socket.SHUT_WR)  # it is not needed any more, whatever it does
+                    select.select([programs], [], [], _LAST_WORD_S)  # the warden reports its end
+                programs.shutdown(socket.SHUT_WR)  # the program is not needed any more
                 ran = _report(programs, _GRACE_S)
             except (OSError, EOFError):
                 return None
@@ -250,7 +261,7 @@ class Sandbox:
         )
 
     def process_id(self) -> int:
-        """The process whose descendants all of the sandbox's are."""
+        """The process id of the ancestor of all processes in the sandbox."""
         return self._process.pid
 
     def _restart(self) -> None:
@@ -258,7 +269,7 @@ class Sandbox:
             if self._closed:
                 raise EvaluationError("The sandbox was closed while a trial ran.")
             ready, _, _ = select.select([self._control], [], [], 0)
-            if ready:  # its end is closed: nobody has restarted it yet
+            if ready:  # the end is closed: no other thread has restarted it yet
                 self._stop()
                 self._start()
 
@@ -286,7 +297,7 @@ class Sandbox:
 
 
 def _report(order: socket.socket, timeout_s: float) -> dict[str, str]:
-    """A warden's report, when all processes of its jail are gone. Raises EOFError, OSError."""
+    """Read a warden's report after the end of its jail. Raises EOFError, OSError."""
     order.settimeout(timeout_s)
     try:
         report: dict[str, str] = receive(order)
@@ -300,7 +311,7 @@ def _report(order: socket.socket, timeout_s: float) -> dict[str, str]:
 
 
 def _judge(tested: dict[str, str], ran: dict[str, str], nonce: str) -> tuple[bool, str]:
-    """The verdict of the tests' process, or why there is none."""
+    """Return the verdict of the tests' process, or the reason why there is none."""
     if tested["ended"] == "timed out":
         return False, "timed out"
     try:

@@ -1,7 +1,7 @@
-"""The first process of a jail: it starts the jailed one, counts what all of them use, ends them, and reports.
+"""Supervise a jail as its first process: start the jailed process, limit, end and report.
 
-It runs none of anybody's code and has the rights that the jailed process gave up. In a process namespace of its own
-it is process 1: when it ends, however it ends, the kernel ends every other process of the jail.
+The supervisor runs no foreign code and keeps the rights that the jailed process drops. In a process
+namespace it is process 1: the kernel ends all other processes of the jail with it.
 """
 
 import contextlib
@@ -27,14 +27,14 @@ _FIRST_LOOK_S, _LOOK_S = 0.005, 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """How a jail is made here.
+    """Describe how jails are made on this machine.
 
     Attributes:
-        namespaces: the warden is process 1 of a namespace and may mount.
-        maps_users: users besides the caller's can be taken on.
-        readable: what may be read, where Landlock has to say so.
-        site_packages: folders of packages that programs may import.
-        seccomp: the kernel refuses system calls by a list.
+        namespaces: True if the warden is process 1 of a namespace and may mount.
+        maps_users: True if other users than the caller's can be used.
+        readable: the readable paths, for Landlock.
+        site_packages: the folders of packages that programs may import.
+        seccomp: True if the kernel can forbid system calls.
     """
 
     namespaces: bool
@@ -47,7 +47,7 @@ class Setting:
 def run(
     order: socket.socket, link: socket.socket, uid: int, limits: Limits, setting: Setting
 ) -> None:
-    """One jail, from its order to its report; returns when no process of it is left."""
+    """Run one jail from its order to its report; return after the end of all its processes."""
     started_s = time.monotonic()
     try:
         wanted = receive(order)
@@ -82,7 +82,7 @@ def run(
         "verdict": bytes(jail.verdict).decode(errors="replace"),
         "output": bytes(jail.output).decode(errors="replace"),
     }
-    with contextlib.suppress(OSError):  # the owner wants no report any more
+    with contextlib.suppress(OSError):  # the owner is gone
         send(order, report)
 
 
@@ -95,7 +95,7 @@ def _workplace(uid: int, limits: Limits, setting: Setting) -> str:
     flags = syscalls.MS_NOSUID | syscalls.MS_NODEV
     options = f"size={limits.file_bytes},nr_inodes=4096,mode=1777"
     syscalls.mount("tmpfs", WORKPLACE, "tmpfs", flags, options)
-    with contextlib.suppress(OSError):  # without it /proc shows the forkserver's jails, by number
+    with contextlib.suppress(OSError):  # otherwise /proc shows the forkserver's processes
         syscalls.mount("proc", "/proc", "proc", flags | syscalls.MS_NOEXEC)
     return WORKPLACE
 
@@ -111,7 +111,7 @@ def _jailed(
     setting: Setting,
     folder: str,
 ) -> None:
-    """The jailed process; does not return."""
+    """Run the jailed process; does not return."""
     code = 1
     try:
         os.setsid()
@@ -153,14 +153,14 @@ def _confine(uid: int, limits: Limits, setting: Setting, folder: str) -> None:
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
     syscalls.prctl(
         syscalls.PR_SET_DUMPABLE, 1
-    )  # lets the warden count its memory; nobody else has this user
+    )  # lets the warden count the memory; no other process has this user
     confine.restrict_files(setting.readable, folder)
     if setting.seccomp:
         confine.forbid_calls()
 
 
 class _Jail:
-    """What a warden watches."""
+    """Watch one jail for its warden."""
 
     def __init__(
         self, pid: int, uid: int, printed: int, verdict: int, limits: Limits, setting: Setting
@@ -176,7 +176,7 @@ class _Jail:
         self.verdict = bytearray()
 
     def watch(self, order: socket.socket, deadline_s: float) -> str:
-        """Wait for the jailed process, or for what ends it; which of them it was."""
+        """Wait until the jailed process ends or must end; return which."""
         look_s = _FIRST_LOOK_S
         process = os.pidfd_open(self._pid)
         next_look_s = time.monotonic() + look_s
@@ -218,10 +218,10 @@ class _Jail:
                     return
 
     def _is_too_large(self) -> bool:
-        """Whether all processes of the jail together hold too much memory."""
+        """Return True if all processes of the jail together exceed the memory limit."""
         if self._resident_bytes("status", ("RssAnon:", "RssShmem:")) <= self._limits.memory_bytes:
             return False
-        # What forked processes share was counted for each of them; this counts it once, and takes longer.
+        # Shared memory was counted for each process; this slower sum counts it once.
         return (
             self._resident_bytes("smaps_rollup", ("Pss_Anon:", "Pss_Shmem:"))
             > self._limits.memory_bytes
@@ -234,7 +234,7 @@ class _Jail:
             if process.name.isdigit() and process.name != "1":
                 with contextlib.suppress(
                     FileNotFoundError, ProcessLookupError
-                ):  # it ended just now
+                ):  # it has just ended
                     if not self._setting.namespaces and process.stat().st_uid != self._uid:
                         continue
                     for line in (process / file).read_text().splitlines():
@@ -243,7 +243,7 @@ class _Jail:
         return size_kib << 10
 
     def end(self) -> None:
-        """Kill every process of the jail and wait for it, then read what they left."""
+        """Kill and reap all processes of the jail, then read their last output."""
         if self._setting.namespaces:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(-1, signal.SIGKILL)
@@ -261,7 +261,7 @@ class _Jail:
 
 
 def kill_all_of(uid: int) -> None:
-    """Kill every process of a user that only one jail has, in one call that no fork escapes; as root."""
+    """Kill all processes of a jail's own user in one call that no fork escapes; needs root."""
     pid = os.fork()
     if not pid:
         try:

@@ -1,4 +1,4 @@
-"""The system calls of Linux that Python has no name for, and their constants (linux/sched.h, mount.h, prctl.h)."""
+"""Call the system calls of Linux that Python lacks (linux/sched.h, mount.h, prctl.h)."""
 
 import ctypes
 import os
@@ -43,28 +43,28 @@ def _checked(result: int, what: str) -> int:
 
 
 def system_call(number: int, *arguments: object) -> int:
-    """`syscall(2)`. Raises OSError."""
+    """Call `syscall(2)`. Raises OSError."""
     return _checked(_libc.syscall(ctypes.c_long(number), *arguments), f"system call {number}")
 
 
 def unshare(flags: int) -> None:
-    """`unshare(2)`. Raises OSError."""
+    """Call `unshare(2)`. Raises OSError."""
     _checked(_libc.unshare(flags), "unshare")
 
 
 def setns(fd: int, flags: int) -> None:
-    """`setns(2)`. Raises OSError."""
+    """Call `setns(2)`. Raises OSError."""
     _checked(_libc.setns(fd, flags), "setns")
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
-    """`mount(2)`. Raises OSError."""
+    """Call `mount(2)`. Raises OSError."""
     texts = (source.encode(), target.encode(), kind.encode() or None)
     _checked(_libc.mount(*texts, ctypes.c_ulong(flags), data.encode() or None), f"mount {target}")
 
 
 def pivot_to(new_root: str) -> None:
-    """Make a mount point this process's root, and let go of the old one. Raises OSError."""
+    """Make a mount point this process's root, and detach the old one. Raises OSError."""
     os.chdir(new_root)
     if MACHINE not in _PIVOT_ROOT:
         raise OSError(f"pivot_root has no number for {MACHINE}")
@@ -74,21 +74,21 @@ def pivot_to(new_root: str) -> None:
 
 
 def prctl(option: int, value: int) -> None:
-    """`prctl(2)`. Raises OSError."""
+    """Call `prctl(2)`. Raises OSError."""
     _checked(_libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0), f"prctl {option}")
 
 
 def forget_bounding_set() -> None:
-    """Take every capability out of what this process could ever get; those it cannot take out it does not hold."""
+    """Drop all capabilities from the bounding set, as far as this process may."""
     for capability in range(64):
         try:
             prctl(PR_CAPBSET_DROP, capability)
         except OSError:
-            return  # beyond the last that this kernel knows, or no right to drop: then there is none to lose
+            return  # after the kernel's last capability, or without the right to drop any
 
 
 def drop_capabilities() -> None:
-    """Give up every capability held. Raises OSError."""
+    """Drop all held capabilities. Raises OSError."""
     if MACHINE not in _CAPSET:
         raise OSError(f"capset has no number for {MACHINE}")
     header = struct.pack("<Ii", 0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, this process

@@ -1,8 +1,9 @@
-"""Runs the tests against a program in another process and says the verdict, which that process cannot reach.
+"""Run the tests against a program in another process and write the verdict.
 
-The tests run as they would in one namespace with the program (Hugging Face's code_eval concatenates the two): names
-that they use and that the program defines are the program's, seen through `remote`. Builtins are Python's own whatever
-the program calls so, except where the function under test has a builtin's name; so are modules of the standard library.
+The tests run as in one namespace with the program (Hugging Face's code_eval concatenates the two):
+names that the program defines and the tests use are the program's, through `remote`. Builtins and
+modules of the standard library are Python's own, even if the program has the same names, unless the
+function under test has a builtin's name.
 """
 
 import builtins
@@ -75,7 +76,7 @@ def _run(source: str, peer: Peer) -> str:
 
 
 def _visible(peer: Peer, given: dict[str, Any], own: set[str]) -> dict[str, Any]:
-    """What the tests see of the program, by name."""
+    """Return the program's names that the tests may use, with their values."""
     visible = {}
     shadowing = [name for name in given if hasattr(builtins, name)]
     modules = {
@@ -107,7 +108,7 @@ _MODULES = frozenset(
 
 
 def _names(code: types.CodeType) -> set[str]:
-    """All names that some code could look up."""
+    """Return all names that code could look up."""
     names = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -116,5 +117,5 @@ def _names(code: types.CodeType) -> set[str]:
 
 
 def _defined_by(code: types.CodeType) -> set[str]:
-    """Names that the tests' own functions and classes have."""
+    """Return the names of the tests' own functions and classes."""
     return {constant.co_name for constant in code.co_consts if isinstance(constant, types.CodeType)}
