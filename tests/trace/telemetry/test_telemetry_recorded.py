@@ -99,6 +99,21 @@ def test_a_saved_answer_of_prometheus(tmp_path, kind):
         read(path)
 
 
+@pytest.mark.parametrize(
+    ("kind", "result"),
+    [
+        ("scalar", [AT, "1"]),
+        ("matrix", [{"metric": {"gpu": "0"}, "histograms": [[AT, {}]]}]),
+        ("matrix", [{"metric": {"gpu": "0"}, "values": [[AT, "many"]]}]),
+    ],
+)
+def test_an_answer_without_series_of_samples_is_refused(tmp_path, kind, result):
+    path = tmp_path / "GPU_UTIL.json"
+    path.write_text(json.dumps({"data": {"resultType": kind, "result": result}}))
+    with pytest.raises(BadTrace, match="expected an answer of Prometheus, series with values"):
+        read(path)
+
+
 def test_exposition_text(tmp_path):
     path = tmp_path / "scrape.prom"
     path.write_text(
