@@ -1,4 +1,5 @@
 import json
+import subprocess
 
 import pytest
 
@@ -51,6 +52,21 @@ def test_a_text_in_utf_16_is_converted_first(tmp_path):
     path.write_text("JobID|State\n1|COMPLETED\n", encoding="utf-16")
     with pytest.raises(BadTrace, match=r"UTF-16.*iconv -f UTF-16 -t UTF-8 "):
         list(recognised(Input.of(path), None, []))
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding", "written"),
+    [
+        ("id;gpus;submit\n1;8;a,b\n", "utf-8", "my jobs-commas.csv"),
+        ("id\tgpus\tsubmit\n1\t8\ta,b\n", "utf-8", "my jobs-commas.csv"),
+        ("id,gpus,submit\n1,8,2\n", "utf-16", "my jobs-utf8.txt"),
+    ],
+)
+def test_the_command_that_converts_a_file_runs_as_printed(tmp_path, text, encoding, written):
+    path = tmp_path / "my jobs.txt"
+    path.write_text(text, encoding=encoding)
+    subprocess.run(guess_of(path).command, shell=True, check=True, cwd=tmp_path)
+    assert (tmp_path / written).read_text().splitlines()[0] == "id,gpus,submit"
 
 
 def test_what_nothing_tells_is_not_guessed(tmp_path):
