@@ -69,9 +69,12 @@ def test_the_command_that_converts_a_file_runs_as_printed(tmp_path, text, encodi
     assert (tmp_path / written).read_text().splitlines()[0] == "id,gpus,submit"
 
 
-def test_what_nothing_tells_is_not_guessed(tmp_path):
+@pytest.mark.parametrize(
+    "content", [b"Dear diary\n", b"\x89PNG\r1\n\x1a\n\xff\r,\n", b"a,b,c\r1,2,3\r\n4\r5\n"]
+)
+def test_what_nothing_tells_is_not_guessed(tmp_path, content):
     path = tmp_path / "notes.txt"
-    path.write_text("Dear diary\n")
+    path.write_bytes(content)
     assert guess_of(path) is None
     with pytest.raises(BadTrace, match="holdfast trace formats"):
         list(recognised(Input.of(path), None, []))

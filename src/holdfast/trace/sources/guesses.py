@@ -134,8 +134,12 @@ def _csv(path: Path, text: str) -> Guess | None:
     if len(lines) < 2:
         return None
     for delimiter in ",;\t|":
-        names = next(csv.reader([lines[0]], delimiter=delimiter), [])
-        second = next(csv.reader([lines[1]], delimiter=delimiter), [])
+        try:
+            names, second = (
+                next(csv.reader([line], delimiter=delimiter), []) for line in lines[:2]
+            )
+        except csv.Error:  # no text, or lines that end by carriage returns
+            continue
         if (
             len(names) > 2
             and len(names) == len(second)
