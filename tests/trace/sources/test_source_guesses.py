@@ -1,3 +1,4 @@
+import gzip
 import json
 import subprocess
 
@@ -85,9 +86,10 @@ def test_files_of_a_folder_that_are_passed_over_are_named(tmp_path):
     (tmp_path / "b.txt").write_text(FOREIGN["`squeue`"][0])
     (tmp_path / "readme").write_text("Dear diary\n")
     (tmp_path / ".hidden").write_text("Dear diary\n")
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(b"Dear diary\n")[:20])
     with load(tmp_path) as trace:
         (note,) = [note for note in trace.notes if note.check == "files-passed-over"]
-    assert (note.rows, note.examples) == (2, ("b.txt: what `squeue` prints", "readme"))
+    assert (note.rows, note.examples) == (3, ("b.txt: what `squeue` prints", "cut.gz", "readme"))
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import csv
 import json
 import re
 import shlex
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -82,8 +83,11 @@ _ANYWHERE: Final = tuple((re.compile(form), guess) for form, guess in _TEXTS)
 
 def guess_of(path: Path) -> Guess | None:
     """Return what a file looks like; None where nothing tells."""
-    with opened(path) as file:
-        first = file.read(8192)
+    try:
+        with opened(path) as file:
+            first = file.read(8192)
+    except (OSError, EOFError, zlib.error):  # cut off, or not to be read
+        return None
     if first.startswith((b"\xff\xfe", b"\xfe\xff")) or (
         first and first.count(b"\0") > len(first) // 4
     ):
