@@ -23,6 +23,8 @@ def read(path):
         for source in open_long(connection, given):
             summary, rows = summary_of_long(connection, source, "C")
             checks += [note.check for note in summary.notes]
+            sentences = [note.sentence for note in summary.notes if note.check == "telemetry-empty"]
+            assert all(source.metric.name in sentence for sentence in sentences)
             names = [device.name for device in summary.devices]
             sql = f'SELECT device, epoch("at"), value FROM ({rows}) ORDER BY ALL'
             for device, at_s, value in connection.execute(sql).fetchall():
@@ -46,6 +48,8 @@ def test_nvidia_smi(tmp_path):
         "FB_USED": [("n1-0", AT, 10), ("n1-1", AT, 20)],
         "POWER_USAGE": [("n1-0", AT, 300.5)],
     }
+    path.write_text("timestamp, index, power.draw [W]\n2025/03/01 10:00:00.000, 0, [N/A]\n")
+    assert read(path) == ({}, ["telemetry-empty"])
     path.write_text("timestamp, utilization.gpu [%]\n2025/03/01 10:00:00.000, 50 %\n")
     with pytest.raises(BadTrace, match="which GPU a row is of"):
         read(path)
