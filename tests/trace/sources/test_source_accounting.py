@@ -40,6 +40,7 @@ def test_the_standard_workload_format(write):
     assert rows[2]["start_at"] is None
     assert "gpu_num" not in reading.columns
     assert notes_of(reading) == {"swf-partial": 1, "swf-processors": 1}
+    assert swf.SOURCE.recognises(write(SWF.splitlines()[3]))
     reading, rows = read_in_order(swf.SOURCE, write("; Note: a processor is a GPU\n" + SWF))
     assert [row["gpu_num"] for row in rows] == [8, 16, 4]
     with pytest.raises(BadTrace, match="line 8: expected 18 numbers"):
@@ -78,13 +79,46 @@ def test_the_accounting_of_pbs(write):
         read_file(pbs.SOURCE, write("what\n"))
 
 
+def test_an_array_of_pbs_is_its_tasks(write):
+    job = "ctime=1709287200 start=1709287260 Resource_List.ngpus=4 end=1709290860 Exit_status=0"
+    ids = (
+        "902[].srv",
+        "903[].srv",
+        "903[].srv",
+        "903[1].srv",
+        "903[2].srv",
+        "903[].srv",
+        "904[].srv",
+    )
+    kinds = ("Q", "Q", "S", "E", "E", "E", "E")
+    path = write(
+        "".join(f"03/01/2024 11:01:00;{kind};{one};{job}\n" for kind, one in zip(kinds, ids, strict=True))
+    )  # fmt: skip
+    _, rows = read_file(pbs.SOURCE, path)
+    told = [(row["job_id"], row["state"]) for row in rows]
+    assert told == [
+        ("902[].srv", "PENDING"),
+        ("903[1].srv", "COMPLETED"),
+        ("903[2].srv", "COMPLETED"),
+    ]
+
+
+def test_quotes_of_pbs_need_not_be_closed(write):
+    path = write(
+        '03/01/2024 11:01:00;E;901.srv;user=ann account="my lab" jobname=ann\'s"x ctime=1709287200 '
+        "start=1709287260 Resource_List.ngpus=4 end=1709290860 Exit_status=0\n"
+    )
+    _, ((row),) = read_file(pbs.SOURCE, path)
+    assert (row["name"], row["gpu_num"], row["run_s"]) == ("ann's\"x", 4, 3600)
+
+
 def acct(job=901, start=1709287260, status=64, exit_status=0, info=0, asked="", hosts=("n1", "n2")):
     usage = ["0"] * 19
     fields = [
         '"JOB_FINISH"', '"10.1"', 1709290860, job, 1000, 33816579, 8, 1709287200, 0, 0, start, '"ann"', '"gpu"',
         '"res"',
         '""', '""', '"h"', '"/home"', '""', '"o"', '""', '"f"', 0, len(hosts), *(f'"{host}"' for host in hosts), status,
-        60.0, '"say ""hi"""', '"python x"', *usage, '""', '"p"', exit_status, 8, '""', '""', 0, 0, 0, '""', '""', '""',
+        60.0, '"say ""hi"""', '"x num=100"', *usage, '""', '"p"', exit_status, 8, '""', '""', 0, 0, 0, '""', '""', '""',
         '""', -1, '""', info, '""', 0, '"select[type == local] ' + asked + '"',
     ]  # fmt: skip
     return " ".join(map(str, fields)) + "\n"

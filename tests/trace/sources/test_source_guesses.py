@@ -1,4 +1,6 @@
+import gzip
 import json
+import subprocess
 
 import pytest
 
@@ -53,9 +55,27 @@ def test_a_text_in_utf_16_is_converted_first(tmp_path):
         list(recognised(Input.of(path), None, []))
 
 
-def test_what_nothing_tells_is_not_guessed(tmp_path):
+@pytest.mark.parametrize(
+    ("text", "encoding", "written"),
+    [
+        ("id;gpus;submit\n1;8;a,b\n", "utf-8", "my jobs-commas.csv"),
+        ("id\tgpus\tsubmit\n1\t8\ta,b\n", "utf-8", "my jobs-commas.csv"),
+        ("id,gpus,submit\n1,8,2\n", "utf-16", "my jobs-utf8.txt"),
+    ],
+)
+def test_the_command_that_converts_a_file_runs_as_printed(tmp_path, text, encoding, written):
+    path = tmp_path / "my jobs.txt"
+    path.write_text(text, encoding=encoding)
+    subprocess.run(guess_of(path).command, shell=True, check=True, cwd=tmp_path)
+    assert (tmp_path / written).read_text().splitlines()[0] == "id,gpus,submit"
+
+
+@pytest.mark.parametrize(
+    "content", [b"Dear diary\n", b"\x89PNG\r1\n\x1a\n\xff\r,\n", b"a,b,c\r1,2,3\r\n4\r5\n"]
+)
+def test_what_nothing_tells_is_not_guessed(tmp_path, content):
     path = tmp_path / "notes.txt"
-    path.write_text("Dear diary\n")
+    path.write_bytes(content)
     assert guess_of(path) is None
     with pytest.raises(BadTrace, match="holdfast trace formats"):
         list(recognised(Input.of(path), None, []))
@@ -66,9 +86,10 @@ def test_files_of_a_folder_that_are_passed_over_are_named(tmp_path):
     (tmp_path / "b.txt").write_text(FOREIGN["`squeue`"][0])
     (tmp_path / "readme").write_text("Dear diary\n")
     (tmp_path / ".hidden").write_text("Dear diary\n")
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(b"Dear diary\n")[:20])
     with load(tmp_path) as trace:
         (note,) = [note for note in trace.notes if note.check == "files-passed-over"]
-    assert (note.rows, note.examples) == (2, ("b.txt: what `squeue` prints", "readme"))
+    assert (note.rows, note.examples) == (3, ("b.txt: what `squeue` prints", "cut.gz", "readme"))
 
 
 @pytest.mark.parametrize(

@@ -609,6 +609,14 @@ def test_a_pod_that_was_evicted_nobody_knows_when_does_not_keep_its_job_open(rea
     assert (row["gpu_num"], seconds(row)) == (8, (0, 70, 170))
 
 
+def test_a_gpu_that_is_shared_counts_once(read):
+    place = {**pod("place", 10, 25, gpus=1)["metadata"], "namespace": "runai-reservation"}
+    shared = pod("a", 10, 25, 125, gpus=0, annotations={"gpu-fraction": "0.5"})
+    reading, rows = read(shared, {**pod("place", 10, 25, gpus=1), "metadata": place})
+    assert [(row["job_id"], row["gpu_num"]) for row in rows] == [("lab/pod/a", 0.5)]
+    assert notes_of(reading) == {"kubernetes-reservations": 1}
+
+
 def test_objects_as_yaml(tmp_path):
     path = tmp_path / "prod.yaml"
     objects = {"apiVersion": "v1", "items": [pod("a", 10, 25, 125)], "kind": "List"}
@@ -621,3 +629,5 @@ def test_objects_as_yaml(tmp_path):
     path.write_text("kind: Pod\nmetadata: [")
     with pytest.raises(BadTrace, match="line 3: expected YAML"):
         read_file(SOURCE, path)
+    path.write_text(path.read_text().replace("kind: Pod", 'kind: "Pod"'))
+    assert SOURCE.recognises(path)

@@ -582,6 +582,10 @@ def test_a_job_cancelled_while_it_waited_is_known_by_what_there_is(write, header
     lines = f"1|CANCELLED by 5|1000|87400|87400|{cells}"
     _, (row,) = read_file(SOURCE, write(lines, header=f"JobID|State|Submit|Start|End|{header}"))
     assert (row["start_at"] is not None) == started
+    lines = f"1|CANCELLED by 5|1000|87400|00:00:00|{cells}"
+    path = write(lines, header=f"JobID|State|Submit|Start|Elapsed|{header}")
+    _, (row,) = read_file(SOURCE, path)
+    assert (row["start_at"] is not None) == started
 
 
 def test_a_job_that_was_resized_is_one_job_with_its_gpu_time(write):

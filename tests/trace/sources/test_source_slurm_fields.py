@@ -111,6 +111,8 @@ def test_slices_and_shares_of_gpus():
     assert sliced.gpu_num == pytest.approx(2 / 7)
     mixed = resources_of("gres/gpu=3,gres/gpu:a100=2,gres/gpu:a100_3g.20gb=1")
     assert mixed.gpu_num == pytest.approx(2 + 3 / 7)
+    others = resources_of("cpu=1,gres/dcu:z100=4,gres/dcu=4,gres/npu=2,gres/nic=1")
+    assert (others.gpu_num, others.gpu_model) == (6, "z100")
     assert resources_of("cpu=1,gres/shard=4").has_shares
     assert resources_of("cpu=1,gres/shard=4").gpu_num == 0
 

@@ -23,6 +23,8 @@ def read(path):
         for source in open_long(connection, given):
             summary, rows = summary_of_long(connection, source, "C")
             checks += [note.check for note in summary.notes]
+            sentences = [note.sentence for note in summary.notes if note.check == "telemetry-empty"]
+            assert all(source.metric.name in sentence for sentence in sentences)
             names = [device.name for device in summary.devices]
             sql = f'SELECT device, epoch("at"), value FROM ({rows}) ORDER BY ALL'
             for device, at_s, value in connection.execute(sql).fetchall():
@@ -46,6 +48,8 @@ def test_nvidia_smi(tmp_path):
         "FB_USED": [("n1-0", AT, 10), ("n1-1", AT, 20)],
         "POWER_USAGE": [("n1-0", AT, 300.5)],
     }
+    path.write_text("timestamp, index, power.draw [W]\n2025/03/01 10:00:00.000, 0, [N/A]\n")
+    assert read(path) == ({}, ["telemetry-empty"])
     path.write_text("timestamp, utilization.gpu [%]\n2025/03/01 10:00:00.000, 50 %\n")
     with pytest.raises(BadTrace, match="identifies the GPU of a row"):
         read(path)
@@ -96,6 +100,21 @@ def test_a_saved_answer_of_prometheus(tmp_path, kind):
     assert read(path)[0] == {"GPU_UTIL": [("n1-3", AT, 50)]}
     path.write_text(json.dumps(answer)[:-20])
     with pytest.raises(BadTrace, match="expected an answer of Prometheus"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "result"),
+    [
+        ("scalar", [AT, "1"]),
+        ("matrix", [{"metric": {"gpu": "0"}, "histograms": [[AT, {}]]}]),
+        ("matrix", [{"metric": {"gpu": "0"}, "values": [[AT, "many"]]}]),
+    ],
+)
+def test_an_answer_without_series_of_samples_is_refused(tmp_path, kind, result):
+    path = tmp_path / "GPU_UTIL.json"
+    path.write_text(json.dumps({"data": {"resultType": kind, "result": result}}))
+    with pytest.raises(BadTrace, match="expected an answer of Prometheus, series with values"):
         read(path)
 
 

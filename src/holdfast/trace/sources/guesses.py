@@ -7,6 +7,8 @@ be wrong, so its sentence says that the file looks like something.
 import csv
 import json
 import re
+import shlex
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -84,12 +86,15 @@ _ANYWHERE: Final = tuple((re.compile(form), guess) for form, guess in _TEXTS)
 
 def guess_of(path: Path) -> Guess | None:
     """Return the likely origin of a file; None if nothing matches."""
-    with opened(path) as file:
-        first = file.read(8192)
+    try:
+        with opened(path) as file:
+            first = file.read(8192)
+    except (OSError, EOFError, zlib.error):  # cut off, or not to be read
+        return None
     if first.startswith((b"\xff\xfe", b"\xfe\xff")) or (
         first and first.count(b"\0") > len(first) // 4
     ):
-        command = f"iconv -f UTF-16 -t UTF-8 {path} > {path.stem}-utf8{path.suffix}"
+        command = f"iconv -f UTF-16 -t UTF-8 {_quoted(path)} > {_quoted(f'{path.stem}-utf8{path.suffix}')}"
         return Guess("a text in UTF-16, as PowerShell writes", command)
     text = head(path, 65536).lstrip("\ufeff").replace("\r\n", "\n")
     for form, guess in _FIRST_LINES:
@@ -112,8 +117,12 @@ def what_to_do(path: Path) -> str:
             "Describe its columns by --map, or look at `holdfast trace formats` for the forms "
             "that are known."
         )
-    verb = "Convert" if str(path) in guess.command else "Export"
+    verb = "Convert" if _quoted(path) in guess.command else "Export"
     return f"{verb} with: {guess.command}{guess.after}" if guess.command else guess.after
+
+
+def _quoted(path: Path | str) -> str:
+    return shlex.quote(str(path))
 
 
 def _json_lines(path: Path, text: str) -> Guess | None:
@@ -125,20 +134,22 @@ def _json_lines(path: Path, text: str) -> Guess | None:
         return None
     names = [name for name, value in first.items() if not isinstance(value, dict | list)]
     cells = ", ".join(f"[{json.dumps(name)}]".join((".", "")) for name in names)
-    command = (
-        f"jq -rn '({json.dumps(names)}, (inputs | [{cells}])) | @csv' {path} > {path.stem}.csv"
-    )
+    rows = f"({json.dumps(names)}, (inputs | [{cells}])) | @csv"
+    command = f"jq -rn '{rows}' {_quoted(path)} > {_quoted(f'{path.stem}.csv')}"
     return Guess("JSON lines", command, _MAPPED)
 
 
 def _csv(path: Path, text: str) -> Guess | None:
-    del path
     lines = text.split("\n", 2)
     if len(lines) < 2:
         return None
     for delimiter in ",;\t|":
-        names = next(csv.reader([lines[0]], delimiter=delimiter), [])
-        second = next(csv.reader([lines[1]], delimiter=delimiter), [])
+        try:
+            names, second = (
+                next(csv.reader([line], delimiter=delimiter), []) for line in lines[:2]
+            )
+        except csv.Error:  # no text, or lines that end by carriage returns
+            continue
         if (
             len(names) > 2
             and len(names) == len(second)
@@ -149,5 +160,13 @@ def _csv(path: Path, text: str) -> Guess | None:
             after = (
                 f"Describe its columns ({listed}) by --map FILE.toml; docs/trace.md has an example."
             )
-            return Guess("a table whose columns have other names", "", after)
+            what = "a table whose columns have other names"
+            if delimiter == ",":
+                return Guess(what, "", after)
+            # A column map reads commas alone.
+            convert = (
+                "python3 -c 'import csv, sys; csv.writer(sys.stdout).writerows(csv.reader(sys.stdin, "
+                f"delimiter={json.dumps(delimiter)}))' < {_quoted(path)} > {_quoted(f'{path.stem}-commas.csv')}"
+            )
+            return Guess(what, convert, f". {after}")
     return None

@@ -242,7 +242,7 @@ def _notes_of_values(
         f"WHERE value IS NOT NULL AND NOT isnan(value))"
     ).fetchall()[0]
     if not rows:
-        return [empty_note(file, cluster)]
+        return [empty_note(f"{file}, {metric.name}", cluster)]  # of a file that may hold others
     between = f"{metric.low:g} to {metric.high:g} {metric.unit}"
     found = [
         (

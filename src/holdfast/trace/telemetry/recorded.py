@@ -187,13 +187,18 @@ def _of_dmon(path: Path) -> Iterator[Sample]:
 
 def _of_answer(path: Path) -> Iterator[Sample]:
     """Read a saved answer of Prometheus' HTTP API to `query_range` or `query`."""
-    with opened_text(path) as file:
-        try:
+    try:
+        with opened_text(path) as file:
             answer = json.load(file)
-            series = answer["data"]["result"]
-        except (ValueError, KeyError, TypeError) as error:
-            problem = f"expected an answer of Prometheus with data.result: {error}."
-            raise BadTrace(path, problem, next_step="Save the whole answer again.") from None
+        yield from _of_series(answer["data"]["result"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        said = f"there is no {error}" if isinstance(error, KeyError) else str(error)
+        problem = f"expected an answer of Prometheus, series with values: {said}."
+        next_step = "Save the whole answer of query_range, to a query of plain samples."
+        raise BadTrace(path, problem, next_step=next_step) from None
+
+
+def _of_series(series: list[dict[str, Any]]) -> Iterator[Sample]:
     for one in series:
         labels = one.get("metric") or {}
         for at_s, text in one.get("values") or [one["value"]]:

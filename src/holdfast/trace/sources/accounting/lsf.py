@@ -105,11 +105,13 @@ def _row(cluster: str, line: str) -> tuple[Any, ...]:
         cluster, f"{job_id}[{index}]" if index else str(job_id), name, fields[11], fields[12], state, None,
         128 + signal if signal else code, submit_s, start_s if started else None, end_s,
         end_s - start_s if started else None, start_s - submit_s if started else None,
-        _gpus(rest, hosts=len(nodes) or 1, tasks=slots), len(nodes) or None, float(slots), nodes or None, "",
+        _gpus([fields[13], *rest[39:]], hosts=len(nodes) or 1, tasks=slots), len(nodes) or None,
+        float(slots), nodes or None, "",
     )  # fmt: skip
 
 
 def _gpus(fields: list[str], *, hosts: int, tasks: int) -> float:
+    # Of the record's fields only those that hold requirements: a command may hold `num=100` for reasons of its own.
     for form, texts in ((_GPUS, reversed(fields)), (_ASKED, reversed(fields))):
         for text in texts:
             if match := form.search(text):

@@ -14,7 +14,6 @@ Status Codes"; Torque, "Job Accounting".
 """
 
 import re
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -38,6 +37,8 @@ COLUMNS: Final = (
     "end_at", "run_s", "queue_s", "gpu_num", "node_num", "cpu_num", "nodes", "zone_offset",
 )  # fmt: skip
 _RECORD: Final = re.compile(r"(\d\d/\d\d/\d{4} \d\d:\d\d:\d\d);([A-Z]);([^;]+);(.*)")
+_PAIR: Final = re.compile(r'(?:^| )([^ =]+)=("[^"]*"|[^ ]*)')
+_TASK: Final = re.compile(r"\[\d+\]")
 _CHUNK: Final = re.compile(r"(?:(\d+):)?(.*)")
 _HOST: Final = re.compile(r"([^/+]+)/")
 _GPU_NAMES: Final = ("ngpus", "gpus", "naccelerators")
@@ -91,7 +92,13 @@ def _jobs(path: Path, findings: Findings, *, drop: bool) -> dict[str, _Job]:
                 if not drop:
                     raise fault from None
                 findings.add("unreadable-row", str(fault))
-    return jobs
+    # An array that began has records of its own, and each of its tasks has too: only the tasks are jobs.
+    begun = {
+        _TASK.sub("[]", job_id)
+        for job_id, job in jobs.items()
+        if "[" in job_id and ("[]" not in job_id or job.started or job.ended)
+    }
+    return {job_id: job for job_id, job in jobs.items() if job_id not in begun}
 
 
 def _add(jobs: dict[str, _Job], line: str) -> None:
@@ -125,11 +132,8 @@ def _add(jobs: dict[str, _Job], line: str) -> None:
 
 
 def _pairs(text: str) -> Iterator[tuple[str, str]]:
-    words = shlex.split(text) if '"' in text else text.split(" ")
-    for word in words:
-        name, equals, value = word.partition("=")
-        if equals:
-            yield name, value
+    for match in _PAIR.finditer(text):
+        yield match[1], match[2].strip('"')
 
 
 def gpus_of(said: Mapping[str, str]) -> float:

@@ -82,7 +82,7 @@ def read_swf(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) ->
 
 def recognises(path: Path) -> bool:
     """Return True if a file's first line after the comments has eighteen numbers."""
-    for line in head(path, 16384).splitlines()[:-1]:
+    for line in head(path, 65536).splitlines():
         if line.strip() and not line.startswith(";"):
             return _LINE.match(line) is not None
     return False

@@ -54,6 +54,10 @@ _KINDS: Final = "Pod|Job|PodList|JobList"
 _SENTENCES: Final = {
     "unreadable-row": ("dropped", "Objects that could not be read are left out."),
     "kubernetes-services": ("dropped", "Pods of services that ask for no GPU are no jobs."),
+    "kubernetes-reservations": (
+        "dropped",
+        "Pods that hold a GPU for the fractions of others are no jobs; the fractions were counted.",
+    ),
     "kubernetes-other-kinds": ("dropped", "Objects that are neither pods nor Jobs were left out."),
     "kubernetes-no-pods": (
         "kept",
@@ -70,6 +74,8 @@ _SENTENCES: Final = {
         ),
     ),
 }
+_RESERVING: Final = frozenset({"kai-resource-reservation", "runai-reservation"})
+"""Namespaces in which Run:ai and its KAI scheduler hold whole GPUs for the pods that ask for fractions of them."""
 _OPEN: Final = frozenset({"RUNNING", "PENDING"})
 _GOOD: Final = frozenset({"COMPLETED", *_OPEN})
 
@@ -100,8 +106,8 @@ def read_kubernetes(connection: "duckdb.DuckDBPyConnection", path: Path, table: 
         elif read is None:
             if not _kind(item).endswith("List"):
                 findings.add("kubernetes-other-kinds", _kind(item))
-        elif read.is_service and not read.request.gpu_num and not read.request.uncounted:
-            findings.add("kubernetes-services", read.key)
+        elif check := _no_job(read):
+            findings.add(check, read.key)
         else:
             members.setdefault(read.key, []).append(read)
             if uncounted := sorted(read.request.uncounted):
@@ -120,6 +126,14 @@ def read_kubernetes(connection: "duckdb.DuckDBPyConnection", path: Path, table: 
         raise BadTrace(path, "The file holds no job.", next_step=NEXT_STEP)
     cluster = Cluster(name=cluster_name(path), source=SOURCE.name)
     return Reading.of(connection, table, cluster, notes=findings.notes(cluster.name, _SENTENCES))
+
+
+def _no_job(pod: Member) -> str | None:
+    """Return the check by which a pod is left out; None of a job's pod."""
+    if pod.key.partition("/")[0] in _RESERVING:
+        return "kubernetes-reservations"
+    asks = pod.request.gpu_num or pod.request.uncounted
+    return "kubernetes-services" if pod.is_service and not asks else None
 
 
 def recognises(path: Path) -> bool:

@@ -36,7 +36,9 @@ def names_a_kind(path: Path, kinds: str) -> bool:
     """Return True if a file begins with Kubernetes objects of these kinds (a pattern)."""
     start = head(path)
     if _is_yaml(start):
-        return re.search(rf"^\s*(- )?kind: ({kinds})\s*$", start, re.MULTILINE) is not None
+        return (
+            re.search(rf"^\s*(- )?kind: (['\"]?)({kinds})\2\s*$", start, re.MULTILINE) is not None
+        )
     return '"metadata"' in start and re.search(rf'"kind"\s*:\s*"({kinds})"', start) is not None
 
 

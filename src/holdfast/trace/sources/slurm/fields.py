@@ -191,6 +191,10 @@ class Resources:
     """True if the job holds shards or MPS shares of GPUs, whose size no record has."""
 
 
+_ACCELERATORS: Final = ("gpu", "dcu", "gaudi", "gcu", "hpu", "mlu", "neuron", "npu", "tpu", "xpu")
+"""Names of generic resources by which sites call their accelerators."""
+
+
 @lru_cache(maxsize=65536)
 def resources_of(tres: str) -> Resources | None:
     """Parse a TRES text such as `billing=8,cpu=8,gres/gpu:a100=8,gres/gpu=8,mem=500G,node=1`.
@@ -215,20 +219,25 @@ def resources_of_pairs(pairs: Iterable[tuple[str, float]]) -> Resources:
 
     `gres/gpu` counts all GPUs and `gres/gpu:TYPE` those of a type among them, so the two are never
     added. A MIG slice (a type such as `1g.5gb`) counts as its share of a GPU.
+    Other makers' accelerators, such as `gres/dcu`, count as GPUs.
     """
     amounts = dict(pairs)
-    typed = {
-        name.partition(":")[2]: count
-        for name, count in amounts.items()
-        if name.startswith("gres/gpu:")
-    }
-    whole = sum(typed.values())
+    typed, gpu_num = dict[str, float](), 0.0
+    for kind in _ACCELERATORS:
+        start = f"gres/{kind}:"
+        of_kind = {
+            name.removeprefix(start): count
+            for name, count in amounts.items()
+            if name.startswith(start)
+        }
+        typed |= of_kind
+        gpu_num += amounts.get(f"gres/{kind}", sum(of_kind.values()))
     slices = {kind: count for kind, count in typed.items() if is_slice(kind)}
     shares = sum(mig_share(kind) * count for kind, count in slices.items())
     mem = amounts.get("mem")
     node_num = amounts.get("node")
     return Resources(
-        gpu_num=amounts.get("gres/gpu", whole) - sum(slices.values()) + shares,
+        gpu_num=gpu_num - sum(slices.values()) + shares,
         gpu_model="+".join(sorted(typed)) or None,
         cpu_num=amounts.get("cpu"),
         mem_gb=None if mem is None else mem / _UNITS["G"],

@@ -403,7 +403,10 @@ def _never_started_sql(present: frozenset[str]) -> str:
         nothing = f"coalesce(nodes, '') IN ({none})"
     else:
         nothing = "starts_with(state, 'CANCELLED')"
-    return f"{nothing} AND start_raw = end_at"
+    # Without ends, a job that spent no time is one that ended as it started.
+    at_once = "start_raw IS NOT NULL AND elapsed IN ('0', '00:00:00')"
+    ended = "start_raw = end_at" if "end" in present else at_once
+    return f"{nothing} AND {ended}"
 
 
 def _is_local(text: str) -> str:
