@@ -28,7 +28,7 @@ class LmEvalOptions:
         model_args: of `MODEL_ARGS`.
         metadata: handed to tasks that make their own data.
         predict_only: whether samples are logged and no metric is computed.
-        samples: the numbers of the documents to ask; None for all.
+        samples: the numbers of the documents to ask of each task; None for all.
     """
 
     gen_kwargs: Mapping[str, Any] | str | None = None
@@ -89,4 +89,9 @@ def options_of(entry: TaskEntry) -> LmEvalOptions:
                 f"{where} has the model argument {key!r}.{nearest(key, MODEL_ARGS)} Those that shape requests are "
                 f"{', '.join(MODEL_ARGS)}; what concerns weights or device is said to the engine."
             )
+    samples = entry.options.get("samples")
+    if samples is not None and entry.limit is not None:
+        raise BadUse(f"{where} has a limit, and samples that are chosen. Give one of them.")
+    if samples is not None and not all(type(one) is int and one >= 0 for one in samples):
+        raise BadUse(f"{where} has samples = {samples!r}: they must be the documents' numbers.")
     return LmEvalOptions(**entry.options)
