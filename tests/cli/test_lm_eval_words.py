@@ -136,6 +136,12 @@ def test_holdfasts_own_words_stand_beside_theirs():
         "--model",
         "./m",
     ]
+    served_here = "--engine openai --url http://h:1/v1 --model-name tiny"
+    found = translate(shlex.split(f"--tasks a --model tiny {served_here}"))
+    assert found.native == [*served_here.split(), "--model", "tiny"]
+    folders = ["--include-path=x", "--include-path=y"]
+    found = translate(["--tasks", "a", "--model", "m", "--model_args", "dtype=float", *folders])
+    assert found.native == ["--model", "m", "--dtype=float32", *folders]
     assert not speaks_lm_eval(shlex.split("--suite a --model ./m --num-fewshot 2 --limit 3"))
 
 
@@ -162,6 +168,12 @@ def test_what_is_always_done_is_said():
         ("--config c.yaml", "TOML"),
         ("--model_args pretrained=m --system_instruction x", "needs --tasks"),
         ('--model_args pretrained=m --tasks a --samples {"b":[1]}', "none of --tasks"),
+        ("--model_args pretrained=m --tasks b --samples {'b':3}", "--samples/-E cannot be"),
+        ('--model_args pretrained=m --tasks b --samples {"b":3}', "no JSON object of tasks"),
+        ('--model_args pretrained=m --tasks b --samples {"b":["x"]}', "no JSON object of tasks"),
+        ("--model_args pretrained=m --tasks b --samples no.json", "no JSON object of tasks"),
+        ("--model_args pretrained=m --tasks b --seed x", "--seed cannot be 'x'. See"),
+        ("--tasks a --suite nightly.toml --model ./m", "Give one of them"),
         ("validate --tasks a", "lm-eval validate --tasks a"),
         ("--model_args pretrained=m --tasks", "expected at least one argument"),
     ],
@@ -175,10 +187,13 @@ def test_what_is_not_supported_is_named_with_the_way(line, way):
 def test_tasks_are_named_by_globs_and_listed(monkeypatch):
     from holdfast.cli.eval import lm_eval_words
 
-    monkeypatch.setattr(lm_eval_words, "task_names", lambda _folders: ["arc_c", "arc_e", "mmlu"])
+    monkeypatch.setattr(
+        lm_eval_words, "task_names", lambda folders: ["arc_c", "arc_e", "mmlu", *folders]
+    )
     found = translate(shlex.split("--model_args pretrained=m --tasks arc_*,mmlu"))
     assert [entry.name for entry in found.suite.entries] == ["arc_c", "arc_e", "mmlu"]
     with pytest.raises(BadUse, match="No task of lm-eval is named like"):
         translate(shlex.split("--model_args pretrained=m --tasks zz*"))
-    assert translate(["--tasks", "list"]).listing
-    assert translate(["ls", "tasks"]).listing
+    everything = ["arc_c", "arc_e", "mmlu", "own"]
+    assert translate(shlex.split("--tasks list --include_path own")).listing == everything
+    assert translate(shlex.split("ls tasks --include_path own")).listing == everything

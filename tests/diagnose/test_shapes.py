@@ -1,8 +1,10 @@
 """Test that a lookup by shape returns the result of the line itself, in linear time."""
 
+import dataclasses
 import random
 
 import pytest
+import re2
 
 from holdfast.diagnose.explain import life
 from holdfast.diagnose.explain.scan import scan
@@ -27,6 +29,19 @@ def test_a_shape_keeps_zero_and_the_length():
 def test_patterns_that_tell_texts_of_one_shape_apart():
     assert with_own_digits([r"\d{3}", r"[1-9]\d", r"[0-9a-f]+"]) == []
     assert len(with_own_digits([r"Xid 79", r"1[5-9]\d{8}"])) == 2
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["code [01]$", "code [^02468]$", r"code [\x31-\x35]", r"code \x37", r"code \061", r"code \Q7\E",
+     r"[c\pL]ode 7", r"code\x20[0-8]", "[]1-5]$", "code a{,3}|[[:digit:]]3"],
+)  # fmt: skip
+def test_own_rules_match_by_their_digits_however_these_are_written(pattern):
+    rule = packaged_rules().rules[0]
+    rule = dataclasses.replace(rule, id="own", pattern=pattern, where="line")
+    rules = RuleSet([Topic(name="own", order=0, hot=frozenset(["code"]), rules=(rule,))])
+    for text in (f"code {number}" for number in [*range(100), *range(100)]):
+        assert (rules.find(text) is not None) is bool(re2.search(pattern, text)), text
 
 
 def test_a_known_shape_gives_the_rule_and_the_captures_of_the_line_itself():

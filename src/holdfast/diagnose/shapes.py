@@ -5,6 +5,7 @@ digits matches the same places in all texts of one shape. So a line of a known s
 lookup.
 """
 
+import functools
 import re
 from collections.abc import Iterable
 from typing import Any, Final, Generic, TypeVar
@@ -14,13 +15,13 @@ import re2
 _ONE_DIGIT: Final = str.maketrans("23456789", "11111111")
 _SHAPES: Final = 4096
 _SHAPE_CHARACTERS: Final = 512
-_OWN_DIGITS: Final = re2.compile(r"^\[(?:[^0-9\\]|\\.)*(?:[1-9](?:-[0-9])?|0-[0-8])")
-"""A character class with some of the digits, not all."""
 _PATTERN_PARTS = re.compile(  # applied to patterns, never to logs; RE2's binding is slower
-    r"(\\.|\{[0-9,]+\}|\[(?:\\.|[^\]\\])*\]|\(\?P<\w+>)|([0-9]+)"
+    r"(?P<atom>\\(?:x\{[0-9A-Fa-f]+\}|x[0-9A-Fa-f]{2}|[0-7]{1,3}|[pP](?:\{\^?\w+\}|\w)|.)"
+    r"|\[\^?\]?(?:\[:\^?\w+:\]|\\.|[^\]\\])*\])"
+    r"|(?P<number>[0-9]+)|\{[0-9]+(?:,[0-9]*)?\}|\(\?P?<\w+>"
 )
-_NO_ZERO: Final = "[1-9]"
-"""The only class of some digits that shapes keep apart."""
+_QUOTE: Final = r"\Q"
+"""Begins literal text that `_PATTERN_PARTS` does not part."""
 
 Found = TypeVar("Found")
 
@@ -31,25 +32,28 @@ def shape_of(text: str) -> str:
 
 
 def with_any_digits(pattern: str) -> str:
-    """Return `pattern` with each literal number replaced by any number."""
+    """Return `pattern`, loosened to match the texts of one shape all or not at all."""
 
     def loosened(match: Any) -> str:
-        kept = match[1]
-        if kept is None:
+        if match["number"]:
             return r"(?:\d+)"
-        return f"(?:{kept}|[0-9])" if kept[0] == "[" and _OWN_DIGITS.search(kept) else kept
+        if match["atom"] and _has_own_digits(match["atom"]):
+            return f"(?:{match['atom']}|[0-9])"
+        return str(match[0])
 
-    return str(_PATTERN_PARTS.sub(loosened, pattern))
+    return "[0-9]" if _QUOTE in pattern else str(_PATTERN_PARTS.sub(loosened, pattern))
+
+
+@functools.cache
+def _has_own_digits(atom: str) -> bool:
+    """Return True if an escape or a character class matches some of the digits 1 to 9, not all."""
+    compiled = re2.compile(atom)
+    return len({compiled.fullmatch(digit) is None for digit in "123456789"}) > 1
 
 
 def with_own_digits(patterns: Iterable[str]) -> list[str]:
     """Return the patterns that distinguish texts of one shape, loosened by `with_any_digits`."""
-    plain = [pattern.replace(_NO_ZERO, r"\d") for pattern in patterns]
-    return [
-        loose
-        for loose, pattern in zip(map(with_any_digits, plain), plain, strict=True)
-        if loose != pattern
-    ]
+    return [loose for pattern in patterns if (loose := with_any_digits(pattern)) != pattern]
 
 
 class Shapes(Generic[Found]):

@@ -297,6 +297,7 @@ def test_a_chat_may_answer_in_parts(server, engine_for, content, text):
         (None, "logprobs is null"),
         ({"token_logprobs": None, "top_logprobs": None}, "token_logprobs is null"),
         ({"token_logprobs": [None, -1.0, -1.0], "top_logprobs": None}, "top_logprobs is null"),
+        ({"token_logprobs": [None, -1.0], "top_logprobs": [None, None]}, "top_logprobs is null"),
     ],
 )
 def test_a_server_without_log_probabilities_is_said_to_be_one(
@@ -334,7 +335,9 @@ def test_a_page_in_the_place_of_an_answer_is_tried_again_and_then_said(server, e
 
 def test_an_error_in_the_body_of_a_200_counts_as_its_status(server, engine_for):
     engine = engine_for(server)
-    server.script = [{"error": {"message": "overloaded", "code": 429}}] * 5
+    server.script = [
+        {"error": {"message": "overloaded", "code": code}} for code in (429, "503")
+    ] * 3
     assert run(engine, [generation()])[0].answer
     server.script = [{"error": {"message": "no such thing", "code": 400}}]
     assert "answers 400: no such thing" in run(engine, [generation()])[0].error

@@ -78,6 +78,18 @@ def test_two_continuations_of_one_input_are_noted(world, tmp_path):
     assert exchange.splits_one_input
 
 
+@pytest.mark.parametrize("name", ["t_group", "t_choice.yaml"])
+def test_documents_of_a_group_or_of_a_file_are_chosen(world, tmp_path, name):
+    entry = str(world.tasks / name) if name.endswith(".yaml") else name
+    result = ran(world, tmp_path, entry, samples=[1, 4])
+    logged = tmp_path / result.samples_file
+    files = sorted(logged.glob("*.jsonl")) if logged.is_dir() else [logged]
+    assert len(files) == (3 if name == "t_group" else 1)
+    for file in files:
+        numbers = {json.loads(line)["doc_id"] for line in file.read_text().splitlines()}
+        assert numbers == {1, 4}
+
+
 def test_predictions_alone_and_chosen_documents(world, tmp_path):
     result = ran(world, tmp_path, "t_own", predict_only=True, samples=[1, 4])
     assert result.results["results"]["t_own"]["bypass,none"] == 999

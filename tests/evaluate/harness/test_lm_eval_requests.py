@@ -177,6 +177,15 @@ def test_an_option_that_lm_eval_does_not_have_is_refused(options, sentence):
         options_of(TaskEntry(name="t", options=options))
 
 
+@pytest.mark.parametrize(
+    ("samples", "limit", "says"),
+    [([0], 3.0, "Give one of them"), (["a"], None, "numbers"), ([-1], None, "numbers")],
+)
+def test_samples_are_numbers_and_stand_alone(samples, limit, says):
+    with pytest.raises(BadUse, match=says):
+        options_of(TaskEntry(name="t", limit=limit, options={"samples": samples}))
+
+
 def test_data_that_is_not_here_is_said_in_a_sentence(world, tmp_path):
     from holdfast.evaluate.harness.lm_eval.harness import LmEval
     from holdfast.evaluate.types.errors import EvaluationError

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from holdfast.evaluate.coordinator.kept_metrics import KeptMetrics
-from holdfast.evaluate.types.reads import CHANGED, content_digest
+from holdfast.evaluate.types.reads import ABSENT, CHANGED, content_digest
 from holdfast.evaluate.wire.answer_journal import Journal
 
 # A process of its own: an audit hook stays for the life of the process.
@@ -58,6 +58,11 @@ def test_a_file_that_changed_between_two_reads_equals_no_content(tmp_path):
     assert read_by(tmp_path, body)[str(tmp_path / "t")] == CHANGED
 
 
+def test_a_file_that_was_looked_for_and_not_there_is_recorded_as_absent(tmp_path):
+    body = "try: open(folder / 'overrides')\nexcept FileNotFoundError: pass"
+    assert read_by(tmp_path, body) == {str(tmp_path / "overrides"): ABSENT}
+
+
 @pytest.fixture
 def journal(tmp_path):
     journal = Journal(tmp_path / "journals", "metrics")
@@ -88,6 +93,15 @@ def test_a_metric_is_found_while_the_files_are_what_they_were(journal, tmp_path)
     assert found(journal) is None
     helper.write_text("old")
     assert found(journal) == b"of the old"
+
+
+def test_a_metric_is_computed_again_once_a_file_is_there_that_was_not(journal, tmp_path):
+    overrides = tmp_path / "overrides"
+    keep(journal, b"without", overrides)
+    keep(journal, b"again", overrides)
+    assert found(journal) == b"without"
+    overrides.write_text("1")
+    assert found(journal) is None
 
 
 def test_a_metric_whose_files_are_not_known_is_not_kept(journal):

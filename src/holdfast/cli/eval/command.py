@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli.eval import progress as eval_progress
-from holdfast.cli.eval.lm_eval_words import Line, speaks_lm_eval, task_names, translate
+from holdfast.cli.eval.lm_eval_words import Line, speaks_lm_eval, translate
 from holdfast.cli.eval.options import (
     FOLDER,
     HOW,
@@ -120,7 +120,7 @@ def _run(
 
     line: Line | None = click.get_current_context().meta.get(Line.__name__)
     if line is not None and line.listing:
-        click.echo("\n".join(task_names()))
+        click.echo("\n".join(line.listing))
         return 0
     chosen = suite if line is None or line.suite is None else line.suite
     with eval_progress.shown(quiet=no_progress or as_json) as progress:

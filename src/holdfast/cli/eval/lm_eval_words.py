@@ -83,13 +83,13 @@ class Line:
         suite: the tasks; None where the line names none of lm-eval's.
         native: what is left for `holdfast eval run`, in its own words.
         said: sentences on what is done anyway.
-        listing: whether the line asks for the names of all tasks.
+        listing: the names of all tasks, if the line asks for them.
     """
 
     suite: "Suite | None" = None
     native: list[str] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
-    listing: bool = False
+    listing: Sequence[str] = ()
 
 
 def speaks_lm_eval(words: Sequence[str]) -> bool:
@@ -110,7 +110,7 @@ def translate(words: Sequence[str]) -> Line:
     """
     words = list(words)
     if words[:2] == ["ls", "tasks"]:
-        return Line(listing=True)
+        words[:2] = ["--tasks", "list"]
     if words[:1] == ["run"]:
         words = words[1:]
     elif words[:1] and not words[0].startswith("-"):
@@ -118,10 +118,14 @@ def translate(words: Sequence[str]) -> Line:
     parser = _parser()
     names = parser._option_string_actions
     words = [_spelled(word, names) for word in words]
+    folders, words = _include_path().parse_known_args(words)
     given, native = parser.parse_known_args(words)
     said = {name: it for name, it in vars(given).items() if it is not None and it is not False}
+    said |= vars(folders)
     if said.get("tasks") in (["list"], ["list_groups"], ["list_tags"], ["list_subtasks"]):
-        return Line(listing=True)
+        return Line(listing=task_names(said.get("include_path", ())))
+    if "tasks" in said and any(_name_of(word) == "--suite" for word in native):
+        raise BadUse("--suite and --tasks both name the tasks. Give one of them.")
     for name, way in _NEVER.items():
         if name in said:
             raise BadUse(f"--{name} of lm-eval is not supported. {way}")
@@ -155,9 +159,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.allow_abbrev = False
 
     def refuse(message: str) -> NoReturn:
+        what, is_invalid, kind_and_value = message.partition(": invalid ")
+        if is_invalid:  # the kind is Python's name of a function
+            message = f"{what} cannot be {kind_and_value.rpartition('value: ')[2]}"
         raise BadUse(f"lm-eval does not take that line: {message}. See lm-eval run --help.")
 
     parser.error = refuse  # type: ignore[method-assign]
+    return parser
+
+
+def _include_path() -> argparse.ArgumentParser:
+    """Return a parser of `--include_path` alone, which lm-eval's takes once and Holdfast's repeatedly."""
+    parser = argparse.ArgumentParser(
+        add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS
+    )
+    parser.add_argument("--include_path", action="append")
     return parser
 
 
@@ -173,6 +189,8 @@ def _spelled(word: str, names: Mapping[str, Any]) -> str:
 
 def _model(said: Mapping[str, Any], line: Line) -> dict[str, Any]:
     """Put the model and its engine into a line's own words; return what of the arguments shapes requests."""
+    from lm_eval.models import MODEL_MAPPING
+
     from holdfast.evaluate import MODEL_ARGS
 
     kind, arguments = said.get("model", "hf"), dict(said.get("model_args", {}))
@@ -183,7 +201,7 @@ def _model(said: Mapping[str, Any], line: Line) -> dict[str, Any]:
         line.native += ["--engine", "openai", "--url", url, "--model", name, "--model-name", name]
         flags = {"num_concurrent": "--max-batch", "max_length": "--max-length"}
         engine_options = {"tokenizer": "tokenizer", "timeout": "timeout_s"}
-    elif kind in _LOCAL or (not arguments and ("/" in kind or Path(kind).exists())):
+    elif kind in _LOCAL or (kind not in MODEL_MAPPING and "pretrained" not in arguments):
         if kind in _LOCAL and "pretrained" not in arguments:
             raise BadUse(f"--model {kind} needs its weights: --model_args pretrained=FOLDER")
         name = str(arguments.pop("pretrained", kind))
@@ -228,8 +246,7 @@ def _flags(said: Mapping[str, Any], line: Line) -> None:
     ):
         if name in said:
             line.native.append(f"{flag}={said[name]}")
-    if "include_path" in said:
-        line.native.append(f"--include-path={said['include_path']}")
+    line.native += [f"--include-path={folder}" for folder in said.get("include_path", ())]
     if said.get("confirm_run_unsafe_code"):
         line.native.append("--confirm-unsafe-code")
     if "output_path" in said:
@@ -240,7 +257,6 @@ def _flags(said: Mapping[str, Any], line: Line) -> None:
 def _suite(said: Mapping[str, Any], model_args: Mapping[str, Any]) -> "Suite":
     from holdfast.evaluate import Suite, TaskEntry
 
-    folders = [said["include_path"]] if "include_path" in said else []
     samples = _samples(said.get("samples"))
     options: dict[str, Any] = {"model_args": dict(model_args)} if model_args else {}
     for name in ("gen_kwargs", "metadata", "predict_only"):
@@ -256,7 +272,7 @@ def _suite(said: Mapping[str, Any], model_args: Mapping[str, Any]) -> "Suite":
             system_instruction=said.get("system_instruction"),
             options={**options, **({"samples": samples[name]} if name in samples else {})},
         )
-        for name in _named(said["tasks"], folders)
+        for name in _named(said["tasks"], said.get("include_path", ()))
     )
     if samples and (unknown := samples.keys() - {entry.name for entry in entries}):
         raise BadUse(f"--samples names {min(unknown)}, which is none of --tasks.")
@@ -283,8 +299,12 @@ def _named(tasks: Sequence[str], folders: Sequence[str]) -> list[str]:
 def _samples(said: Any) -> dict[str, list[int]]:
     if said is None:
         return {}
-    if isinstance(said, str) and Path(said).is_file():
-        said = json.loads(Path(said).read_text())
-    if not isinstance(said, dict):
-        raise BadUse("--samples is no JSON object of tasks: --samples '{\"gsm8k\": [0, 3]}'")
-    return {str(task): [int(one) for one in wanted] for task, wanted in said.items()}
+    try:
+        if isinstance(said, str) and Path(said).is_file():
+            said = json.loads(Path(said).read_text())
+        return {str(task): [int(one) for one in wanted] for task, wanted in said.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise BadUse(
+            "--samples is no JSON object of tasks with lists of numbers, nor a file with one. Give one: "
+            "--samples '{\"gsm8k\": [0, 3]}'"
+        ) from error

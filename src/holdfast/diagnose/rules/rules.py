@@ -20,7 +20,7 @@ import yaml
 from holdfast.core.errors import BadUse
 from holdfast.diagnose.rules.causes import kinds
 from holdfast.diagnose.rules.taxonomy import CATEGORIES, Action, Category, Ending
-from holdfast.diagnose.shapes import Shapes, shape_of, with_any_digits
+from holdfast.diagnose.shapes import Shapes, shape_of, with_own_digits
 
 ROUTINE: Final = "routine"
 """The kind of rules whose lines are no events, to protect the lines from later rules."""
@@ -117,11 +117,7 @@ class Topic:
     @functools.cached_property
     def _any_digits(self) -> Any:
         """Return a set of the patterns with literal numbers, loosened; None if there are none."""
-        loose = [
-            pattern
-            for rule in self.rules
-            if (pattern := with_any_digits(rule.pattern)) != rule.pattern
-        ]
+        loose = with_own_digits(rule.pattern for rule in self.rules)
         if not loose:
             return None
         made = re2.Set.SearchSet(re2.Options())

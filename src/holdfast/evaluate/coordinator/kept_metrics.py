@@ -49,7 +49,7 @@ class KeptMetrics:
             if body[:1] == _RESULT:
                 return []
             names = _files_in(body)
-            key = _next_key(key, {p: read.get(p) or self._digests.of(p) for p in names})
+            key = _next_key(key, {p: read[p] if p in read else self._digests.of(p) for p in names})
             left = {path: digest for path, digest in left.items() if path not in names}
         if not left:
             return [(key, _RESULT + measured)]

@@ -109,7 +109,7 @@ def _text_of(said: Any) -> str:
 
 def _scored(request: Request, logprobs: Mapping[str, Any] | None, max_length: int) -> Answer:
     of_tokens, tops = ((logprobs or {}).get(name) for name in ("token_logprobs", "top_logprobs"))
-    if not of_tokens or not tops:
+    if not of_tokens or not any(tops or ()):
         missing = "top_logprobs" if of_tokens else "logprobs" if not logprobs else "token_logprobs"
         raise NotSupported(
             f"The server gives no log-probabilities of a prompt ({missing} is null), and this task "

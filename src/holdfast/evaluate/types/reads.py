@@ -72,13 +72,15 @@ class ReadRecorder:
         """Return each file with its digest when read; None if there are more than `MOST_FILES`.
 
         Files that this process wrote, files that no longer exist, and files in the folders
-        `apart_from` are left out.
+        `apart_from` are left out. A file that was looked for and not found is `ABSENT`.
         """
         folders = tuple(os.path.realpath(folder) + os.sep for folder in apart_from if folder)
         found = {
             path: digest
             for path, (_stamp, digest) in self._found.items()
-            if path not in self._written and not path.startswith(folders) and Path(path).exists()
+            if path not in self._written
+            and not path.startswith(folders)
+            and (digest == ABSENT or Path(path).exists())
         }
         return found if len(found) <= MOST_FILES else None
 
@@ -107,7 +109,11 @@ class ReadRecorder:
         path = os.path.realpath(path)
         if is_write:
             self._written.add(path)
-        elif _is_of_a_package(path) or path.startswith(_NO_FILES) or not Path(path).is_file():
+        elif (
+            _is_of_a_package(path)
+            or path.startswith(_NO_FILES)
+            or (Path(path).exists() and not Path(path).is_file())
+        ):
             return
         elif (before := self._found.get(path)) is None:
             self._found[path] = _stamp(path), content_digest(path)

@@ -98,9 +98,14 @@ class LmEval:
                 _stands_for(facts, options), is_wanted=not options.predict_only
             )
             lm.exchange = Exchange(client, lm, metrics)
+            chosen: dict[
+                str, list[int]
+            ] = {}  # by the tasks' own names; an entry may be a group or a file
 
             def on_load(loaded: Any) -> None:
                 lm.exchange.tasks = loaded["tasks"]
+                if options.samples is not None:
+                    chosen.update(dict.fromkeys(loaded["tasks"], options.samples))
                 for task in loaded["tasks"].values():
                     metrics.wrap(task)
 
@@ -117,7 +122,7 @@ class LmEval:
                 fewshot_as_multiturn=options.fewshot_as_multiturn,
                 gen_kwargs=options.gen_kwargs,
                 predict_only=options.predict_only,
-                samples=None if options.samples is None else {entry.name: options.samples},
+                samples=None if options.samples is None else chosen,
                 task_manager=self._prepared().manager(_metadata(facts, options), on_load),
                 random_seed=options.random_seed,
                 numpy_random_seed=options.numpy_random_seed,

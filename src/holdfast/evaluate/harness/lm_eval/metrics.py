@@ -69,12 +69,9 @@ class Exchange:
         self._repeats: Counter[bytes] = Counter()
         self.is_sampled = False
         """True if a request is sampled."""
-        self._splits: dict[bytes, set[int]] = {}
-
-    @property
-    def splits_one_input(self) -> bool:
+        self.splits_one_input = False
         """True if continuations of several lengths share an input, which lm-eval mixes up."""
-        return any(len(lengths) > 1 for lengths in self._splits.values())
+        self._continuation_bytes: dict[bytes, int] = {}
 
     def responses(self, instances: "Sequence[Instance]") -> list[Any]:
         """Return a response for each instance, which appears once for each repeat."""
@@ -124,10 +121,11 @@ class Exchange:
         """Return the requests for each repeat of an instance; sampled ones differ in `repeat`."""
         requests = self._lm.requests_of(instance)
         for request in requests:
-            if request.kind == "loglikelihood" and instance.request_type == "loglikelihood":
-                given = request.prompt + request.continuation[:-4] or request.text.encode()
-                if request.prompt:
-                    self._splits.setdefault(_digest(given), set()).add(len(request.continuation))
+            if request.prompt and instance.request_type == "loglikelihood":
+                given = _digest(request.prompt + request.continuation[:-4])
+                length = len(request.continuation)
+                if self._continuation_bytes.setdefault(given, length) != length:
+                    self.splits_one_input = True
         return [
             [self._set_apart(request) for request in requests] for _ in range(instance.repeats or 1)
         ]

@@ -29,7 +29,7 @@ class LmEvalOptions:
         model_args: values for `MODEL_ARGS`.
         metadata: passed to tasks that make their own data.
         predict_only: True to log samples and compute no metric.
-        samples: the numbers of the documents to use; None for all.
+        samples: the numbers of each task's documents to use; None for all.
     """
 
     gen_kwargs: Mapping[str, Any] | str | None = None
@@ -92,4 +92,9 @@ def options_of(entry: TaskEntry) -> LmEvalOptions:
                 "shape requests are "
                 f"{', '.join(MODEL_ARGS)}; what concerns weights or device is said to the engine."
             )
+    samples = entry.options.get("samples")
+    if samples is not None and entry.limit is not None:
+        raise BadUse(f"{where} has a limit, and samples that are chosen. Give one of them.")
+    if samples is not None and not all(type(one) is int and one >= 0 for one in samples):
+        raise BadUse(f"{where} has samples = {samples!r}: they must be the documents' numbers.")
     return LmEvalOptions(**entry.options)
