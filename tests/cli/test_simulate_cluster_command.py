@@ -158,6 +158,11 @@ def test_records_of_slurm_need_no_other_loader(tmp_path):
     [
         (["--reserve", "Pretrain"], "Give NAME=NUMBER"),
         (["--limit", "Nobody=3"], "no type and no pool"),
+        (["--decoupled", "--limit", "Evaluation=4"], "whole node .* 8 GPUs, but may use 4"),
+        (
+            ["--decoupled", "--until", "2023-03-01T16:01:45"],
+            "no evaluation to decouple: no 10 jobs",
+        ),
     ],
 )
 def test_errors_say_what_to_do(trace, more, says):
