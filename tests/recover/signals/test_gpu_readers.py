@@ -10,7 +10,7 @@ import pytest
 from holdfast.recover.detectors.node import meaning_of
 from holdfast.recover.signals.facts import CannotSee
 from holdfast.recover.signals.gpu.dcgm import FIELDS, Dcgmi, Exporter
-from holdfast.recover.signals.gpu.gpus import NVLINK_ERRORS, SHARE, Gpus
+from holdfast.recover.signals.gpu.gpus import LEAST_PERIOD_S, NVLINK_ERRORS, SHARE, Gpus
 from holdfast.recover.signals.gpu.nvml import Nvml
 from holdfast.recover.signals.gpu.reader import READERS
 from holdfast.testing.dcgm import exporter_page, fake_dcgmi
@@ -184,6 +184,28 @@ def test_the_process_reads_by_the_first_reader_that_answers(tmp_path):
     gpus._process.stdout.close()
 
 
+@pytest.mark.parametrize(
+    ("work", "least_s", "most_s"),
+    [
+        ("sleep 1", LEAST_PERIOD_S, 0.5 / SHARE),
+        ("i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done", 2 * LEAST_PERIOD_S, 3600.0),
+    ],
+)
+def test_a_look_that_uses_the_cpu_is_rare_and_one_that_waits_is_not(
+    tmp_path, work, least_s, most_s
+):
+    smi = tmp_path / "smi"
+    smi.write_text(f"#!/bin/sh\n{work}\necho '<log><gpu id=\"{BUS}\"/></log>'\n")
+    smi.chmod(0o755)
+    readers = f"{{'nvidia-smi': lambda: Smi([{str(smi)!r}])}}"
+    gpus = Gpus(driver=tmp_path, command=served(readers))
+    assert gpus.read() == []
+    assert least_s <= gpus.period_s <= most_s
+    gpus._process.stdin.close()
+    gpus._process.wait(60)
+    gpus._process.stdout.close()
+
+
 def test_a_driver_call_that_blocks_costs_the_look_alone(tmp_path):
     open_it = tmp_path / "open"
     readers = (
@@ -193,7 +215,7 @@ def test_a_driver_call_that_blocks_costs_the_look_alone(tmp_path):
     gpus = Gpus(driver=tmp_path, command=served(readers), timeout_s=1.0)
     with pytest.raises(CannotSee, match="the driver did not answer within 1 s"):
         gpus.read()
-    assert gpus.period_s >= 1.0 / SHARE
+    assert gpus.period_s == LEAST_PERIOD_S  # not blind for long: the next look may succeed
     assert gpus._stuck.wait(60) < 0
     open_it.touch()
     gpus._timeout_s = 60.0

@@ -18,7 +18,7 @@ TIMEOUT_S = 50.0
 """Seconds for an answer: more than all commands of the readers may take together."""
 LEAST_PERIOD_S = 5.0
 SHARE = 1 / 500
-"""A look lasts for at most this share of the time, so that it uses at most 0.2% of a core."""
+"""The largest share of a core that the looks use. A look that only waits for the driver uses none."""
 NVLINK_ERRORS = 100
 """New errors of the NVLinks, since the first look, that are a fact; from there on each doubling is one."""
 
@@ -47,7 +47,8 @@ class Gpus:
         self._timeout_s = timeout_s
         self._process: subprocess.Popen[bytes] | None = None
         self._stuck: subprocess.Popen[bytes] | None = None
-        self._took_s = 0.0
+        self._cpu_s = 0.0
+        """The CPU seconds of the last look."""
         self._known: dict[str, set[str]] = {}
         """For each reader, the GPUs that were there at any look."""
         self._first: dict[tuple[str, str, str], int] = {}
@@ -59,17 +60,15 @@ class Gpus:
     @property
     def period_s(self) -> float:
         """See `Source.period_s`."""
-        return max(LEAST_PERIOD_S, self._took_s / SHARE)
+        return max(LEAST_PERIOD_S, self._cpu_s / SHARE)
 
     def read(self) -> Sequence[Fact]:
         """See `Source.read`."""
         if not self._driver.exists() and not os.environ.get(ENV_EXPORTER):
             raise CannotSee("this host has no NVIDIA driver")
-        began_s = time.monotonic()
-        try:
-            told = self._ask()
-        finally:
-            self._took_s = time.monotonic() - began_s
+        told = self._ask()
+        cpu_s = told.get("cpu_s")
+        self._cpu_s = cpu_s if isinstance(cpu_s, float) else 0.0
         if "error" in told:
             raise CannotSee(str(told["error"]))
         return self.facts_of(Reading.of_json(told))
