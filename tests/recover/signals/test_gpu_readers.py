@@ -86,6 +86,17 @@ def test_errors_of_the_nvlinks_count_from_the_first_look(card, read):
     assert names(read()) == [("nvlink-errors", BUS, 2 * NVLINK_ERRORS)]
 
 
+def test_errors_after_a_reset_of_the_gpu_count_from_the_reset(card, read):
+    card.values["nvmlDeviceGetTotalEccErrors"] = 5
+    assert names(read()) == [("ecc-uncorrectable", BUS, 5)]
+    card.values["nvmlDeviceGetTotalEccErrors"] = 0
+    card.fields[38] = 0
+    assert read() == []
+    card.values["nvmlDeviceGetTotalEccErrors"] = 1
+    card.fields[38] = NVLINK_ERRORS
+    assert {name for name, _, _ in names(read())} == {"ecc-uncorrectable", "nvlink-errors"}
+
+
 def test_an_nvlink_that_was_up_and_is_down_is_a_signal(card, read):
     card.nvlinks[3] = False
     (found,) = read()

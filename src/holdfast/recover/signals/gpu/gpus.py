@@ -52,7 +52,7 @@ class Gpus:
         self._known: dict[str, set[str]] = {}
         """For each reader, the GPUs that were there at any look."""
         self._first: dict[tuple[str, str, str], int] = {}
-        """For each reader, GPU and counter: the count at the first look."""
+        """For each reader, GPU and counter: the count at the first look, or the first one since a reset."""
         self._most_links: dict[tuple[str, str], int] = {}
         self._xids: dict[tuple[str, int], int] = {}
         """For each GPU and code, the Xid events."""
@@ -136,7 +136,9 @@ class Gpus:
     def _new(self, reader: str, where: str, counter: str, count: int | None) -> int:
         if count is None:
             return 0
-        return count - self._first.setdefault((reader, where, counter), count)
+        key = reader, where, counter
+        self._first[key] = min(count, self._first.get(key, count))  # a reset begins at 0 again
+        return count - self._first[key]
 
     def _signal(
         self, name: str, where: str, text: str, count: int = 1, *, part: str = ""
