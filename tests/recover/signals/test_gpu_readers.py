@@ -70,6 +70,13 @@ def test_nvml_shows_a_state_while_it_lasts(card, read, values, name):
     assert read() == []
 
 
+def test_a_driver_with_the_older_name_of_the_clocks_reasons_shows_a_slowdown():
+    older = {"nvmlDeviceGetCurrentClocksThrottleReasons": 0x40}
+    missing = frozenset({"nvmlDeviceGetCurrentClocksEventReasons"})
+    reading = Nvml(FakeNvml([FakeGpu(values=older, missing=missing)])).read()
+    assert reading.gpus[BUS].slowdowns == ("hw_thermal_slowdown",)
+
+
 def test_a_reset_that_the_driver_wants_is_named(card, read):
     card.fields[230] = 1
     (found,) = read()
