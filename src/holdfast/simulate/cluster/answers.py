@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.core.errors import BadUse
+from holdfast.core.words import plainly
 from holdfast.simulate.arrivals import GAP_S, LEAST_JOBS
 from holdfast.simulate.cluster.decoupled import Batches, batches_of, decouple
 from holdfast.simulate.cluster.engine import HOUR_S, Outcome, Progress, replay
@@ -277,6 +278,10 @@ def assumptions(chosen: Answer, *, reserve_given: bool) -> Sequence[str]:
         "Backfill predicts run times: the mean of the user's last two jobs of a type and size, up to a power of two.",
         "Jobs arrive and run as in the trace, though some were cancelled because they waited.",
     ]
+    if number := chosen.replayed.on_parts_of_gpus:
+        said.append(
+            f"{plainly(number, 'job')} on a part of a GPU: each holds whole GPUs, so that waits are longer than real."
+        )
     if not reserve_given:
         nodes = ", ".join(f"{name} {number}" for name, number in policy.reserved_nodes.items())
         said.append(
