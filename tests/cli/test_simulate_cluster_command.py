@@ -158,6 +158,11 @@ def test_records_of_slurm_need_no_other_loader(tmp_path):
     [
         (["--reserve", "Pretrain"], "Give NAME=NUMBER"),
         (["--limit", "Nobody=3"], "no type and no pool"),
+        (["--decoupled", "--limit", "Evaluation=4"], "whole node .* 8 GPUs, but may use 4"),
+        (
+            ["--decoupled", "--until", "2023-03-01T16:01:45"],
+            "no evaluation to decouple: no 10 jobs",
+        ),
     ],
 )
 def test_errors_say_what_to_do(trace, more, says):
@@ -167,6 +172,19 @@ def test_errors_say_what_to_do(trace, more, says):
 
 def test_a_job_larger_than_the_cluster_is_left_out_and_counted(trace):
     assert answered(trace, "--capacity", "1x8")["left_out"] == {"larger than the cluster": 1}
+
+
+def test_jobs_on_parts_of_a_gpu_are_counted_among_what_is_assumed(trace, tmp_path):
+    file = tmp_path / "parts.csv"
+    rows = "a,2026-03-01T00:00:00,2026-03-01T00:01:00,2026-03-01T01:01:00,0.5\n" * 2
+    file.write_text("job_id,submit,start,end,gpus\n" + rows.replace("a", "b", 1))
+    columns = tmp_path / "map.toml"
+    columns.write_text(
+        '[columns]\njob_id = "job_id"\nsubmit_at = "submit"\nstart_at = "start"\nend_at = "end"\ngpu_num = "gpus"\n'
+    )
+    parts = run(file, "--map", columns, "--capacity", "1x8", "--zone", "UTC")
+    assert "Assumed: 2 jobs on a part of a GPU: each holds whole GPUs" in parts
+    assert "part of a GPU" not in run(trace, "--capacity", "4x8")
 
 
 def test_a_cluster_of_unknown_size_is_asked_for(tmp_path):

@@ -194,6 +194,10 @@ class FakeNvml:
         """Return the bits of the reasons for low clocks."""
         return int(self._value(gpu, "nvmlDeviceGetCurrentClocksEventReasons"))
 
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, gpu: FakeGpu) -> int:  # noqa: N802
+        """Return the same bits, by the name of older drivers."""
+        return int(self._value(gpu, "nvmlDeviceGetCurrentClocksThrottleReasons"))
+
     def nvmlDeviceGetNvLinkState(self, gpu: FakeGpu, link: int) -> int:  # noqa: N802
         """Return 1 if a link is up."""
         self._value(gpu, "nvmlDeviceGetNvLinkState")

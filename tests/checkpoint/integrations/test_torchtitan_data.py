@@ -204,3 +204,22 @@ def test_it_works_with_torchtitans_own_manager(tmp_path, monkeypatch):
     monkeypatch.setenv(ENV_LEAVE_OUT, "5-5")
     resumed = Training(tmp_path, wrapped(), manager=CheckpointManager).run(5)
     assert resumed.seen == [4, 6]
+
+
+def test_a_save_between_a_restore_of_the_loader_alone_and_its_next_batch_keeps_the_place():
+    parts = {
+        "dp_world_size": 1,
+        "dp_rank": 0,
+        "tokenizer": None,
+        "seq_len": 3,
+        "local_batch_size": SIZE,
+        "snapshot_every_n_steps": 1,
+    }
+    alone = NumbersLoader.Config().build(**parts)
+    batches = iter(alone)
+    next(batches)
+    around = HoldfastDataLoader.Config(loader=NumbersLoader.Config())
+    first, second = around.build(**parts), around.build(**parts)
+    first.load_state_dict(alone.state_dict())
+    second.load_state_dict(first.state_dict())
+    assert_same(next(iter(second)), next(batches))

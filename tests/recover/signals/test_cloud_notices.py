@@ -12,6 +12,7 @@ from holdfast.testing.clock import FakeClock
 
 FIRMWARE = {
     "aws": ("sys_vendor", "Amazon EC2"),
+    "aws, Xen": ("bios_version", "4.11.amazon"),
     "gce": ("product_name", "Google Compute Engine"),
     "azure": ("chassis_asset_tag", "7783-7084-3265-9085-8269-3286-77"),
 }
@@ -77,8 +78,9 @@ def facts(source):
     return [(one.kind, one.text, one.until_s) for one in source.read()]
 
 
-def test_a_spot_instance_of_aws_is_taken_away_at_a_moment(service, cloud):
-    source = cloud("aws")
+@pytest.mark.parametrize("machine", ["aws", "aws, Xen"])
+def test_a_spot_instance_of_aws_is_taken_away_at_a_moment(service, cloud, machine):
+    source = cloud(machine)
     assert facts(source) == []
     assert source.period_s == PERIOD_S
     service.pages[SPOT] = '{"action": "terminate", "time": "2017-09-18T08:22:00Z"}'

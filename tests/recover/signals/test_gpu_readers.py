@@ -10,7 +10,7 @@ import pytest
 from holdfast.recover.detectors.node import meaning_of
 from holdfast.recover.signals.facts import CannotSee
 from holdfast.recover.signals.gpu.dcgm import FIELDS, Dcgmi, Exporter
-from holdfast.recover.signals.gpu.gpus import NVLINK_ERRORS, SHARE, Gpus
+from holdfast.recover.signals.gpu.gpus import LEAST_PERIOD_S, NVLINK_ERRORS, SHARE, Gpus
 from holdfast.recover.signals.gpu.nvml import Nvml
 from holdfast.recover.signals.gpu.reader import READERS
 from holdfast.testing.dcgm import exporter_page, fake_dcgmi
@@ -70,6 +70,13 @@ def test_nvml_shows_a_state_while_it_lasts(card, read, values, name):
     assert read() == []
 
 
+def test_a_driver_with_the_older_name_of_the_clocks_reasons_shows_a_slowdown():
+    older = {"nvmlDeviceGetCurrentClocksThrottleReasons": 0x40}
+    missing = frozenset({"nvmlDeviceGetCurrentClocksEventReasons"})
+    reading = Nvml(FakeNvml([FakeGpu(values=older, missing=missing)])).read()
+    assert reading.gpus[BUS].slowdowns == ("hw_thermal_slowdown",)
+
+
 def test_a_reset_that_the_driver_wants_is_named(card, read):
     card.fields[230] = 1
     (found,) = read()
@@ -84,6 +91,17 @@ def test_errors_of_the_nvlinks_count_from_the_first_look(card, read):
     assert names(read()) == [("nvlink-errors", BUS, NVLINK_ERRORS)]
     card.fields[59] += 2 * NVLINK_ERRORS
     assert names(read()) == [("nvlink-errors", BUS, 2 * NVLINK_ERRORS)]
+
+
+def test_errors_after_a_reset_of_the_gpu_count_from_the_reset(card, read):
+    card.values["nvmlDeviceGetTotalEccErrors"] = 5
+    assert names(read()) == [("ecc-uncorrectable", BUS, 5)]
+    card.values["nvmlDeviceGetTotalEccErrors"] = 0
+    card.fields[38] = 0
+    assert read() == []
+    card.values["nvmlDeviceGetTotalEccErrors"] = 1
+    card.fields[38] = NVLINK_ERRORS
+    assert {name for name, _, _ in names(read())} == {"ecc-uncorrectable", "nvlink-errors"}
 
 
 def test_an_nvlink_that_was_up_and_is_down_is_a_signal(card, read):
@@ -184,6 +202,28 @@ def test_the_process_reads_by_the_first_reader_that_answers(tmp_path):
     gpus._process.stdout.close()
 
 
+@pytest.mark.parametrize(
+    ("work", "least_s", "most_s"),
+    [
+        ("sleep 1", LEAST_PERIOD_S, 0.5 / SHARE),
+        ("i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done", 2 * LEAST_PERIOD_S, 3600.0),
+    ],
+)
+def test_a_look_that_uses_the_cpu_is_rare_and_one_that_waits_is_not(
+    tmp_path, work, least_s, most_s
+):
+    smi = tmp_path / "smi"
+    smi.write_text(f"#!/bin/sh\n{work}\necho '<log><gpu id=\"{BUS}\"/></log>'\n")
+    smi.chmod(0o755)
+    readers = f"{{'nvidia-smi': lambda: Smi([{str(smi)!r}])}}"
+    gpus = Gpus(driver=tmp_path, command=served(readers))
+    assert gpus.read() == []
+    assert least_s <= gpus.period_s <= most_s
+    gpus._process.stdin.close()
+    gpus._process.wait(60)
+    gpus._process.stdout.close()
+
+
 def test_a_driver_call_that_blocks_costs_the_look_alone(tmp_path):
     open_it = tmp_path / "open"
     readers = (
@@ -193,7 +233,7 @@ def test_a_driver_call_that_blocks_costs_the_look_alone(tmp_path):
     gpus = Gpus(driver=tmp_path, command=served(readers), timeout_s=1.0)
     with pytest.raises(CannotSee, match="the driver did not answer within 1 s"):
         gpus.read()
-    assert gpus.period_s >= 1.0 / SHARE
+    assert gpus.period_s == LEAST_PERIOD_S  # not blind for long: the next look may succeed
     assert gpus._stuck.wait(60) < 0
     open_it.touch()
     gpus._timeout_s = 60.0

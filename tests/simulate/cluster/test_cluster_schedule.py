@@ -5,7 +5,7 @@ import pytest
 from small_clusters import NODES, PER, POLICIES, Watched, jobs, random_jobs, replayed, starts
 
 from holdfast.core.errors import BadUse
-from holdfast.simulate.cluster import Policy, usual_reserve
+from holdfast.simulate.cluster import Jobs, Policy, usual_reserve
 
 FIRST_COME = POLICIES["first come"]
 
@@ -89,6 +89,20 @@ def test_reserved_quota_is_a_floor_and_not_a_ceiling():
     given = jobs([(0.0, 8.0, 4, "Pretrain"), (1.0, 8.0, 4, "Pretrain"), (2.0, 8.0, 4, "Other")])
     policy = Policy(reserved_nodes={"Pretrain": 1})
     assert starts(replayed(given, policy, nodes=2, per=4)) == [0.0, 1.0, 9.0]
+
+
+def test_a_pool_with_reserved_nodes_may_hold_evaluations_that_have_none():
+    given = Jobs.of(
+        {
+            "submit_s": [0.0, 1.0, 2.0],
+            "run_s": [8.0, 8.0, 8.0],
+            "gpus": [4, 4, 4],
+            "type": ["Other", "Evaluation", "Pretrain"],
+            "pool": ["dev", "gpu", "gpu"],
+        }
+    )
+    policy = Policy(reserved_nodes={"gpu": 1}, mode="idle")
+    assert starts(replayed(given, policy, nodes=2, per=4)) == [0.0, 8.0, 2.0]
 
 
 def test_a_job_over_the_limit_of_its_type_waits_and_delays_nobody():
@@ -194,7 +208,7 @@ def test_hours_tell_how_scattered_the_free_gpus_are():
     ("policy", "says"),
     [
         ({"reserved_nodes": {"Nobody": 1}}, "no type and no pool 'Nobody'"),
-        ({"reserved_nodes": {"Evaluation": 1}}, "best effort and have reserved nodes"),
+        ({"reserved_nodes": {"Evaluation": 1}}, "best effort and can have no reserved nodes"),
         ({"reserved_nodes": {"Pretrain": 9}}, "9 nodes are reserved of 4"),
         ({"limit_gpus": {"Pretrain": 1}}, "wants .* GPUs, but may use 1"),
         ({"limit_gpus": {"Pretrain": 0}}, "Give 1 or more"),

@@ -68,6 +68,8 @@ class HoldfastDataLoader(BaseDataLoader):
         counted = _unpacked(packed)
         if counted["loader"] is not None:
             counted["loader"] = {**counted["loader"], "loader": own}
+        else:  # saved before a batch, where the loader may have a position of its own
+            self._loader.load_state_dict(own)
         self._batches.load_state_dict(counted)
 
 

@@ -142,7 +142,8 @@ def _reader_of(firmware: Path) -> Callable[[_Service], Iterator[_Told]] | None:
         except OSError:
             return ""
 
-    if word("sys_vendor") == "Amazon EC2":
+    # Machines of AWS under Xen (P3) have the vendor Xen.
+    if word("sys_vendor") == "Amazon EC2" or word("bios_version").endswith(".amazon"):
         return _aws
     if word("product_name") == "Google Compute Engine":
         return _gce

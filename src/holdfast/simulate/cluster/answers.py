@@ -6,6 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from holdfast.core.errors import BadUse
+from holdfast.core.words import plainly
+from holdfast.simulate.arrivals import GAP_S, LEAST_JOBS
 from holdfast.simulate.cluster.decoupled import Batches, batches_of, decouple
 from holdfast.simulate.cluster.engine import HOUR_S, Outcome, Progress, replay
 from holdfast.simulate.cluster.jobs import EVALUATION, Floats, Jobs, Replayed, places
@@ -147,19 +150,29 @@ def answer(
         progress: called as jobs come.
 
     Raises:
-        BadUse: the policy does not suit the jobs.
+        BadUse: the policy does not suit the jobs, or there is no evaluation to decouple.
     """
     jobs, per = replayed.jobs, replayed.gpus_per_node
     batches = batches_of(jobs, gpus_per_node=per)
+    if decoupled and not len(batches):
+        raise BadUse(
+            f"There is no evaluation to decouple: no {LEAST_JOBS} jobs of type {EVALUATION}, each of at most a node, "
+            f"that a user submitted within {GAP_S / 60:.0f} minutes of each other. Leave --decoupled out."
+        )
     outcome = _replay(jobs, replayed, policy, progress)
     ended_s = np.zeros(len(batches))
     trial = batches.of_job >= 0
     np.maximum.at(ended_s, batches.of_job[trial], outcome.end_s[trial])
     variants = [_variant("as submitted", jobs, outcome, replayed, batches, ended_s, trial)]
     outcomes, coordinator = [outcome], {}
-    if decoupled and len(batches):
+    if decoupled:
         other = decouple(jobs, batches, gpus_per_node=per, seed=seed)
-        outcome = _replay(other.jobs, replayed, policy, progress)
+        try:
+            outcome = _replay(other.jobs, replayed, policy, progress)
+        except BadUse as error:
+            raise BadUse(
+                f"With --decoupled, a job of a whole node takes the place of the trials. {error}"
+            ) from error
         made = other.batch >= 0
         started_s = np.zeros(len(batches))
         started_s[other.batch[made]] = outcome.start_s[made]
@@ -265,10 +278,16 @@ def assumptions(chosen: Answer, *, reserve_given: bool) -> Sequence[str]:
         "Backfill predicts run times: the mean of the user's last two jobs of a type and size, up to a power of two.",
         "Jobs arrive and run as in the trace, though some were cancelled because they waited.",
     ]
+    if number := chosen.replayed.on_parts_of_gpus:
+        said.append(
+            f"{plainly(number, 'job')} on a part of a GPU: each holds whole GPUs, so that waits are longer than real."
+        )
     if not reserve_given:
         nodes = ", ".join(f"{name} {number}" for name, number in policy.reserved_nodes.items())
         said.append(
-            f"Nodes reserved: {nodes or 'none'}; the peak of the type's jobs, as no trace states it."
+            f"Nodes reserved: {nodes}; the peak of the type's jobs, as no trace states it."
+            if nodes
+            else "No nodes are reserved: there is no pretraining, or no room beside the largest other job."
         )
     if places(types, EVALUATION) is not None:
         said.append(

@@ -125,6 +125,8 @@ class Replayed:
     gpus_per_node: int
     left_out: Mapping[str, int]
     """Jobs that cannot be replayed, by reason."""
+    on_parts_of_gpus: int = 0
+    """Jobs that hold a part of a GPU in the trace, and a whole one here."""
 
 
 def jobs_of(trace: "Trace") -> Replayed:
@@ -203,6 +205,7 @@ def jobs_of(trace: "Trace") -> Replayed:
         nodes=known.node_num,
         gpus_per_node=known.gpus_per_node,
         left_out=left_out,
+        on_parts_of_gpus=int((columns["gpus"][kept] % 1 > 0).sum()),
     )
 
 

@@ -23,7 +23,8 @@ class Policy:
     """
 
     reserved_nodes: Mapping[str, int] = field(default_factory=dict)
-    """Whole nodes that only jobs of the name get. These jobs come first on the other nodes as well."""
+    """Whole nodes that only jobs of the name get, without the best-effort ones. These jobs come first on the other
+    nodes as well."""
     limit_gpus: Mapping[str, int] = field(default_factory=dict)
     """GPUs that jobs of the name may hold or queue for at a time; further ones wait before the queue."""
     best_effort: tuple[str, ...] = (EVALUATION,)
@@ -62,16 +63,18 @@ def classes(jobs: Jobs, policy: Policy, *, nodes: int, gpus_per_node: int) -> Cl
     Raises:
         BadUse: a name is neither a type nor a pool, or jobs cannot fit their nodes or their limit.
     """
-    partition = np.zeros(len(jobs), dtype=np.int64)
-    for number, name in enumerate(policy.reserved_nodes, start=1):
-        partition[_named(jobs, name)] = number
     best_effort = np.zeros(len(jobs), dtype=bool)
     for name in policy.best_effort:
         if name in jobs.types or name in jobs.pools:
             best_effort |= _named(jobs, name)
-    if (both := best_effort & (partition > 0)).any():
-        name = jobs.types[jobs.type[both.argmax()]]
-        raise BadUse(f"{name} jobs are best effort and have reserved nodes. Choose one of the two.")
+    partition = np.zeros(len(jobs), dtype=np.int64)
+    for number, name in enumerate(policy.reserved_nodes, start=1):
+        own = _named(jobs, name) & ~best_effort  # a pool may hold evaluations as well
+        if not own.any():
+            raise BadUse(
+                f"All {name} jobs are best effort and can have no reserved nodes. Reserve nodes for another name."
+            )
+        partition[own] = number
     limit = np.full(len(jobs), -1, dtype=np.int64)
     for number, name in enumerate(policy.limit_gpus):
         limit[_named(jobs, name)] = number
@@ -89,7 +92,7 @@ def classes(jobs: Jobs, policy: Policy, *, nodes: int, gpus_per_node: int) -> Cl
     if (large := jobs.gpus > room).any():
         job = int(large.argmax())
         raise BadUse(
-            f"A {jobs.types[jobs.type[job]]} job wants {jobs.gpus[job]:,} GPUs, but may use {room[job]:,}. "
+            f"A job of type {jobs.types[jobs.type[job]]} wants {jobs.gpus[job]:,} GPUs, but may use {room[job]:,}. "
             "Change the reserved nodes or the limit."
         )
     return Classes(

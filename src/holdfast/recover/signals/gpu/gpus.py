@@ -18,7 +18,7 @@ TIMEOUT_S = 50.0
 """Seconds for an answer: more than all commands of the readers may take together."""
 LEAST_PERIOD_S = 5.0
 SHARE = 1 / 500
-"""A look lasts for at most this share of the time, so that it uses at most 0.2% of a core."""
+"""The largest share of a core that the looks use. A look that only waits for the driver uses none."""
 NVLINK_ERRORS = 100
 """New errors of the NVLinks, since the first look, that are a fact; from there on each doubling is one."""
 
@@ -47,11 +47,12 @@ class Gpus:
         self._timeout_s = timeout_s
         self._process: subprocess.Popen[bytes] | None = None
         self._stuck: subprocess.Popen[bytes] | None = None
-        self._took_s = 0.0
+        self._cpu_s = 0.0
+        """The CPU seconds of the last look."""
         self._known: dict[str, set[str]] = {}
         """For each reader, the GPUs that were there at any look."""
         self._first: dict[tuple[str, str, str], int] = {}
-        """For each reader, GPU and counter: the count at the first look."""
+        """For each reader, GPU and counter: the count at the first look, or the first one since a reset."""
         self._most_links: dict[tuple[str, str], int] = {}
         self._xids: dict[tuple[str, int], int] = {}
         """For each GPU and code, the Xid events."""
@@ -59,17 +60,15 @@ class Gpus:
     @property
     def period_s(self) -> float:
         """See `Source.period_s`."""
-        return max(LEAST_PERIOD_S, self._took_s / SHARE)
+        return max(LEAST_PERIOD_S, self._cpu_s / SHARE)
 
     def read(self) -> Sequence[Fact]:
         """See `Source.read`."""
         if not self._driver.exists() and not os.environ.get(ENV_EXPORTER):
             raise CannotSee("this host has no NVIDIA driver")
-        began_s = time.monotonic()
-        try:
-            told = self._ask()
-        finally:
-            self._took_s = time.monotonic() - began_s
+        told = self._ask()
+        cpu_s = told.get("cpu_s")
+        self._cpu_s = cpu_s if isinstance(cpu_s, float) else 0.0
         if "error" in told:
             raise CannotSee(str(told["error"]))
         return self.facts_of(Reading.of_json(told))
@@ -137,7 +136,9 @@ class Gpus:
     def _new(self, reader: str, where: str, counter: str, count: int | None) -> int:
         if count is None:
             return 0
-        return count - self._first.setdefault((reader, where, counter), count)
+        key = reader, where, counter
+        self._first[key] = min(count, self._first.get(key, count))  # a reset begins at 0 again
+        return count - self._first[key]
 
     def _signal(
         self, name: str, where: str, text: str, count: int = 1, *, part: str = ""

@@ -126,6 +126,8 @@ class Nvml:
         nvml = self._nvml
         rows = self._of(nvml.nvmlDeviceGetRemappedRows, handle)
         bits = self._of(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
+        if bits is None:  # drivers before R535 have the older name alone
+            bits = self._of(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
         degrees = self._of(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
         counters = list(self._fields(handle, _NVLINK_COUNTERS))
         return GpuState(
