@@ -353,7 +353,7 @@ def test_the_direction_of_a_metric_is_what_its_name_says_unless_it_is_given(text
     "text", ["delta=1", "loss_over_acc=1", "error_free_rate=1", "blocks=1", "none=1"]
 )
 def test_a_direction_that_nobody_knows_is_asked_for(text):
-    with pytest.raises(BadUse, match="Nobody knows whether more"):
+    with pytest.raises(BadUse, match="does not show whether more"):
         policy_of(last=None, every_steps=None, best=(text,), within=None)
 
 
