@@ -1,4 +1,6 @@
-"""The simulator predicts what live runs measured, within 5 %, from inputs that were measured elsewhere."""
+"""The simulator predicts what live runs measured, within 5 %, from inputs that were measured
+elsewhere.
+"""
 
 import importlib
 import json

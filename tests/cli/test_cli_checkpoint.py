@@ -39,7 +39,7 @@ def folder(saved, tmp_path):
 
 
 def ran(*arguments):
-    """What a command prints, and its exit code; its errors are raised."""
+    """Run a command; return its output and its exit code, and raise its errors."""
     result = CliRunner().invoke(cli, ["checkpoint", *map(str, arguments)], standalone_mode=False)
     if result.exception is not None:
         raise result.exception

@@ -23,7 +23,9 @@ VOID = {"meta", "br", "img", "link", "input", "hr"}
 
 
 class Page(HTMLParser):
-    """A page taken apart: its text, its attributes, its elements, and whether each of them is closed."""
+    """A page taken apart: its text, its attributes, its elements, and whether each of them is
+    closed.
+    """
 
     def __init__(self, path):
         super().__init__()

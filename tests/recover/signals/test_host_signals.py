@@ -1,4 +1,6 @@
-"""Links, file systems, memory, clock and planned shutdowns: from made-up trees, and of this machine."""
+"""Links, file systems, memory, clock and planned shutdowns: from made-up trees, and of this
+machine.
+"""
 
 import pytest
 

@@ -1,4 +1,6 @@
-"""Hostile requests: forged, under other names, without a session, with paths, scripts and large bodies."""
+"""Hostile requests: forged, under other names, without a session, with paths, scripts and large
+bodies.
+"""
 
 import pytest
 import sample_runs

@@ -1,4 +1,6 @@
-"""The pages of the console over a ledger with runs: complete without a script, the same facts as JSON, bounded."""
+"""The pages of the console over a ledger with runs: complete without a script, the same facts as
+JSON, bounded.
+"""
 
 import json
 import re
