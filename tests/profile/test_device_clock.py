@@ -45,9 +45,7 @@ class Event:
 def steps_of(
     device: Device, times: DeviceTimes, count: int
 ) -> list[tuple[int | None, list[tuple[str, int, int]]]]:
-    """Run steps whose forward takes 30 ms and whose backward takes 60 ms on the device, 1 ms each
-    on the host.
-    """
+    """Run steps of 30 ms forward and 60 ms backward on the device, 1 ms each on the host."""
     found = []
     for step in range(1, count + 1):
         began = times.mark()

@@ -19,9 +19,7 @@ MS = 1_000_000
 
 
 def recorded(ranks, steps=3):
-    """Ranks on nodes of eight, with nested phases, counters of GPUs and hosts, memory, and two
-    incidents.
-    """
+    """Ranks on nodes of eight, with nested phases, counters, memory, and two incidents."""
     spans, memory, series = [], [], []
     nodes = [f"node-{number}" for number in range(-(-ranks // 8))]
     for rank in range(ranks):

@@ -297,9 +297,7 @@ connects()
 
 
 def test_a_loop_that_outruns_the_channel_still_reports_its_last_step():
-    """While nothing is taken, reports beyond a bound are skipped, never the newest one nor an
-    event.
-    """
+    """Without a reader, reports beyond a bound are skipped, but not the newest, and no event."""
     go_on = threading.Event()
 
     class Slow(_Sent):

@@ -1,6 +1,4 @@
-"""Real runs whose ranks are killed: the next attempt restores from memory, and the end of the run
-frees it.
-"""
+"""Real runs with killed ranks: the next attempt restores from memory; the run's end frees it."""
 
 import pytest
 

@@ -1,6 +1,4 @@
-"""The policy is a pure function: every claim of its docstring, and properties over random
-histories.
-"""
+"""The pure policy: every claim of its docstring, and properties over random histories."""
 
 from dataclasses import replace
 
@@ -119,10 +117,7 @@ def test_never_loops_on_the_same_root_at_the_same_step(second_step):
 
 
 def run_through(failures, limits=LIMITS, state=None):
-    """Fail at each (time, root, step, checkpoint), with time for every wait in between.
-
-    Returns the last state.
-    """
+    """Fail at each (time, root, step, checkpoint), with time to wait; return the last state."""
     state, actions = state or State(phase=Phase.RUNNING), []
     for at_s, root, step, checkpoint in failures:
         state, _ = play([(at_s - 0.01, Tick())], state, limits)
@@ -238,9 +233,7 @@ def test_what_fails_at_the_same_step_again_after_a_rollback_gained_nothing():
 
 
 def test_steps_that_are_lost_again_and_again_are_no_gain():
-    """Each attempt saves at step 6,000, and each next one finds that damaged and begins from step
-    5,000.
-    """
+    """Each attempt saves at step 6,000; the next finds that damaged and begins from 5,000."""
     state, now_s = State(phase=Phase.RUNNING), 0.0
     for step in (9_000, 6_010, 6_040, 6_020):
         now_s += 1000
@@ -512,10 +505,7 @@ def test_ranks_do_not_wait_for_one_that_failed_to_stop():
 
 @pytest.mark.parametrize("returncode", [0, 1])
 def test_a_job_that_ends_by_itself_while_asked_to_stop_is_stopped(returncode):
-    """Its own handler may have saved and left, which is no completion.
-
-    One that was done resumes and ends at once.
-    """
+    """Its handler may have saved and left; a job that was done ends at once when resumed."""
     _, actions = play([(0, Begin()), (5, StopAsked("x")), (6, JobExited(returncode))])
     assert (actions[-1].state, actions[-1].exit_code) == ("stopped", 4)
 

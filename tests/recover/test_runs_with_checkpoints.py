@@ -1,6 +1,4 @@
-"""Real runs of a job that uses torch and the Checkpointer: stopping with state saved, and storage
-that fails.
-"""
+"""Real runs of a job with torch and the Checkpointer: stops with saved state, failing storage."""
 
 import errno
 import os

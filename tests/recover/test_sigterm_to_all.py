@@ -1,6 +1,4 @@
-"""SIGTERM to every process of a job at once, as systemd and Slurm send it: saved once, at one step
-of all ranks.
-"""
+"""SIGTERM to every process of a job, as by systemd and Slurm: one save at one step of all ranks."""
 
 from contextlib import suppress
 

@@ -53,9 +53,7 @@ for step in range(start + 1, 21):
         assert time.monotonic() < deadline
         time.sleep(0.001)
 """
-"""Two ranks that wait for each other after every step, as collectives make them, and save every
-fifth.
-"""
+"""Two ranks that wait for each other after every step, like collectives; they save every fifth."""
 
 QUICK_HANG = ["--hang-floor-s", "1"]
 
@@ -91,9 +89,7 @@ FAULTS = [
 
 @pytest.fixture(scope="module")
 def eventful(shared_place):
-    """A run of two ranks with a fault in each attempt, the last of which ends it: place, exit code,
-    outputs.
-    """
+    """A run of two ranks with a fault per attempt; the last ends it: place, exit code, outputs."""
     faults = "".join(
         f"    if (os.environ['HOLDFAST_ATTEMPT'], rank, step) == ('{attempt}', 1, {step}):\n        {fault}\n"
         for attempt, (step, fault) in enumerate(FAULTS, 1)
@@ -448,9 +444,7 @@ def test_a_spent_budget_is_an_exit_code_of_its_own(place):
 def test_a_full_disk_under_the_records_costs_records_and_not_the_training(
     place, small_disk, fill, monkeypatch
 ):
-    """Ledger, journal and logs on a disk that fills: the job, whose own files are elsewhere,
-    completes.
-    """
+    """Ledger, journal and logs are on a full disk: the job, with its files elsewhere, completes."""
     monkeypatch.setattr(type(place), "home", small_disk / "home")
     script = place.job(train("pass").replace("range(start + 1, 21)", "range(start + 1, 200)"))
     with place.start(

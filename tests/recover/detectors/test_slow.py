@@ -1,6 +1,4 @@
-"""Slow ranks, found in emulated trainings: ranks begin collectives, and wait in them for each
-other.
-"""
+"""Slow ranks in emulated trainings, whose ranks begin collectives and wait for each other."""
 
 import random
 
@@ -169,9 +167,7 @@ def test_a_rank_that_becomes_slow_in_the_middle_is_named_after_some_steps():
 
 
 def test_clocks_that_are_not_known_well_make_no_rank_slow():
-    """The answers of one node are late in the supervisor's queue, so that its clock seems to be
-    late.
-    """
+    """One node's answers are late in the supervisor's queue, so its clock seems to be late."""
     detector, training = SlowDetector(), Training(8)
     training.steps(16)
     detector.asked(training.now_s)

@@ -1,6 +1,4 @@
-"""A run goes back to a state from before all batches that are left out, where such a state is
-healthy.
-"""
+"""A run goes back to a healthy state from before all left-out batches, if there is one."""
 
 import asyncio
 

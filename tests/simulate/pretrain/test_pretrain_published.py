@@ -30,9 +30,7 @@ def test_llama3_trains_for_nine_tenths_of_the_time_with_three_percent_of_spares(
 
 
 def test_rsc_mean_time_to_failure_by_size(cases):
-    """Kokolis et al. measured 7.9 h at 1,024 GPUs, and projected 1.8 h at 16,384 from the rate of a
-    node alone.
-    """
+    """Kokolis et al. measured 7.9 h at 1,024 GPUs, and projected 1.8 h at 16,384 by node rates."""
     assert cases.rsc_mean_time_to_failure_h(1024, 12) == pytest.approx(7.9, rel=0.10)
     of_hardware_h = cases.rsc_mean_time_to_failure_h(16_384, 12, of_hardware=True)
     assert of_hardware_h == pytest.approx(1.8, rel=0.05)
