@@ -45,10 +45,7 @@ class CheckpointGate:
         return True
 
     def restored(self, step: int) -> list[Path]:
-        """Record the first step of an attempt.
-
-        Return the candidates that the training has abandoned.
-        """
+        """Record the step from which an attempt continues; return the candidates beyond it."""
         return self._take(lambda candidate: candidate > step)
 
     def lost(self, path: Path) -> None:
@@ -57,10 +54,7 @@ class CheckpointGate:
             del self._candidates[path.parent]
 
     def passed(self, step: int) -> list[Path]:
-        """Record a step with an ordinary loss.
-
-        Return the checkpoints that this step makes healthy.
-        """
+        """Record a step with an ordinary loss; return the checkpoints that became healthy."""
         healthy = {
             path: candidate
             for path, candidate in self._candidates.values()
