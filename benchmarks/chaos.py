@@ -1,21 +1,25 @@
-"""Break a supervised training again and again, and check that every bit ends as in an undisturbed run.
+"""Break a supervised training repeatedly; compare every bit of its end with an undisturbed run.
 
-Two nodes with one gloo rank each train (`workers/chaos_training.py`: DDP, BatchNorm, a queue of features and the
-counters of balanced experts written in forward, dropout, AdamW); the nodes are network namespaces where these can be
-made, else agents that share this host's address. All faults come from `holdfast.testing.Injector`.
+Two nodes with one gloo rank each train (`workers/chaos_training.py`: DDP, BatchNorm, a queue of
+features and the counters of balanced experts written in forward, dropout, AdamW); the nodes are
+network namespaces where these can be made, else agents that share this host's address. All faults
+come from `holdfast.testing.Injector`.
 
-- `instants`: kill -9 of the supervisor, an agent, a shim, the launcher, a writing process, a rank, and the ledger's
-  server (PostgreSQL, which starts again within seconds), each at a random moment of a random step. Every fourth one
-  comes while the job still starts again. Training must go on, no rank may run twice (each rank holds a lock), no rank
-  may end through the death of a process that it does not need, and the final weights must be bit-identical.
-- `storm`: faults of all kinds by their weights (`holdfast.testing.injector.WEIGHTS`), with exponential times between
-  them, on two nodes and two spares. A killed node comes back after a while, as one that was booted again. Printed
-  beside the ETTR of the lost-time account is its bound by the kinds' rates and median costs.
+- `instants`: kill -9 of the supervisor, an agent, a shim, the launcher, a writing process, a rank,
+  and the ledger's server (PostgreSQL, which starts again within seconds), each at a random moment
+  of a random step. Every fourth one comes while the job still starts again. Training must go on, no
+  rank may run twice (each rank holds a lock), no rank may end through the death of a process that
+  it does not need, and the final weights must be bit-identical.
+- `storm`: faults of all kinds by their weights (`holdfast.testing.injector.WEIGHTS`), with
+  exponential times between them, on two nodes and two spares. A killed node comes back after a
+  while, as one that was booted again. Printed beside the ETTR of the lost-time account is its bound
+  by the kinds' rates and median costs.
 
-At the end, the weights, optimizer state, schedule and random generators of both ranks are compared bit for bit with a
-run of the same script under plain torchrun, without Holdfast, checkpoints or faults. That run has the same bad batches,
-and leaves out the batches that the ledger says were left out. There is no peer: torchrun does not survive its own
-death. The exit status is 1 if a must is not met, but for the ETTR, which depends on the machine.
+At the end, the weights, optimizer state, schedule and random generators of both ranks are compared
+bit for bit with a run of the same script under plain torchrun, without Holdfast, checkpoints or
+faults. That run has the same bad batches, and leaves out the batches that the ledger says were left
+out. There is no peer: torchrun does not survive its own death. The exit status is 1 if a must is
+not met, but for the ETTR, which depends on the machine.
 """
 
 import contextlib
@@ -166,7 +170,9 @@ class Run:
         self._seen, self._seen_s = 0, time.monotonic()
 
     def is_over(self) -> bool:
-        """Look after the run; return whether it has ended. Nodes that were killed are started again.
+        """Look after the run; return whether it has ended.
+
+        Nodes that were killed are started again.
 
         Raises:
             DoesNotWork: no step is completed for too long, or the run has failed.
@@ -265,7 +271,8 @@ def conduct(
         part: `instants` or `storm`.
         steps: of the run.
         options: further ones of the script.
-        strike: called with the run, the injector, the outcome, and the PostgreSQL server or None; injects the faults.
+        strike: called with the run, the injector, the outcome, and the PostgreSQL server or None;
+            injects the faults.
         spares: nodes beyond the two that train.
     """
     outcome = Outcome(
@@ -275,7 +282,8 @@ def conduct(
     shared = {one.name for one in Path("/dev/shm").iterdir()}
     with ExitStack() as stack:
         folder = stack.enter_context(work_folder())
-        # The checkpoints fill a disk of their own: the script's own files are not what a full disk is to hit.
+        # The checkpoints fill a disk of their own: the script's own files are not what a full disk
+        # is to hit.
         disk = folder / "disk"
         disk.mkdir()
         if is_storm and can_mount():
@@ -359,7 +367,8 @@ def instants(count: int, source: random.Random) -> Outcome:
         for number, kind in enumerate(chosen):
             meets_start = number % 4 == 1
             if not meets_start:
-                # From the newest step on: the last fault must be over before the ranks' pids are read.
+                # From the newest step on: the last fault must be over before the ranks' pids are
+                # read.
                 goal = max(goal, run.steps.newest) + STEPS_A_KILL
                 if not run.wait(lambda g=goal: run.steps.newest >= g):  # type: ignore[misc]
                     return

@@ -1,7 +1,8 @@
-"""Checkpointing: what a save costs training, how fast it is durable and restored, beside what ships elsewhere.
+"""Checkpointing: the training time that a save costs, and the time until durable and restored.
 
-`--only PART` runs one part (it may be given several times); with `--json FILE` the rows of other parts that FILE holds
-are kept. A part that fails is told and counts as not met; the others run. `--dir DIR` is on the disk to measure.
+`--only PART` runs one part (repeatable); with `--json FILE` the rows of other parts in FILE are
+kept. A part that fails is reported and counts as not met; the others run. `--dir DIR` is on the
+disk to measure.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from common.table import Row, parse_arguments, report
 ROUNDS = 3
 PATIENCE_S = 60.0
 GLANCE_S = 0.1
-"""At the machine before each measurement of a quick run, which waits for nobody."""
+"""The look at the machine before each measurement of a quick run, which does not wait."""
 Part = Callable[[Path, Quiet, Sizes, int], Iterator[Row]]
 PARTS: dict[str, Part] = {
     "limits": limits.rows,
@@ -53,7 +54,7 @@ LOST = "lost: the steps with a save, until it is durable and one more, less as m
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print, and say whether all musts are met."""
+    """Measure and print; return 0 if all musts are met, else 1."""
     options = _options(arguments)
     adopt_orphans()
     tempfile.tempdir = options.dir and str(options.dir)

@@ -1,9 +1,10 @@
-"""Checkpoints under faults, all of them real: what is restored is, bit for bit, the newest step that is whole.
+"""Checkpoints under real faults: a restore must return, bit for bit, the newest whole step.
 
-Each injection goes into a copy of checkpoints that Holdfast wrote, or into a save on its way; then a process that knows
-nothing of it restores. `oracle.py` in `checkpoint_faulting/` says what is right. The peer is stock PyTorch's `dcp.load`
-of what `dcp.save` wrote, with the same damage: how often wrong tensors are loaded without a word. A kind that cannot be
-on a machine says why. Leaves with 1 if a must is not met.
+Each fault goes into a copy of checkpoints that Holdfast wrote, or into a save on its way. A process
+without knowledge of the fault then restores, and `checkpoint_faulting/oracle.py` judges. The peer
+is stock PyTorch's `dcp.load` of files of `dcp.save` with the same damage: the number of silent
+loads of wrong tensors. A kind that this machine cannot have prints why. The exit status is 1 if a
+must is not met.
 """
 
 import logging
@@ -32,11 +33,11 @@ from common.machine import OthersLoad
 from common.table import Must, Row, parse_arguments, report
 
 PROCESSES: Final = 3
-"""Some of what they do is waiting."""
+"""Jobs at a time; parts of each are waits."""
 SHARED_MEMORY: Final = Path("/dev/shm")
 SHOWN: Final = 5
 OURS: Final = "holdfast-faults-"
-"""In all names; other programs come and go."""
+"""The begin of all names; other programs come and go."""
 MEANT: Final = {
     "silent": "silent corruptions",
     "stuck": "runs that cannot restore, or do not go on",
@@ -49,7 +50,7 @@ MEANT: Final = {
 
 @dataclass
 class Tally:
-    """What came of one kind."""
+    """The results of one kind."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
@@ -57,11 +58,11 @@ class Tally:
 
     @property
     def count(self) -> int:
-        """How many injections."""
+        """Return the number of injections."""
         return sum(self.outcomes.values())
 
     def add(self, outcome: plan.Outcome) -> None:
-        """What one job says."""
+        """Add the outcome of one job."""
         if isinstance(outcome, str):
             self.skipped = outcome
             return
@@ -75,7 +76,7 @@ class Tally:
 
 
 def run(job: plan.Job) -> tuple[str, plan.Outcome]:
-    """One job, in a process of the pool."""
+    """Run one job in a process of the pool."""
     try:
         return job.kind, job.run()
     except Exception:
@@ -83,7 +84,7 @@ def run(job: plan.Job) -> tuple[str, plan.Outcome]:
 
 
 def run_all(jobs: Iterable[plan.Job]) -> dict[str, Tally]:
-    """All jobs, some at a time."""
+    """Run all jobs, a few at a time."""
     found: dict[str, Tally] = defaultdict(Tally)
     with ProcessPoolExecutor(PROCESSES, mp_context=get_context("fork")) as pool:
         waiting = [pool.submit(run, job) for job in jobs]
@@ -98,7 +99,7 @@ def run_all(jobs: Iterable[plan.Job]) -> dict[str, Tally]:
 def rows_of(
     found: Mapping[str, Tally], peer: Mapping[str, int], left: int, wanted: int
 ) -> list[Row]:
-    """The table."""
+    """Return the table."""
     outcomes = sum((tally.outcomes for tally in found.values()), Counter[str]())
     rows = [
         Row(measure="injections", ours=outcomes.total(), unit="faults", must=Must(">=", wanted))
@@ -128,7 +129,7 @@ def rows_of(
 
 
 def what_is_there() -> set[str]:
-    """Processes below this one, mounts, files in shared memory."""
+    """Return processes below this one, mounts, and files in shared memory."""
     children = psutil.Process().children(recursive=True)
     living = {
         f"process {child.pid}" for child in children if child.status() != psutil.STATUS_ZOMBIE

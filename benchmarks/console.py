@@ -1,6 +1,7 @@
-"""Measure the console on a large ledger: the first page's time and size, and the memory with 50 listening browsers.
+"""Measure the console on a large ledger: the first page, and memory with 50 browsers.
 
-1,000 runs, 1,000,000 events and ten minutes of streams; with `--quick` 100 runs, 20,000 events and 15 s.
+The ledger has 1,000 runs, 1,000,000 events and ten minutes of streams. With `--quick` it has 100
+runs, 20,000 events and 15 s.
 """
 
 import asyncio

@@ -1,10 +1,11 @@
-"""The demonstration with several seeds: every one must end bit-identical, with no person stepping in.
+"""Run the demonstration with several seeds: each must end bit-identical, without a person.
 
-Each seed strikes a training run of two nodes with a rank killed, the newest checkpoint damaged, a rank frozen, a loss
-that becomes NaN and a node that turns bad, at steps of its own, and compares the final weights with those of a run left
-alone. No peer: torchrun sees neither a frozen rank nor a damaged checkpoint
-(`recover.py` measures what it does see). The limit is the same seed's run without any fault.
-Leaves with 1 if any seed fails.
+Each seed injects five faults into a training run of two nodes: a killed rank, a damaged newest
+checkpoint, a frozen rank, a loss that becomes NaN, and a node that turns bad. The steps of the
+faults depend on the seed. The final weights are compared with those of a run left alone. There is
+no peer: torchrun sees neither a frozen rank nor a damaged checkpoint (`recover.py` measures the
+faults that torchrun sees). The limit is the same seed's run without faults. The exit status is 1 if
+any seed fails.
 """
 
 import statistics
@@ -29,21 +30,21 @@ from holdfast.demo.outcome import FaultRow, fault_rows
 
 SEEDS, STEPS = 5, 144
 QUICK_STEPS = 84
-"""The fewest that leave room for all faults."""
+"""The fewest steps with room for all faults."""
 TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """What one seed showed."""
+    """The result of one seed."""
 
     seed: int
     wall_s: float
-    """Of the whole demonstration, its three runs."""
+    """The time of the whole demonstration, its three runs."""
     failures: tuple[str, ...]
     identical: bool = False
     right: int = 0
-    """Faults that were found where they were."""
+    """Faults that were found at their true place."""
     rows: tuple[FaultRow, ...] = ()
     interventions: int | None = None
     faulty: RunSummary | None = None
@@ -85,7 +86,7 @@ def show(seed: int, steps: int) -> Shown:
 
 
 def shown_by(seed: int, wall_s: float, home: Path, code: int | None) -> Shown:
-    """What the ledger of a demonstration that left with `code` tells of it."""
+    """Read the result of a demonstration with exit code `code` from its ledger."""
     with Ledger.open(ledger_url(home)) as ledger:
         faulty, reference = (summarize(ledger, home, run) for run in ("faults", "reference"))
         events = ledger.events("faults")
@@ -135,7 +136,7 @@ def is_right(row: FaultRow, fault: Mapping[str, Any], events: Sequence[Event]) -
 
 
 def _costs(shown: Sequence[Shown], name: str, fault: str | None = None) -> list[float]:
-    """A figure of each fault, of one kind or of all."""
+    """Return a figure of each fault, of one kind or of all."""
     return [
         float(value)
         for one in shown
@@ -166,7 +167,7 @@ def _seed_lines(shown: Sequence[Shown]) -> list[tuple[object, ...]]:
 
 
 def rows_of(shown: Sequence[Shown]) -> list[Row]:
-    """The seeds together, then each seed's own figures."""
+    """Return the rows of all seeds together, then of each seed."""
     count, faults = len(shown), len(shown) * len(KINDS)
     known = [one for one in shown if one.faulty is not None and one.reference is not None]
     interventions = sum(one.interventions or 0 for one in shown) if len(known) == count else None

@@ -1,19 +1,21 @@
-"""What `holdfast run` finds in trainings that are emulated: broken losses and their classes, slow ranks, and hangs.
+"""Measure `holdfast run` on emulated trainings: broken losses, their classes, slow ranks, hangs.
 
-- `losses`: curves of training losses with six kinds of noise, in which nothing happens, and such with a loss that jumps
-  and stays, or becomes NaN. The peers are two rules in use: 1.5 times the loss before (the rule of InternEvo's
-  monitor), and twice the mean of the last ten (the rule of Lightning's SpikeDetection).
-- `classes`: small real trainings in this process (`detecting/anomaly_classes.py`) whose loss breaks by bad data, a bit
-  flip that passes, a node that flips bits again and again, or a damaged checkpoint with right digests; and trainings
-  that do not repeat themselves. Counted is the class that the replays find for the first broken loss. No peer has one.
-- `slow`: ranks that compute, and wait for each other at the end of each step. One of them is slower by 30% to 100%, or
-  none. There is no peer: step times, which other tools compare, are the same for all ranks.
-- `hangs`: 24 hours of a training with pauses that are no hang: steps of up to five times the median, saves, an
-  evaluation of 10 minutes by one rank that marks nothing, ranks without CPU time for half a minute, a machine that is
-  suspended. And trainings in which one rank is stopped, waits for a lock, sleeps, computes for ever, or keeps the
-  interpreter's lock.
+- `losses`: curves of training losses with six kinds of noise and no fault, and curves with a loss
+  that jumps and stays, or becomes NaN. The peers are two rules in use: 1.5 times the loss before
+  (InternEvo's monitor), and twice the mean of the last ten (Lightning's SpikeDetection).
+- `classes`: small real trainings in this process (`detecting/anomaly_classes.py`). The loss breaks
+  by bad data, a passing bit flip, a node that flips bits repeatedly, or a damaged checkpoint with
+  right digests; some trainings do not repeat themselves. The figure is the class that the replays
+  find for the first broken loss. No peer finds classes.
+- `slow`: ranks that compute, and wait for each other at the end of each step. One of them is slower
+  by 30% to 100%, or none. There is no peer: other tools compare step times, which are the same for
+  all ranks.
+- `hangs`: 24 hours of a training with pauses that are no hang: steps of up to five times the
+  median, saves, an unmarked evaluation of 10 minutes by one rank, ranks without CPU time for half a
+  minute, and a suspended machine. Further trainings have one rank that is stopped, waits for a
+  lock, sleeps, computes for ever, or keeps the interpreter's lock.
 
-Nothing here runs in real time, so that a figure does not depend on the machine.
+Nothing here runs in real time, so no figure depends on the machine.
 """
 
 import math
@@ -34,13 +36,13 @@ from holdfast.recover.stacks import Place, Stand
 PARTS = ("losses", "classes", "slow", "hangs")
 NOISE = ("even", "heavy tails", "slow", "sawtooth", "other data", "taking turns", "outliers")
 BEFORE = 300
-"""Steps before a loss breaks."""
+"""Steps before the loss breaks."""
 AFTER = 40
 WORLDS = (2, 4, 8, 16, 64)
 RANKS_A_NODE = 8
 STEPS = 20
 TICK_S = 0.1
-"""The supervisor's."""
+"""The tick of the supervisor."""
 STEP_S = 1.0
 HOUR_S = 3600.0
 KINDS = ("stopped", "lock", "sleep", "busy", "interpreter")
@@ -50,14 +52,14 @@ BARRIER = Stand(Place.COLLECTIVE, ("barrier (distributed_c10d.py:4159)", "<modul
 EVALUATE = Stand(Place.OTHER, ("evaluate (train.py:40)",))
 
 Rule = Callable[[float], bool]
-"""Takes in a loss; returns whether the rule calls that a spike."""
+"""Receives a loss; returns True if the rule takes the loss for a spike."""
 
 
 # Losses
 
 
 def curve(kind: str, steps: int, source: random.Random) -> Iterator[float]:
-    """Return the losses of a training in which nothing happens."""
+    """Yield the losses of a training without faults."""
     drift = 0.0
     for step in range(steps):
         base = 1.8 + 9.0 * math.exp(-step / 400)
@@ -76,7 +78,7 @@ def curve(kind: str, steps: int, source: random.Random) -> Iterator[float]:
 
 
 def poisoned(kind: str, source: random.Random) -> list[float]:
-    """Return losses that jump after `BEFORE` steps, by half to four times, and come down slowly if at all."""
+    """Return losses that jump after `BEFORE` steps by half to four times, and hardly come down."""
     losses = list(curve(kind, BEFORE + AFTER, source))
     height, ease = source.uniform(1.5, 5.0), source.choice((1.0, 0.98))
     for step in range(BEFORE, BEFORE + AFTER):
@@ -128,7 +130,10 @@ RULES = {
 
 
 def first_alarm(losses: Sequence[float], make: Callable[[], Rule]) -> int | None:
-    """Return after how many steps a rule finds a broken loss; None: never. Earlier alarms do not count."""
+    """Return the steps from the break until a rule finds it; None if never.
+
+    Earlier alarms do not count.
+    """
     look = make()
     for step, loss in enumerate(losses, 1 - BEFORE):
         if look(loss) and step > 0:
@@ -137,7 +142,7 @@ def first_alarm(losses: Sequence[float], make: Callable[[], Rule]) -> int | None
 
 
 def loss_rows(source: random.Random, *, steps: int, poisonings: int) -> list[Row]:
-    """Measure what is found of broken losses, and what of noise is taken for one."""
+    """Measure the broken losses found, and the false alarms on noise."""
     curves = [list(curve(kind, steps // len(NOISE), source)) for kind in NOISE]
     broken = [poisoned(NOISE[number % len(NOISE)], source) for number in range(poisonings)]
     nan = [one[: BEFORE + 1] + [math.nan] * AFTER for one in broken]
@@ -205,7 +210,7 @@ def loss_rows(source: random.Random, *, steps: int, poisonings: int) -> list[Row
 
 
 def class_rows(source: random.Random, *, each: int) -> list[Row]:
-    """Measure how many broken losses of known causes are given the right class."""
+    """Measure the share of right classes for broken losses of known causes."""
     right = {
         cause: sum(found == kind for found in classified(cause, each, source))
         for cause, kind in CAUSES.items()
@@ -240,7 +245,7 @@ def class_rows(source: random.Random, *, each: int) -> list[Row]:
 def emulated(
     world: int, source: random.Random, *, slow: int | None, factor: float, jitter: float
 ) -> SlowDetector:
-    """Return a detector that has received what the ranks of a training have begun in `STEPS` steps of 1 s."""
+    """Return a detector after `STEPS` steps of 1 s of an emulated training."""
     buckets = source.choice((1, 4, 16))
     begun: list[dict[tuple[str, int], float]] = [{} for _ in range(world)]
     now_s, number, steps_s = 1000.0, 0, []
@@ -277,7 +282,7 @@ def emulated(
 
 
 def slow_rows(source: random.Random, *, rounds: int) -> list[Row]:
-    """Measure which ranks are named after 20 steps."""
+    """Measure the ranks that are named after 20 steps."""
     named, wrong, of = 0, 0, 0
     false = 0
     for _ in range(rounds):
@@ -354,7 +359,7 @@ class Ranks:
         return Look(state="running", cpu_s=self.now_s, io_bytes=self.io_bytes, stand=stand)
 
     def idle(self, stand: Stand | None, *, last: int | None = None) -> Look:
-        """Return a look at a rank that does nothing; it has begun so many collectives where it answers that."""
+        """Return a look at an idle rank, with its last collective if the rank answers."""
         begun = None
         if last is not None:
             waits = stand in (WAIT, BARRIER)
@@ -374,7 +379,7 @@ def save(ranks: Ranks) -> Frozen | None:
 
 
 def evaluate(ranks: Ranks) -> Frozen | None:
-    """Have one rank evaluate for 10 minutes without a word, while the others wait for it."""
+    """Have one rank evaluate for 10 minutes without marking it, while the others wait."""
     ranks.looks = lambda: {
         rank: ranks.at_work(EVALUATE) if rank == 0 else ranks.idle(BARRIER)
         for rank in range(ranks.world)
@@ -383,7 +388,7 @@ def evaluate(ranks: Ranks) -> Frozen | None:
 
 
 def starve(ranks: Ranks) -> Frozen | None:
-    """Leave all ranks without CPU time for half a minute, wherever they are."""
+    """Leave all ranks without CPU time for half a minute, at any place."""
     stands = [ranks.source.choice((TRAIN, WAIT, None)) for _ in range(ranks.world)]
     ranks.looks = lambda: {rank: ranks.idle(stand) for rank, stand in enumerate(stands)}
     return ranks.pass_time(30.0)
@@ -397,7 +402,7 @@ def suspend(ranks: Ranks) -> Frozen | None:
 
 
 def false_alarms(source: random.Random, hours: float) -> tuple[int, float]:
-    """Return the alarms in hours of noise, and how many hours they were."""
+    """Return the alarms in hours of noise, and the number of hours."""
     ranks, alarms, passed_s = Ranks(4, source), 0, 0.0
     ranks.steps(100)
     while passed_s < hours * HOUR_S:
@@ -432,7 +437,7 @@ def hang(kind: str, source: random.Random) -> tuple[int, Frozen | None]:
 
 
 def hang_rows(source: random.Random, *, hours: float, hangs: int) -> list[Row]:
-    """Measure what is named of hangs, and what of pauses is taken for one."""
+    """Measure the ranks named for hangs, and the false alarms on pauses."""
     alarms, passed_h = false_alarms(source, hours)
     found = [hang(KINDS[number % len(KINDS)], source) for number in range(hangs)]
     named = sum(frozen is not None and frozen.rank == victim for victim, frozen in found)

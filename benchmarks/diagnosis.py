@@ -1,7 +1,7 @@
-"""Diagnosis: the dev cases and the laboratory's logs beside the peers; compression, speed, memory, learning.
+"""Diagnosis: dev cases and laboratory logs beside the peers; compression, speed, learning.
 
-`--only PART` runs one part (it may be given several times); with `--json FILE` the rows of other parts that FILE holds
-are kept. A part that fails is told and counts as not met; the others run.
+`--only PART` runs one part (repeatable); with `--json FILE` the rows of other parts in FILE are
+kept. A part that fails is reported and counts as not met; the others run.
 """
 
 import argparse
@@ -33,10 +33,10 @@ from diagnosing.systems import our_answers, peers_answers
 ROUNDS = 3
 QUICK_KINDS = ("recorded", "noisy", "root_removed")
 ASKED_OF_FEW = ("dev", "compression")
-"""Parts whose musts are also asked of a quick run; the others' are about hundreds of logs, or gigabytes."""
+"""Parts whose musts also hold for a quick run; other musts need hundreds of logs or gigabytes."""
 DEV = Path(__file__).parents[2] / "shared" / "data" / "diagnosis_dev"
 PUBLIC = DEV.parents[1] / "cases" / "diagnosis"
-"""Failures out of public threads."""
+"""Failures from public threads."""
 OPTIONS = """Besides: --dev DIR, labelled cases; --lab DIR, the laboratory's recordings (made there if it has none;
 without it anew each time, or a few with --quick); --nvrx DIR, the source of NVIDIA's resiliency extension;
 --calibrate, print the numbers of holdfast.diagnose.explain.confidence, measured on the foreign make, and end;
@@ -45,7 +45,7 @@ without it anew each time, or a few with --quick); --nvrx DIR, the source of NVI
 
 @dataclass(kw_only=True)
 class Bench:
-    """What the parts share."""
+    """The state that the parts share."""
 
     folder: Path
     quiet: Quiet
@@ -54,7 +54,7 @@ class Bench:
     lab: list[Case] | None = None
 
     def dev_cases(self) -> list[Case]:
-        """The dev cases, none where they are absent; a note says so, once."""
+        """Return the dev cases; without them, none, and a note is made once."""
         if (self.options.dev / "labels.jsonl").exists():
             return dev_cases(self.options.dev)
         note = f"the dev cases are left out: there is no {self.options.dev / 'labels.jsonl'}"
@@ -63,7 +63,7 @@ class Bench:
         return []
 
     def lab_cases(self) -> list[Case]:
-        """The laboratory's cases, recorded when they are first asked for."""
+        """Return the laboratory's cases, recorded at the first call."""
         if self.lab is None:
             options = self.options
             cases = laboratory(options.lab, self.folder, quick=options.quick, seed=options.seed)
@@ -73,7 +73,7 @@ class Bench:
     def judge(
         self, cases: list[Case], *, peers: bool = True, baselines_only: bool = False
     ) -> accuracy.Judged:
-        """All answers about `cases`; ours that are wrong are written down."""
+        """Return all answers for `cases`; Holdfast's wrong answers are written to a file."""
         checkout = None if baselines_only else self.options.nvrx
         theirs = peers_answers(cases, checkout) if peers else {}
         judged = accuracy.Judged(cases=cases, ours=our_answers(cases), peers=theirs)
@@ -146,7 +146,7 @@ PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print, and say whether all musts are met."""
+    """Measure and print; return 0 if all musts are met, else 1."""
     options = _options(arguments)
     adopt_orphans()
     quiet = Quiet(patience_s=0 if options.quick else 60)

@@ -1,8 +1,8 @@
-"""Evaluation: real lm-eval suites beside stock lm-eval, and an emulated cluster beside the bound and others' policies.
+"""Evaluation: real lm-eval suites beside stock lm-eval; an emulated cluster beside the bound.
 
-`--only PART` runs one part (it may be given several times); with `--json FILE` the rows of other parts that FILE holds
-are kept. A part that fails is told and counts as not met; the others run. `stock-full`, the slow baseline in full, runs
-only when it is named.
+`--only PART` runs one part (repeatable); with `--json FILE` the rows of other parts in FILE are
+kept. A part that fails is reported and counts as not met; the others run. `stock-full`, the slow
+baseline in full, runs only if named.
 """
 
 import os
@@ -20,7 +20,7 @@ from evaluation.stock import OFFLINE
 ROUNDS = 5
 PATIENCE_S = 60.0
 GLANCE_S = 0.1
-"""At the machine before each measurement of a quick run, which waits for nobody."""
+"""The look at the machine before each measurement of a quick run, which does not wait."""
 COLUMNS = "ours: Holdfast; peer, limit: as the row says in brackets, else as benchmarks/README.md does; must: asked of ours"  # noqa: E501
 Part = Callable[..., Iterator[Row]]
 PARTS: dict[str, Part] = {
@@ -38,7 +38,7 @@ BY_NAME_ONLY = ("stock-full",)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print, and say whether all musts are met."""
+    """Measure and print; return 0 if all musts are met, else 1."""
     options = parse_arguments(__doc__ or "", arguments, rounds=ROUNDS, parts=tuple(PARTS))
     adopt_orphans()
     os.environ.update(OFFLINE)

@@ -1,10 +1,15 @@
-"""An evaluation whose processes are killed at random points: nothing finished is redone, the scores stay the same.
+"""Kill processes of an evaluation at random: no finished work is redone, scores stay the same.
 
-Each run is `holdfast eval run` over synthetic tasks with simulated engines, all of it real processes, of which several
-are killed (SIGKILL) one after the other, at moments that follow from the seed: an engine, a node's agent with all that
-it started, the harness host, its zygote, a task's client, a metric worker, the coordinator, the coordinator together
-with an engine, or the command itself, whose evaluation `holdfast eval resume` then goes on with. Its scores are
-compared with those of a run left alone. No peer: none goes on with single samples. Leaves with 1 if a must is not met.
+Each run is `holdfast eval run` over synthetic tasks with simulated engines, in real processes.
+Several of them are killed (SIGKILL) one after the other, at moments drawn from the seed:
+
+- an engine, a node's agent with all its processes, the harness host or its zygote,
+- a task's client or a metric worker,
+- the coordinator, alone or together with an engine,
+- the command itself; `holdfast eval resume` then continues the evaluation.
+
+The scores are compared with those of a run left alone. There is no peer: none resumes with single
+samples. The exit status is 1 if a must is not met.
 """
 
 import random
@@ -34,7 +39,7 @@ SAMPLES = (120, 90, 110)
 QUICK_SAMPLES = (70, 50, 60)
 NODES, ENGINES_PER_NODE = 2, 1
 LINGER_S = 3.0
-"""What is left of a command that was killed may take so long; `resume` waits for it."""
+"""The time for which processes of a killed command may linger; `resume` waits for them."""
 TIMEOUT_S = 240.0
 RECOVERY_S = 3.0
 VICTIMS: tuple[tuple[Role, ...], ...] = (
@@ -49,28 +54,28 @@ VICTIMS: tuple[tuple[Role, ...], ...] = (
     ("command",),
 )
 MOST_OF_ONE_CLIENT = 2
-"""A task whose client died three times is given up, as it would die again."""
+"""The most kills of one task's client: after three deaths, the task is given up."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kill:
-    """One kill: when, of which processes, and what the journals held just after it."""
+    """One kill: its time, its processes, and the journals just after it."""
 
     victims: tuple[Role, ...]
     at_s: float
     since_s: float
-    """When the command was started that was running."""
+    """The start of the running command."""
     engines: frozenset[int]
-    """Those that died of it."""
+    """The engines that the kill ended."""
     before: frozenset[int]
-    """Those that lived before it."""
+    """The engines that lived before the kill."""
     kept_s: float
     kept: frozenset[str]
 
 
 @dataclass(kw_only=True)
 class FaultInjectedRun:
-    """What one run showed."""
+    """The results of one run."""
 
     seed: int
     kills: list[Kill] = field(default_factory=list)
@@ -78,14 +83,14 @@ class FaultInjectedRun:
     identical: bool = False
     left: list[str] = field(default_factory=list)
     recovered_s: list[tuple[tuple[Role, ...], float]] = field(default_factory=list)
-    """For each kill while work was under way, and something left to ask: until what was asked after it was answered."""
+    """For each kill with open requests: seconds until later requests were answered."""
     replaced_s: list[float] = field(default_factory=list)
-    """For each engine that was killed: until one started since had answered something."""
+    """For each killed engine: seconds until the first answer of an engine started since."""
     output: str = ""
 
 
 def evaluation(folder: Path, samples: Sequence[int]) -> FaultInjectedEvaluation:
-    """The same evaluation every time, in a folder of its own."""
+    """Return the same evaluation every time, in a separate folder."""
     return FaultInjectedEvaluation(
         folder=folder,
         tasks=synthetic_tasks(random.Random(0), samples, metric_s=0.03),
@@ -97,7 +102,7 @@ def evaluation(folder: Path, samples: Sequence[int]) -> FaultInjectedEvaluation:
 
 
 def undisturbed(samples: Sequence[int]) -> dict[str, Any]:
-    """The scores of the evaluation when nobody is killed."""
+    """Return the scores of the evaluation without kills."""
     with tempfile.TemporaryDirectory(prefix="holdfast-faults-") as name:
         alone = evaluation(Path(name), samples)
         try:
@@ -110,7 +115,7 @@ def undisturbed(samples: Sequence[int]) -> dict[str, Any]:
 def run_under_kills(
     seed: int, samples: Sequence[int], most_kills: int, expected: dict[str, Any]
 ) -> FaultInjectedRun:
-    """Run it once under kills."""
+    """Run the evaluation under kills."""
     chance = random.Random(seed)
     run = FaultInjectedRun(seed=seed)
     with tempfile.TemporaryDirectory(prefix="holdfast-faults-") as name:
@@ -229,7 +234,7 @@ def _judge(under: FaultInjectedEvaluation, run: FaultInjectedRun) -> None:
 
 
 def rows_of(runs: Sequence[FaultInjectedRun], wanted: int) -> list[Row]:
-    """The table."""
+    """Return the table."""
     kills = [kill for one in runs for kill in one.kills]
     recovered_s = sorted(seconds for one in runs for _victims, seconds in one.recovered_s)
     replaced_s = sorted(seconds for one in runs for seconds in one.replaced_s)

@@ -1,10 +1,15 @@
-"""Which faulty nodes are found, and which healthy ones are blamed, on 2 to 64 emulated nodes.
+"""Count the faulty nodes found and the healthy ones blamed, on 2 to 64 emulated nodes.
 
-A faulty node fails each test that it takes part in with the rate p. Of each number of nodes, one in sixteen is faulty,
-at least one; two nodes have a spare beside them. The peers are the study's two rounds (Acme, NSDI 2024, section 6.1:
-worlds of two, then each suspect with a healthy node; faulty is what fails both) and DLRover's rule (two rounds of
-pairs, those of the second chosen by the order of the elapsed times, which are random here; faulty is what fails both).
-All see the same faults, drawn from one seed. Emulated tests cost no time: the rounds are what a job would wait for.
+A faulty node fails each of its tests with the rate p. One node in sixteen is faulty, at least one;
+two nodes have a spare. The peers are:
+
+- the study's two rounds (Acme, NSDI 2024, section 6.1): worlds of two, then each suspect with a
+  healthy node; a node is faulty if it fails both,
+- DLRover's rule: two rounds of pairs, the second ordered by elapsed times, which are random here; a
+  node is faulty if it fails both.
+
+All see the same faults, drawn from one seed. Emulated tests take no time: rounds are the job's
+wait.
 """
 
 import random
@@ -23,12 +28,12 @@ RECALL, PRECISION = 0.95, 0.99
 MUST_FROM_RATE = 0.5
 
 Finder = Callable[[EmulatedNodes, random.Random], tuple[set[str], int]]
-"""Tests a cluster; returns the nodes that it blames, and the rounds."""
+"""Tests a cluster; returns the blamed nodes and the number of rounds."""
 
 
 @dataclass(kw_only=True)
 class Tally:
-    """What one way found over all trials."""
+    """The results of one method over all trials."""
 
     faulty: int = 0
     blamed: int = 0
@@ -43,12 +48,12 @@ class Tally:
 
     @property
     def precision(self) -> float | None:
-        """Return the share of the blamed nodes that is faulty; None where nobody is blamed."""
+        """Return the share of blamed nodes that are faulty; None if no node is blamed."""
         return self.right / self.blamed if self.blamed else None
 
 
 def ours(cluster: EmulatedNodes, _source: random.Random) -> tuple[set[str], int]:
-    """Adaptive pairing."""
+    """Test by adaptive pairing."""
     pairing = Pairing(priors=dict.fromkeys(cluster.names, BASE_PRIOR))
     while worlds := pairing.next_round():
         pairing.record([WorldTest(nodes=one, passed=cluster.passes(one)) for one in worlds])
@@ -57,7 +62,10 @@ def ours(cluster: EmulatedNodes, _source: random.Random) -> tuple[set[str], int]
 
 
 def study(cluster: EmulatedNodes, source: random.Random) -> tuple[set[str], int]:
-    """Two rounds, the second of suspects with healthy nodes; without a healthy node nobody is blamed."""
+    """Test in two rounds, the second with suspects and healthy nodes.
+
+    Without a healthy node, no node is blamed.
+    """
     worlds = in_pairs(source.sample(cluster.names, len(cluster.names)))
     suspects = [name for one in worlds if not cluster.passes(one) for name in one]
     healthy = [name for name in cluster.names if name not in suspects]
@@ -70,7 +78,7 @@ def study(cluster: EmulatedNodes, source: random.Random) -> tuple[set[str], int]
 
 
 def dlrover(cluster: EmulatedNodes, source: random.Random) -> tuple[set[str], int]:
-    """Two rounds of pairs; faulty is what failed both."""
+    """Test in two rounds of pairs; a node that fails both is faulty."""
     failed: dict[str, int] = dict.fromkeys(cluster.names, 0)
     for _ in range(2):
         for world in in_pairs(source.sample(cluster.names, len(cluster.names))):
@@ -93,7 +101,7 @@ WAYS: dict[str, Finder] = {"ours": ours, "the study": study, "DLRover": dlrover}
 
 
 def tallies(size: int, rate: float, trials: int, seed: int) -> dict[str, Tally]:
-    """Have each way look for the same faults."""
+    """Have each method look for the same faults."""
     found = {way: Tally() for way in WAYS}
     for trial in range(trials):
         for way, finder in WAYS.items():

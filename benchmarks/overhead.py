@@ -1,7 +1,7 @@
-"""What supervision costs a job that nothing happens to: its steps, its calls, its memory.
+"""Measure the cost of supervision for an undisturbed job: steps, calls, memory.
 
-The peer is plain torchrun with the same script, interleaved: A/B/A/B. Limits: a call that does nothing, the same steps
-without supervision. (What a checkpoint costs is `checkpoint.py`'s.)
+The peer is plain torchrun with the same script, interleaved: A/B/A/B. The limits are an empty call,
+and the same steps without supervision. `checkpoint.py` measures the cost of a checkpoint.
 """
 
 import contextlib
@@ -40,14 +40,14 @@ MIB = 1024 * 1024
 JOB_TIMEOUT_S = 300.0
 STEP_S = 0.1
 MOST_NOISE = 1.1
-"""Where plain torchrun's own runs differ by more than this, no ratio of step times is told."""
+"""If plain torchrun's own runs differ by more, no ratio of step times is reported."""
 WARM_UP_STEPS = 10
-"""Left out of the step times: memory is read once the job has done so many."""
+"""Steps left out of the step times; memory is read after them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """How much to measure."""
+    """The amount of work."""
 
     calls: int
     step_rounds: int
@@ -62,7 +62,7 @@ QUICK = Size(calls=300, step_rounds=1, steps=30)
 
 
 def call_rows(size: Size, quiet: Quiet) -> list[Row]:
-    """Microseconds of one `run.step`, with and without a supervisor."""
+    """Return the microseconds of one `run.step`, with and without a supervisor."""
     script = str(WORKERS / "step_calls.py")
     times_us: dict[str, Any] = {}
     for name, launcher in (
@@ -149,11 +149,11 @@ class Trained:
 
     step_s: list[float]
     memory_mib: dict[str, float]
-    """Of each kind of process around the ranks, all of its kind together."""
+    """The memory of each kind of process around the ranks, summed over the kind."""
 
 
 def step_rows(size: Size, seed: int, quiet: Quiet) -> list[Row]:
-    """Step time and memory: `holdfast run` and plain torchrun, in turn."""
+    """Return step time and memory of `holdfast run` and plain torchrun, in turn."""
     launchers = {
         "ours": (*HOLDFAST, "run", "--name", "r", "--nproc", str(WORLD_SIZE), "--", sys.executable),
         "peer": (*TORCHRUN, "--standalone", f"--nproc-per-node={WORLD_SIZE}"),
@@ -279,7 +279,7 @@ def _train(launcher: tuple[str, ...], steps: int, seed: int) -> Trained:
 
 
 def _memory_mib(launched: int) -> dict[str, float]:
-    """PSS (pages shared by n processes count 1/n) of the processes around the ranks, by kind."""
+    """Return the PSS of the processes around the ranks by kind; n sharers count 1/n each."""
     found: dict[str, float] = {}
     top = psutil.Process(launched)
     for process in (top, *top.children(recursive=True)):
@@ -294,7 +294,10 @@ def _memory_mib(launched: int) -> dict[str, float]:
 
 
 def _kind(words: str) -> str | None:
-    """What a process around the ranks is; None: a rank. The innermost names of a command line come last."""
+    """Return the kind of a process around the ranks; None: a rank.
+
+    The innermost names of a command line come last.
+    """
     for mark, kind in (
         ("holdfast.cli.main", "holdfast run"),
         ("holdfast.recover.supervisor_process", "supervisor"),

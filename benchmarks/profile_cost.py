@@ -1,7 +1,7 @@
-"""What a profile costs the job: CPU time of the sampler and of the hooks per step time, and wall time beside it.
+"""Measure the cost of a profile: CPU time of sampler and hooks, and wall time per step.
 
-The peer is the same loop without a profile, in turn in one process: A/B/A/B. CPU time decides, because wall time on a
-shared machine says little: it is told with its noise.
+The peer is the same loop without a profile, in turn in one process: A/B/A/B. CPU time decides; wall
+time on a shared machine is noisy, and is reported with its noise.
 """
 
 import gzip
@@ -37,17 +37,17 @@ from holdfast.profile.sources.nvidia import GPM_METRICS, Nvidia
 from holdfast.testing.nvml import FakeGpu, FakeNvml
 
 STEP_S = 0.1
-"""The step to which costs are compared: a short one. A longer step makes every share smaller."""
+"""The step with which costs are compared. It is short: a longer step lowers every share."""
 GPUS = 8
 CAPTURE_EVERY_S = 600.0
-"""Deep mode is 10 samples a second and a capture of 3 steps each so many seconds."""
+"""Seconds between captures of 3 steps in deep mode, which takes 10 samples a second."""
 DEEP_INTERVAL_S = 0.1
 MIB = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """How much to measure."""
+    """The amount of work."""
 
     sampler_s: float
     samples: int
@@ -64,7 +64,7 @@ QUICK = Size(sampler_s=4, samples=100, hook_steps=200, rounds=2, wall_steps=5)
 
 
 def sampler_share(interval_s: float, seconds: float) -> tuple[float, float]:
-    """Return the CPU seconds a second of a real sampler on this host, and those of its start."""
+    """Return the CPU seconds per second of a real sampler on this host, and those of its start."""
     with tempfile.TemporaryDirectory(prefix="holdfast-profile-") as folder:
         sampler = LocalSampler(Path(folder), "n", interval_s)
         try:
@@ -84,7 +84,7 @@ def sampler_share(interval_s: float, seconds: float) -> tuple[float, float]:
 
 
 def _cpu_s(process: psutil.Process) -> float:
-    """Return the CPU seconds of a process and its children, in nanoseconds' resolution where the kernel gives it."""
+    """Return the CPU seconds of a process and its children, in nanoseconds if possible."""
     total_s = 0.0
     for one in (process, *process.children(recursive=True)):
         schedstat = Path(f"/proc/{one.pid}/schedstat")
@@ -97,9 +97,9 @@ def _cpu_s(process: psutil.Process) -> float:
 
 
 def sample_s(samples: int) -> tuple[float, float, float]:
-    """Return the CPU seconds of one sample of 8 emulated GPUs, and of one of this host with 8 ranks, both written.
+    """Return the CPU seconds of a sample of 8 emulated GPUs, and of this host with 8 ranks.
 
-    The third number is the bytes of both.
+    Both include the writing. The third number is the bytes of both.
     """
     gpu = FakeGpu(gpm={number: lambda _: 50.0 for number in GPM_METRICS})
     nvml = FakeNvml([gpu] * GPUS)
@@ -141,7 +141,7 @@ def _each(work: Callable[[int], None], count: int) -> float:
 
 
 class Loop:
-    """A training loop of which nothing but the model's size matters here."""
+    """A training loop; only the size of its model matters here."""
 
     def __init__(self, width: int, layers: int) -> None:
         torch.manual_seed(0)
@@ -174,9 +174,10 @@ def phases_only(folder: Path, loop: Loop):  # noqa: ANN201 - a context
 
 
 def hooks_s(size: Size) -> list[float]:
-    """Return the CPU seconds that the hooks and their thread add to a step, for each pair of blocks.
+    """Return the CPU seconds that hooks and their thread add to a step, per pair of blocks.
 
-    The steps are as small as can be, so that the hooks are a large part of them: a larger model has the same hooks.
+    The steps are minimal, so that the hooks are a large part of them: a larger model has the same
+    hooks.
     """
     loop = Loop(width=4, layers=1)
     loop.steps(size.hook_steps)
@@ -196,7 +197,7 @@ def hooks_s(size: Size) -> list[float]:
 
 
 def wall_rows(size: Size, quiet: Quiet) -> list[Row]:
-    """The wall time of a step with and without a whole profile, in turn, with the noise beside."""
+    """Return the wall time of a step with and without a whole profile, and the noise."""
     loop = Loop(width=512, layers=8)
     loop.steps(3)
     walls: dict[str, list[float]] = {"plain": [], "profiled": []}
@@ -241,7 +242,7 @@ class Capture:
 
 
 def capture_cost() -> Capture:
-    """Return what one trace of 3 steps of a model of 8 layers adds, from the request to the written file."""
+    """Return the cost of a trace of 3 steps of 8 layers, from request to written file."""
     loop = Loop(width=256, layers=8)
     loop.steps(20)
     with tempfile.TemporaryDirectory(prefix="holdfast-profile-") as temporary:
@@ -271,7 +272,7 @@ def capture_cost() -> Capture:
 
 
 def rows_of(size: Size, quiet: Quiet) -> list[Row]:
-    """All rows."""
+    """Return all rows."""
     quiet.wait()
     share, start_s = sampler_share(1.0, size.sampler_s)
     deep_share, _ = sampler_share(DEEP_INTERVAL_S, size.sampler_s)

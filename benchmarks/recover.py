@@ -1,17 +1,18 @@
-"""Seconds from a fault to the first new step: ours, torchrun in both of its store modes, and ft_launcher.
+"""Measure the seconds from a fault to the first new step: ours, torchrun twice, ft_launcher.
 
-Gloo ranks train (`workers/training.py`, the same script with the same Checkpointer for all), in one run and a random
-order. `recovering` has the parts:
+Gloo ranks train (`workers/training.py`, the same script with the same Checkpointer for all), in one
+run and a random order. `recovering` has the parts:
 
-- `ranks`: a rank is killed, or frozen. The peers are `torchrun --standalone --max-restarts=1000` as it is, the same
-  with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, which gives each restart a store of its own, and ft_launcher where it is
-  there.
-- `node`, `first`: a node is killed with all its processes while a spare waits, and the node that leads the run.
-- `whole`: the wall time of a run with several faults, beside a run that saves each 100 steps under torchrun, and one
-  without a fault.
+- `ranks`: a rank is killed, or frozen. The peers are `torchrun --standalone --max-restarts=1000` as
+  it is, the same with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, which gives each restart a store of its
+  own, and ft_launcher where it is there.
+- `node`, `first`: a node is killed with all its processes while a spare waits, and the node that
+  leads the run.
+- `whole`: the wall time of a run with several faults, beside a run that saves each 100 steps under
+  torchrun, and one without a fault.
 
-The limit of a restart that imports everything is the start of a fresh group without launcher, supervisor or checkpoint,
-to its first step: interpreter, `import torch`, gloo, one step.
+The limit of a restart that imports everything is the start of a fresh group without launcher,
+supervisor or checkpoint, to its first step: interpreter, `import torch`, gloo, one step.
 """
 
 import random

@@ -1,17 +1,23 @@
-"""What the supervisor of a large job costs, and how soon it sees what fails: 2,048 ranks on 256 emulated nodes.
+"""Measure a large job's supervisor: its cost and its delays, with 2,048 emulated ranks.
 
-The supervisor is the real process, with a real ledger. This process speaks the agents' protocol, and sends what agents
-send by their own code (`agent.outbox`): each node has eight ranks, which make a step a second with a loss each. A spare
-waits. Ranks answer questions about their collectives as ranks with CUDA do.
+The supervisor is the real process with a real ledger. This process speaks the protocol of 256
+agents with their own code (`agent.outbox`): each node has eight ranks, which make a step a second
+with a loss each. A spare node waits. Ranks answer questions about their collectives as ranks with
+CUDA do.
 
-- CPU: the supervisor's CPU time for some steps of all ranks, over the time that these steps take. It is taken once
-  all that was sent is acknowledged, so that a machine that is busy with other things changes nothing.
-- Exit: a rank is killed. From there to the first order to end the others, and to the order for the next attempt.
-- Silence: a rank is stopped, and all others wait for it. From the end of the limit, which is set to 4 s, to the order.
+- CPU: the supervisor's CPU time for some steps of all ranks, over the time that these steps take.
+  It is taken once all that was sent is acknowledged, so that a machine that is busy with other
+  things changes nothing.
+- Exit: a rank is killed. From there to the first order to end the others, and to the order for the
+  next attempt.
+- Silence: a rank is stopped, and all others wait for it. From the end of the limit, which is set to
+  4 s, to the order.
 - Node: the connection of an agent ends. From there to the first order.
-- NaN: one rank reports losses that are not finite. From the second one, which makes it certain, to the first order.
+- NaN: one rank reports losses that are not finite. From the second one, which makes it certain, to
+  the first order.
 
-The limit of a detection is the flight of one message there and back on this host, measured in the same run.
+The limit of a detection is the flight of one message there and back on this host, measured in the
+same run.
 """
 
 import asyncio
@@ -118,12 +124,12 @@ class Job:
 
     @property
     def is_acknowledged(self) -> bool:
-        """Whether the supervisor has received all messages of ranks."""
+        """Return True if the supervisor has received all messages of ranks."""
         return all(agent.sent == agent.acknowledged for agent in self.agents)
 
     @property
     def is_training(self) -> bool:
-        """Whether every rank of a launch has made a step of the newest attempt."""
+        """Return True if every rank of a launch has made a step of the newest attempt."""
         ranks = sum(len(agent.ranks) for agent in self.agents if agent.has_stepped)
         return ranks == self.world_size
 
@@ -190,7 +196,7 @@ class Agent:
             stream.close()
 
     async def _connect(self) -> Stream | None:
-        """Return a connection that the supervisor has welcomed; None where there is no room for one just now."""
+        """Return a connection that the supervisor has accepted; None if there is no room now."""
         try:
             stream = await Stream.connect("127.0.0.1", self._job.port)
         except OSError:
@@ -376,7 +382,10 @@ async def measure(process: psutil.Process, job: Job, *, steady_s: float, rounds:
 async def detection(
     job: Job, what: str, fail: Callable[[], Awaitable[float]], rounds: int, *, ends: bool = False
 ) -> list[Row]:
-    """Fail some times; return how soon the supervisor acted. Where the run `ends` by it, there is no new attempt."""
+    """Fail some times; return the delays of the supervisor's actions.
+
+    If the run `ends` by the failure, there is no new attempt.
+    """
     took_s, again_s = [], []
     for _ in range(rounds):
         attempt = job.attempt

@@ -1,12 +1,14 @@
-"""What simulated training jobs say, how fast, and how near to what others measured or computed.
+"""Simulate training jobs: figures, speed, and distance from published and measured figures.
 
 - speed: the CPU time of a simulated year of 16,384 GPUs, with the failure rate of RSC-1.
 - validation: closed forms and published figures as `peer`, the simulator's as `ours`.
-- live: live runs as `peer`, predicted from other benchmarks' times: the storm of `chaos.py`, and the emulated
-  evaluations of `evaluate.py`.
-- cluster: the jobs of the Kalos twin replayed: waits beside the twin's own, speed beside a plain simulator.
+- live: live runs as `peer`, predicted from other benchmarks' times: the storm of `chaos.py`, and
+  the emulated evaluations of `evaluate.py`.
+- cluster: the jobs of the Kalos twin replayed: waits beside the twin's own, speed beside a plain
+  simulator.
 - million: the CPU time and the memory of a million of these.
-- story: restarts by hand, the study's system and ours at 1,024 to 100,000 GPUs, the mean of simulated months.
+- story: restarts by hand, the study's system and ours at 1,024 to 100,000 GPUs, the mean of
+  simulated months.
 
 The same seed gives the same figures, except for the speed.
 """
@@ -57,7 +59,7 @@ def speed(rounds: int) -> Iterator[Row]:
 
 
 def validation(replications: int) -> Iterator[Row]:
-    """Return the simulator's figures beside those of others."""
+    """Yield the simulator's figures beside published ones."""
     for name, (mean_s, stall_s, interval_s, restart_s) in REGIMES.items():
         one = cases.one_cause(mean_s, stall_s=stall_s, interval_s=interval_s, restart_s=restart_s)
         peer = daly_ettr(interval_s, stall_s, mean_s, restart_s)
@@ -109,7 +111,8 @@ def validation(replications: int) -> Iterator[Row]:
         peer=7.9,
         unit="h",
     )
-    # The projection of Kokolis et al. is 1 / (nodes x rate of a node): no failure of software is in it.
+    # The projection of Kokolis et al. is 1 / (nodes x rate of a node): no failure of software is in
+    # it.
     ours = cases.rsc_mean_time_to_failure_h(16_384, replications, of_hardware=True)
     yield Row(
         measure="RSC-1, 16384 GPUs: mean time to failure of hardware, as projected there",
@@ -130,7 +133,7 @@ def validation(replications: int) -> Iterator[Row]:
 
 
 def of_live_runs(replications: int, seed: int, *, quick: bool) -> Iterator[Row]:
-    """Return the predictions of live runs beside what was measured."""
+    """Yield the predictions of live runs beside the measurements."""
     found, measured = live.storm(replications, seed), live.figures("chaos")
     ettr = measured["storm: ETTR, by the lost-time account"]
     yield Row(measure="storm of faults: ETTR", ours=found.ettr, peer=ettr, unit="")

@@ -1,7 +1,8 @@
-"""What it takes to characterize a cluster: 3 million jobs, a gigabyte of telemetry of 2,400 GPUs, two twins.
+"""Trace: characterize 3 million jobs, a gigabyte of telemetry of 2,400 GPUs, and two twins.
 
-The peers are AcmeTrace's own method in pandas (for jobs), and bare DuckDB and bare Polars (for telemetry); all are
-interleaved, each measurement a process of its own. Limits: the file read once, byte by byte, by nobody who looks at it.
+The peers are AcmeTrace's own method in pandas (for jobs), and bare DuckDB and bare Polars (for
+telemetry). All are interleaved, each measurement in a separate process. The limit is one read of
+the file without any work on it.
 """
 
 import itertools
@@ -27,21 +28,21 @@ NOTEBOOK = (sys.executable, str(WORKERS / "notebook_jobs.py"))
 WIDE = (sys.executable, str(WORKERS / "wide_cdf.py"))
 GB = 1e9
 TELEMETRY_GB = 80
-"""All of AcmeTrace's telemetry."""
+"""The size of all telemetry of AcmeTrace."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """How much to measure."""
+    """The amount of work."""
 
     jobs: int
     gpus: int
     samples: int
     copies: int
-    """Of the wide file, one after the other and each a year later: how memory and time grow."""
+    """Copies of the wide file in a row, each a year later, for the growth of memory and time."""
     rounds: int
     full: bool
-    """Whether the absolute musts, which are about the full size, are asked."""
+    """True if the absolute musts apply, which are for the full size."""
 
 
 FULL = Size(jobs=3_000_000, gpus=2400, samples=100_000, copies=4, rounds=3, full=True)
@@ -52,9 +53,9 @@ QUICK = Size(jobs=60_000, gpus=240, samples=4_000, copies=2, rounds=1, full=Fals
 
 
 def write_wide(path: Path, *, gpus: int, samples: int, seed: int) -> None:
-    """GPU_UTIL of so many GPUs every 15 s: idle or busy for minutes, whole numbers, a hundredth missing.
+    """Write GPU_UTIL of so many GPUs every 15 s: idle or busy for minutes, one percent missing.
 
-    Written like the released files, which pandas wrote: a column with gaps holds `97.0`.
+    The format is that of the released files, which pandas wrote: a column with gaps holds `97.0`.
     """
     generator = np.random.default_rng(seed)
     texts = np.array([f"{value}.0" for value in range(101)] + [""], dtype="S5")
@@ -81,9 +82,10 @@ def _places(gpus: int) -> Iterator[tuple[int, int]]:
 
 
 def write_years(source: Path, target: Path, years: int) -> None:
-    """The file's lines again and again below one header, each time a year later, so that times ascend throughout.
+    """Write the file's lines repeatedly below one header, each time a year later.
 
-    Every line begins with its year, and `source` holds less than one.
+    Times thus ascend throughout. Every line begins with its year, and `source` spans less than a
+    year.
     """
     with source.open("rb") as read, target.open("wb") as write:
         write.write(read.readline())
@@ -96,7 +98,7 @@ def write_years(source: Path, target: Path, years: int) -> None:
 
 
 def reading_alone(path: Path, folder: Path) -> float:
-    """Seconds to read a file and look at nothing: the physical limit of whoever reads it."""
+    """Return the seconds to read a file without any work on it: the physical limit."""
     return measure(("dd", f"if={path}", "of=/dev/null", "bs=16M", "status=none"), folder).wall_s
 
 
@@ -104,7 +106,7 @@ def reading_alone(path: Path, folder: Path) -> float:
 
 
 def job_rows(size: Size, folder: Path, quiet: Quiet, seed: int) -> Iterator[Row]:
-    """A trace of jobs: the whole report, reading and analysing, each question."""
+    """Yield the rows of a trace of jobs: the whole report, its parts, each question."""
     say(f"writing {size.jobs:,} jobs")
     trace = folder / "trace_seren.csv"
     # In a process of its own: a child's memory begins with its parent's, and ours stays small.
@@ -164,7 +166,7 @@ def job_rows(size: Size, folder: Path, quiet: Quiet, seed: int) -> Iterator[Row]
 
 
 def telemetry_rows(size: Size, folder: Path, quiet: Quiet, seed: int) -> Iterator[Row]:
-    """A wide CSV: the exact CDF, straight and from a store; conversion; how it grows."""
+    """Yield the rows of a wide CSV: the exact CDF from the file and a store, conversion, growth."""
     say(f"writing telemetry of {size.gpus:,} GPUs")
     wide = folder / "GPU_UTIL.csv"
     write_wide(wide, gpus=size.gpus, samples=size.samples, seed=seed)
@@ -247,7 +249,7 @@ def _growth(
 
 
 def twin_rows(folder: Path, quiet: Quiet) -> Iterator[Row]:
-    """Both published clusters at full size."""
+    """Yield the rows of both published clusters at full size."""
     say("drawing both twins")
     quiet.wait()
     one = measure((*OURS, "twins", str(folder)), folder)
@@ -262,7 +264,7 @@ def _answer(run: Measured) -> dict[str, float]:
 
 
 def _agree(answers: dict[str, dict[str, float]]) -> None:
-    """All engines must have counted the same samples.
+    """Check that all engines counted the same samples.
 
     Raises:
         DoesNotWork: two differ.
@@ -273,7 +275,7 @@ def _agree(answers: dict[str, dict[str, float]]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print, and say whether all musts are met."""
+    """Measure and print; return 0 if all musts are met, else 1."""
     options = parse_arguments(__doc__ or "", arguments, rounds=FULL.rounds)
     size = QUICK if options.quick else replace(FULL, rounds=options.rounds)
     quiet = Quiet(patience_s=0 if options.quick else 60)

@@ -1,8 +1,16 @@
 """Parts of `benchmarks/checkpoint_faults.py`.
 
-`state` is what is saved, `ground` the checkpoints that faults are put into and the orders that are carried out under
-them, `oracle` the judge. Where the fault strikes: `files` at rest, `forgeries` by somebody who knows the format,
-`commits` at the system calls of one commit (`calls` stops a process there), `processes` in real trainers and writing
-processes, `memory` in what is copied and staged, `storage` in mounted file systems and object storage, `ranks` in
-two ranks that disagree. `stock` puts the same faults into what PyTorch alone wrote.
+| module | one idea |
+|---|---|
+| `state` | the saved state |
+| `ground` | the checkpoints that faults go into, and the saves that run under faults |
+| `oracle` | judges a restore |
+| `files` | faults in files at rest |
+| `forgeries` | files made up with knowledge of the format |
+| `commits`, `calls` | faults at the system calls of one commit; `calls` stops a process there |
+| `processes` | faults in real trainers and writing processes |
+| `memory` | faults in copied and staged bytes |
+| `storage` | faults of mounted file systems and object storage |
+| `ranks` | two ranks that disagree |
+| `stock` | the same faults in files that PyTorch alone wrote |
 """

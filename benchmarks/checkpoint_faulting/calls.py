@@ -1,6 +1,6 @@
-"""A process that is stopped at each of its system calls on files: killed there, given an error, or held up.
+"""Stop a process at each of its system calls on files: kill it, return an error, or delay it.
 
-Linux's ptrace, without any tool: the process is as it is, and so are its files; x86-64 only.
+This uses Linux's ptrace without any tool, on x86-64 only. The process and its files are unchanged.
 """
 
 import ctypes
@@ -45,7 +45,7 @@ NAMES: Final = {
     285: "fallocate",
     295: "preadv",
 }
-"""Of x86-64, those that a commit makes or may make."""
+"""The system calls of x86-64 that a commit makes or may make, by number."""
 CHANGING: Final = frozenset(
     (
         "write",
@@ -85,7 +85,7 @@ _libc.ptrace.restype = ctypes.c_long
 
 
 class _Info(ctypes.Structure):
-    """`struct ptrace_syscall_info` as far as it is needed."""
+    """The used part of `struct ptrace_syscall_info`."""
 
     _fields_ = (
         ("op", ctypes.c_uint8),
@@ -100,7 +100,7 @@ class _Info(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Strike:
-    """What is done at a call: the kill is the caller's, an error is returned in its place, `stall` waits before it."""
+    """The action at a call: a kill, an error instead of the call, or a `stall` before the call."""
 
     what: Literal["kill", "error", "short", "stall"]
     error: int = 0
@@ -108,29 +108,34 @@ class Strike:
 
 
 Decide = Callable[[int, str], Strike | None]
-"""Given the number of a call, from 1 on, and its name."""
+"""Receives the number of a call, from 1 on, and the call's name."""
 
 
 @dataclass
 class Traced:
-    """A process and its threads. Everything here is called by the thread that made it."""
+    """A process and its threads. Only the thread that made this object may call its methods."""
 
     pid: int
     decide: Decide
     kill: Callable[[], None]
     names: list[str] = field(default_factory=list)
-    """Of the calls so far."""
+    """The names of the calls so far."""
     injected: list[str] = field(default_factory=list)
-    """The names of the calls at which something was done."""
+    """The names of the calls with an action."""
     _answers: dict[int, int] = field(default_factory=dict)
     _killed: bool = False
 
     @classmethod
     def seize(cls, pid: int, decide: Decide, kill: Callable[[], None] | None = None) -> "Traced":
-        """Begin, with a process that lives. `kill`: what a strike of that name does; by default this process dies.
+        """Trace a living process.
+
+        Args:
+            pid: the process.
+            decide: chooses the action at each call.
+            kill: carries out a strike of that name; by default, kills this process.
 
         Raises:
-            PermissionError: that is not allowed here.
+            PermissionError: tracing is not allowed here.
         """
         traced = cls(pid, decide, kill or (lambda: os.kill(pid, signal.SIGKILL)))
         for task in sorted(int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()):
@@ -139,10 +144,10 @@ class Traced:
         return traced
 
     def run(self, patience_s: float = 120.0) -> int:
-        """See it through; its status as of `os.waitpid`.
+        """Run the process to its end; return its status as `os.waitpid` does.
 
         Raises:
-            Failed: it hangs; it has been killed.
+            Failed: the process hangs; the process has been killed.
         """
         late = threading.Event()
 
@@ -206,7 +211,7 @@ class Traced:
             self._answers[tid] = -strike.error
 
     def _is_talk(self, info: _Info) -> bool:
-        """Whether it reads or writes a pipe or a socket, not a file."""
+        """Return True if the call reads or writes a pipe or a socket, not a file."""
         if NAMES[info.number] not in ("read", "write", "close"):
             return False
         try:
@@ -224,7 +229,7 @@ class Traced:
 
 
 def _ptrace(request: int, tid: int, address: int = 0, data: int = 0) -> Any:
-    """None where the thread is gone meanwhile. Most requests have their number in `data`."""
+    """Call ptrace; return None if the thread is gone. Most requests have their number in `data`."""
     if request in (_SEIZE, _SYSCALL, _CONT):
         address, data = 0, address or data
     if _libc.ptrace(request, tid, address, data) == -1:

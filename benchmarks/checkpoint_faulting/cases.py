@@ -1,4 +1,4 @@
-"""One injection into files at rest: a copy of a base, damage that follows from a seed, a restore, a verdict."""
+"""Inject one fault into files at rest: copy a base, damage the copy by a seed, restore, judge."""
 
 import random
 import shutil
@@ -16,7 +16,7 @@ KINDS: Final = (*DAMAGES, *HARMLESS, *FORGERIES)
 
 @dataclass(frozen=True)
 class Case:
-    """`number` tells it from the others of its kind."""
+    """A case; `number` distinguishes cases of one kind."""
 
     kind: str
     number: int
@@ -24,7 +24,7 @@ class Case:
     scratch: Path
 
     def run(self) -> Verdict:
-        """In this process."""
+        """Run the case in this process."""
         chance = random.Random(f"{self.ground.seed}/{self.kind}/{self.number}")
         folder = self.scratch / f"{KINDS.index(self.kind)}-{self.number}"
         world_size = chance.choice((1, 1, 2))

@@ -1,4 +1,4 @@
-"""One commit of an image, with a fault at one of its system calls: killed, given an error, cut short or held up."""
+"""Run one commit of an image with a fault at a system call: a kill, an error or a delay."""
 
 import errno
 import random
@@ -25,9 +25,9 @@ from holdfast.checkpoint.writer.process import explain
 from holdfast.core.rate_limit import RateLimit
 
 KEEP: Final = 3
-"""So that a commit deletes an old checkpoint too."""
+"""Few enough that a commit also deletes an old checkpoint."""
 LOSING: Final = ("write", "pwrite64", "fsync", "ftruncate")
-"""Where one of these fails, what it was to write is not known to be on the disk."""
+"""The calls after whose failure the written bytes may not be on the disk."""
 STALL_S: Final = 0.05
 LOOK_EVERY_S: Final = 0.002
 ERRORS: Final = {
@@ -48,7 +48,7 @@ KINDS: Final = (KILLED, KILLED_ONE_OF_TWO, *RETURNED, DEAD, SHORT, STALLED)
 
 
 def order_of(folder: Path) -> SaveRequest:
-    """To save step NEXT."""
+    """Return the request to save step NEXT."""
     return SaveRequest(
         folder=folder, step=NEXT, save="save-1", created_at_s=1.0, keep=Retention(last=KEEP)
     )
@@ -57,9 +57,13 @@ def order_of(folder: Path) -> SaveRequest:
 def write(
     image: StagedImage, order: SaveRequest, memory: bytes | None = None, ends: Path | None = None
 ) -> str:
-    """What the writing process does with a sealed arena; nothing once it is durable, or why it is not.
+    """Write a sealed buffer as the writing process does; return "" if durable, else the reason.
 
-    `ends`: waiting for other ranks is over once this is there.
+    Args:
+        image: the staged image.
+        order: the request to save.
+        memory: bytes to write instead of the image's.
+        ends: waiting for other ranks is over once this file exists.
     """
 
     def wait() -> None:
@@ -90,7 +94,7 @@ def write(
 
 @dataclass(frozen=True)
 class Commit:
-    """One of them; `number` tells it from the others of its kind, `call` is where the fault is injected."""
+    """A commit; `number` distinguishes commits of one kind, `call` is the place of the fault."""
 
     kind: str
     number: int
@@ -99,7 +103,7 @@ class Commit:
     scratch: Path
 
     def run(self) -> tuple[Verdict, bool]:
-        """In this process; also whether the call came at all."""
+        """Run the commit in this process; also return whether the call came."""
         folder = self.scratch / f"commit-{KINDS.index(self.kind)}-{self.number}"
         world_size = 2 if self.kind == KILLED_ONE_OF_TWO else 1
         self.ground.lay_down(world_size, folder / "checkpoints")
@@ -147,7 +151,7 @@ class Commit:
 
     @property
     def is_kill(self) -> bool:
-        """Whether the process dies."""
+        """True if the process dies."""
         return self.kind in (KILLED, KILLED_ONE_OF_TWO)
 
     def _strike(
@@ -171,7 +175,7 @@ class Commit:
     def _judge(
         self, folder: Path, world_size: int, said: list[str], lost: list[str], *, must: bool
     ) -> Verdict:
-        """`must`: the save has to succeed."""
+        """Restore and judge; with `must`, the save has to succeed."""
         is_durable = bool(said) and not any(said)
         if not all(map(is_sentence, filter(None, said))):
             return Verdict("crash", f"not a sentence: {said}")
@@ -196,9 +200,10 @@ class Commit:
 
 
 def calls_of(ground: Ground, scratch: Path, world_size: int) -> list[str]:
-    """The names of the calls that there are to strike at, of rank 0.
+    """Return the names of rank 0's system calls, at which a fault can strike.
 
-    In a folder as deep as that of a `Commit`: each folder above costs calls, and too few would spare the last ones.
+    The folder is as deep as that of a `Commit`: each level costs calls, and a shallower folder
+    would leave out the last calls.
     """
     folder = scratch / f"counted-{world_size}" / "checkpoints"
     ground.lay_down(world_size, folder)

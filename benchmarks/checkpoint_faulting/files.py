@@ -1,4 +1,4 @@
-"""Damage to the files of a checkpoint at rest: what a disk, a network or a person does to them."""
+"""Damage the files of a checkpoint at rest as a disk, a network or a person does."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -18,10 +18,10 @@ PAGE_BYTES: Final = 4096
 
 @dataclass(kw_only=True)
 class Scene:
-    """A folder of checkpoints that may be damaged, and what must hold afterwards.
+    """A folder of checkpoints that may be damaged, and the facts that must hold afterwards.
 
-    `hit`: the steps that need not be restorable any more. `refused`: those that must not be restored. `may_refuse`:
-    an error in words is right too. `canary`: a file that must not appear.
+    `hit`: the steps that need not be restorable any more. `refused`: the steps that must not be
+    restored. `may_refuse`: an error in words is right too. `canary`: a file that must not appear.
     """
 
     folder: Path
@@ -34,11 +34,11 @@ class Scene:
     may_refuse: bool = False
 
     def checkpoint(self, step: int) -> Path:
-        """One of them."""
+        """Return the folder of one checkpoint."""
         return step_path(self.folder, step)
 
     def aims(self) -> Sequence[int]:
-        """The steps to damage: mostly the newest alone, at times the two newest, or all."""
+        """Return the steps to damage: mostly the newest, at times the two newest, or all."""
         return self.chance.choice(
             [STEPS[-1:]] * 14 + [STEPS[-2:-1]] * 2 + [STEPS[-2:]] * 3 + [STEPS]
         )
@@ -48,13 +48,13 @@ Damage = Callable[[Scene, Path], None]
 
 
 def rewrite(path: Path, content: bytes) -> None:
-    """Give a file new bytes and leave those that share its old ones alone."""
+    """Give a file new bytes; files that share its old bytes stay as they are."""
     path.unlink(missing_ok=True)
     path.write_bytes(content)
 
 
 def data_files(checkpoint: Path) -> list[Path]:
-    """Those with the tensors."""
+    """Return the files with the tensors."""
     return sorted(checkpoint.glob("*.distcp"))
 
 
@@ -89,7 +89,7 @@ def _lose_page(scene: Scene, checkpoint: Path) -> None:
 
 
 def _misdirect(scene: Scene, checkpoint: Path) -> None:
-    """A write that went to another place of the same file."""
+    """Write to a wrong place of the same file."""
     path = scene.chance.choice(data_files(checkpoint))
     content = bytearray(path.read_bytes())
     unit = scene.chance.choice((512, PAGE_BYTES, BLOCK_BYTES))
@@ -160,7 +160,7 @@ def _other_step(scene: Scene, checkpoint: Path) -> None:
 
 
 def _other_head(scene: Scene, checkpoint: Path) -> None:
-    """Metadata or manifest, or both of them, of another step."""
+    """Take the metadata, the manifest, or both from another step."""
     names = scene.chance.choice(([MANIFEST_NAME], [METADATA_NAME], [MANIFEST_NAME, METADATA_NAME]))
     if MANIFEST_NAME in names:
         step = scene.chance.choice([each for each in STEPS if each != _step(checkpoint)])
@@ -171,7 +171,7 @@ def _other_head(scene: Scene, checkpoint: Path) -> None:
 
 
 def _other_folder(scene: Scene, checkpoint: Path) -> None:
-    """All of another step, under this one's name."""
+    """Put all files of another step under this step's name."""
     step = scene.chance.choice([each for each in STEPS if each != _step(checkpoint)])
     source = scene.ground.checkpoint(scene.world_size, step)
     for path in list(checkpoint.iterdir()):
@@ -204,11 +204,11 @@ HARMLESS: Final[dict[str, Damage]] = {
     "bit flips in .xxh3 sidecars": _flip_sidecar,
     "bit flips in marks": _flip_marks,
 }
-"""After which every checkpoint must still be restored."""
+"""The kinds of damage after which every checkpoint must still be restored."""
 
 
 def damage(scene: Scene, kind: str) -> None:
-    """Do it to the checkpoints that chance picks."""
+    """Damage checkpoints at random."""
     steps = scene.aims()
     if kind in DAMAGES:
         scene.hit.update(steps)

@@ -1,4 +1,4 @@
-"""Checkpoints that somebody made up who knows the format: all checksums are right, and the content is hostile."""
+"""Forge checkpoints with knowledge of the format: right checksums and hostile content."""
 
 import io
 import json
@@ -27,7 +27,7 @@ from holdfast.checkpoint.format.manifest import (
 
 
 class _Call:
-    """Pickled as a call."""
+    """An object that is pickled as a call."""
 
     def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
         self._call = function, arguments
@@ -37,7 +37,7 @@ class _Call:
 
 
 def _gadget(scene: Scene) -> Any:
-    """Something that makes the canary if it is unpickled trustingly."""
+    """Return an object that makes the canary file if a reader unpickles the object."""
     canary, code = str(scene.canary), f"open({str(scene.canary)!r}, 'w').close()"
     return scene.chance.choice(
         (
@@ -56,7 +56,7 @@ def _gadget(scene: Scene) -> Any:
 
 
 def _sign(checkpoint: Path) -> None:
-    """Give the checkpoint a manifest and sidecars that fit what it holds."""
+    """Give a checkpoint a manifest and sidecars that match its files."""
     manifest = read_manifest(checkpoint, step=int(checkpoint.name.removeprefix("step-")))
     for path in data_files(checkpoint):
         rewrite(path.with_name(path.name + SIDECAR_SUFFIX), file_digests(path, path.stat().st_size))
@@ -77,7 +77,7 @@ def _rename_in_manifest(scene: Scene, checkpoint: Path, name: str) -> None:
 
 
 def _elsewhere(scene: Scene, checkpoint: Path) -> Path:
-    """A file outside of the checkpoint, which might be taken for one of its own."""
+    """Make a file outside of the checkpoint that a reader might take for the checkpoint's own."""
     return (
         scene.ground.checkpoint(scene.world_size, STEPS[0], other=True)
         / data_files(checkpoint)[0].name
@@ -110,7 +110,7 @@ def _path_in_metadata(scene: Scene, checkpoint: Path) -> None:
 
 
 def _place_in_metadata(scene: Scene, checkpoint: Path) -> None:
-    """Something lies beyond the end of its file, or before its begin."""
+    """Put a tensor beyond the end of its file, or before its begin."""
     metadata = read_dcp_metadata(checkpoint)
     stored = scene.chance.choice(list(metadata.storage_data.values()))
     name, value = scene.chance.choice(
@@ -122,7 +122,7 @@ def _place_in_metadata(scene: Scene, checkpoint: Path) -> None:
 
 
 def _link(scene: Scene, checkpoint: Path) -> None:
-    """The same bytes, but elsewhere."""
+    """Replace a file by a link to the same bytes elsewhere."""
     path = scene.chance.choice([*data_files(checkpoint), checkpoint / METADATA_NAME])
     outside = scene.folder.with_suffix(f".outside-{path.parent.name}-{path.name}")
     outside.write_bytes(path.read_bytes())
@@ -131,7 +131,7 @@ def _link(scene: Scene, checkpoint: Path) -> None:
 
 
 def _special(scene: Scene, checkpoint: Path) -> None:
-    """A pipe, a folder or a link in a circle in the place of a file."""
+    """Replace a file by a pipe, a folder or a circular link."""
     path = scene.chance.choice([*data_files(checkpoint), checkpoint / METADATA_NAME])
     path.unlink()
     make = (
@@ -152,7 +152,7 @@ def _pickle_in_metadata(scene: Scene, checkpoint: Path) -> None:
 
 
 def _pickle_in_value(scene: Scene, checkpoint: Path) -> None:
-    """In the slot of a plain value."""
+    """Put a pickle into the slot of a plain value."""
     metadata = read_dcp_metadata(checkpoint)
     gadget = pickle.dumps(_gadget(scene), protocol=2)
     slots = [
@@ -173,7 +173,7 @@ def _pickle_in_value(scene: Scene, checkpoint: Path) -> None:
 
 
 IN_VALUES: Final = "a malicious pickle in a plain value"
-"""That the rest cannot be restored with it is said in words; what nobody reads does no harm."""
+"""A restore must refuse the pickle in words; an unread pickle does no harm."""
 FORGERIES: Final[dict[str, Damage]] = {
     "../ and absolute paths in a manifest": _path_in_manifest,
     "../ and absolute paths in .metadata": _path_in_metadata,
@@ -186,7 +186,7 @@ FORGERIES: Final[dict[str, Damage]] = {
 
 
 def forge(scene: Scene, kind: str) -> None:
-    """Make up the newest checkpoint, or the two newest."""
+    """Forge the newest checkpoint, or the two newest."""
     steps = scene.chance.choice((STEPS[-1:], STEPS[-1:], STEPS[-2:]))
     scene.hit.update(steps)
     scene.may_refuse = kind == IN_VALUES

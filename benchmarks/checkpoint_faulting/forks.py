@@ -1,4 +1,4 @@
-"""A function in a process of its own, forked, so that importing torch is paid for once."""
+"""Run a function in a forked process, so that torch is imported only once."""
 
 import os
 import pickle
@@ -11,21 +11,21 @@ from collections.abc import Callable
 from typing import Any, Final
 
 PATIENCE_S: Final = 120.0
-"""What is not over by then hangs."""
+"""A process that has not ended by then hangs."""
 
 
 _gates: set[int] = set()
 
 
 class Failed(Exception):
-    """The function raised, or its process ended without an answer, or hangs."""
+    """The function raised an error, or its process ended without an answer or hangs."""
 
 
 class Fork:
-    """A process that runs `work(*arguments)` and has its answer; `wait` first lets it go."""
+    """A process that runs `work(*arguments)` and returns its answer."""
 
     def __init__(self, work: Callable[..., Any], *arguments: Any, held: bool = False) -> None:
-        """`held`: it begins only once `release` is called."""
+        """Fork; with `held`, the work begins only at `release`."""
         self._reader, writer = os.pipe()
         gate, self._gate = os.pipe()
         sys.stdout.flush()
@@ -45,12 +45,12 @@ class Fork:
             self.release()
 
     def release(self) -> None:
-        """Let it begin."""
+        """Let the work begin."""
         _gates.discard(self._gate)
         os.close(self._gate)
 
     def answer(self, patience_s: float = PATIENCE_S) -> Any:
-        """What it returned.
+        """Return the result of the function.
 
         Raises:
             Failed: there is no answer; the process has been killed.
@@ -64,10 +64,10 @@ class Fork:
         return answer
 
     def words(self, patience_s: float = PATIENCE_S) -> bytes:
-        """All that it says until it ends; nothing, if it is killed before.
+        """Return all bytes that the process sends until its end; empty if it is killed before.
 
         Raises:
-            Failed: it hangs; it has been killed.
+            Failed: the process hangs; the process has been killed.
         """
         until_s, content = time.monotonic() + patience_s, b""
         with os.fdopen(self._reader, "rb", buffering=0) as reader:
@@ -83,7 +83,7 @@ class Fork:
         return content
 
     def kill(self) -> None:
-        """SIGKILL it."""
+        """Kill the process."""
         os.kill(self.pid, signal.SIGKILL)
         self.reap()
 
@@ -95,7 +95,7 @@ class Fork:
             return
 
     def end(self) -> None:
-        """SIGKILL it, if it is not over yet, and let go of it."""
+        """Kill the process if it still runs, and release it."""
         try:
             self.kill()
         except ProcessLookupError:

@@ -1,7 +1,7 @@
-"""What faults are put into: checkpoints that Holdfast wrote, once, and images of a next step that are still to be.
+"""Make the ground for faults: real checkpoints of Holdfast, and images of a next step.
 
-`make` runs real ranks. A case takes hard links of a base, so that a copy costs nothing; who damages a file gives it a
-new one.
+`make` runs real ranks. A case takes hard links of a base, so a copy costs nothing; a case that
+damages a file replaces the file.
 """
 
 import json
@@ -30,38 +30,42 @@ STEPS: Final = (10, 20, 30)
 NEXT: Final = 40
 WORLDS: Final = (1, 2)
 SHARD_BYTES: Final = 1 << 20
-"""So that each rank has several files."""
+"""Small enough that each rank has several files."""
 
 
 @dataclass(frozen=True)
 class Ground:
-    """Folders of checkpoints of two runs, each by one rank and by two; their seeds are `seed` and `seed` + 1."""
+    """Folders of checkpoints of two runs, each with one rank and with two.
+
+    The seeds of the runs are `seed` and `seed` + 1.
+    """
 
     folder: Path
     seed: int
 
     def base(self, world_size: int, *, other: bool = False) -> Path:
-        """A folder with the checkpoints of STEPS."""
+        """Return a folder with the checkpoints of STEPS."""
         return self.folder / f"run-{self.seed + other}-of-{world_size}"
 
     def checkpoint(self, world_size: int, step: int, *, other: bool = False) -> Path:
-        """One of them."""
+        """Return the folder of one checkpoint."""
         return step_path(self.base(world_size, other=other), step)
 
     def lay_down(self, world_size: int, folder: Path) -> None:
-        """Make a folder of one's own with the checkpoints of a base."""
+        """Make a separate folder with the checkpoints of a base."""
         shutil.copytree(self.base(world_size), folder, copy_function=os.link)
 
     def image(self, world_size: int, rank: int, *, other: bool = False) -> "StagedImage":
-        """The image of step NEXT."""
+        """Return the image of step NEXT."""
         return StagedImage.load(self.base(world_size, other=other).with_suffix(f".staged-{rank}"))
 
 
 @dataclass(frozen=True)
 class StagedImage:
-    """One rank's part of a save, as it lies in an arena once it is sealed; `live`: the digests of the live tensors.
+    """One rank's part of a save in a sealed buffer; `live` has the digests of the live tensors.
 
-    `slots` and `frames`: where plain values lie, and what is around tensors; offset and length of each.
+    `slots` and `frames` are the places of plain values and of the bytes around tensors, each an
+    offset and a length.
     """
 
     layout: Layout
@@ -71,7 +75,7 @@ class StagedImage:
     frames: list[tuple[int, int]]
 
     def store(self, folder: Path) -> None:
-        """Keep it in files."""
+        """Write the image to files."""
         folder.mkdir()
         for name, content in (
             ("layout", self.layout.pack()),
@@ -83,7 +87,7 @@ class StagedImage:
 
     @classmethod
     def load(cls, folder: Path) -> "StagedImage":
-        """What `store` kept."""
+        """Read the files of `store`."""
         layout, memory, live = (
             (folder / name).read_bytes() for name in ("layout", "memory", "live")
         )
@@ -93,7 +97,7 @@ class StagedImage:
 
 
 def make(folder: Path, seed: int) -> Ground:
-    """Have real ranks write all of it.
+    """Have real ranks write all checkpoints and images.
 
     Raises:
         Failed: a rank failed.
@@ -113,7 +117,7 @@ def make(folder: Path, seed: int) -> Ground:
 def run_ranks(
     world_size: int, work: Callable[..., Any], folder: Path, *arguments: Any
 ) -> list[Fork]:
-    """Start `work(rank, world_size, folder, *arguments)` on some ranks, which meet before."""
+    """Start `work(rank, world_size, folder, *arguments)` on ranks that meet before."""
     meeting = folder.with_suffix(".meeting")
     return [
         Fork(_meet, rank, world_size, meeting, work, folder, *arguments)
@@ -135,7 +139,7 @@ def _meet(
 
 
 def write_base(rank: int, world_size: int, folder: Path, seed: int) -> None:
-    """What one rank does."""
+    """Write one rank's part of a base."""
     with Checkpointer(folder, keep=None) as ckpt:
         ckpt._engine._shape.shard_bytes = SHARD_BYTES  # no option of the user's
         for step in STEPS:
@@ -148,7 +152,7 @@ def write_base(rank: int, world_size: int, folder: Path, seed: int) -> None:
 
 
 def stage(seed: int, rank: int, world_size: int) -> StagedImage:
-    """The image of step NEXT, as the engine stages it. Collective."""
+    """Return the image of step NEXT as the engine stages it. Collective."""
     state = on_ranks(state_of(seed, NEXT), world_size)
     contents = collect(rank, state, per_rank_of(seed, NEXT, rank))
     plan = make_plan(Ranks(), contents, shard_bytes=SHARD_BYTES)

@@ -1,4 +1,4 @@
-"""Wrong bytes before they reach a file: a staged image that is not what was live, weights that change meanwhile."""
+"""Put wrong bytes into memory before they reach a file: in an image or in live weights."""
 
 import ctypes
 import itertools
@@ -33,7 +33,7 @@ ELEMENTS: Final = 65_536
 
 @dataclass(frozen=True)
 class Staged:
-    """One image that is wrong once it is staged, and written as it is."""
+    """An image that is wrong after staging, and written so."""
 
     kind: str
     number: int
@@ -41,7 +41,7 @@ class Staged:
     scratch: Path
 
     def run(self) -> Verdict:
-        """In this process."""
+        """Run the case in this process."""
         folder = self.scratch / f"staged-{KINDS.index(self.kind)}-{self.number}"
         self.ground.lay_down(1, folder)
         try:
@@ -83,7 +83,7 @@ class Staged:
 
 
 def flip_in_arena(folder: Path, seed: int, count: int) -> list[Verdict]:
-    """Flip a bit in the arena of a real trainer, whose writing process is stopped then; in a process of its own."""
+    """Flip a bit in the buffer of a real trainer while its writing process is stopped."""
     chance, verdicts = random.Random(seed), []
     with Checkpointer(folder, keep=None, on_failure="warn") as ckpt:
         ckpt.save(1, {"weights": weights(seed, 1)}).result()
@@ -110,14 +110,14 @@ def flip_in_arena(folder: Path, seed: int, count: int) -> list[Verdict]:
 
 
 def weights(seed: int, step: int) -> torch.Tensor:
-    """Many tensors in one, to be taken apart."""
+    """Return many tensors in one, to be split."""
     return torch.rand(
         TENSOR_COUNT, ELEMENTS, generator=torch.Generator().manual_seed(seed * 1009 + step)
     )
 
 
 def change_during_copy(folder: Path, seed: int, kind: str, count: int) -> list[Verdict]:
-    """Save for ever, and write to a tensor while it is copied or just before; in a process of its own."""
+    """Save repeatedly, and write to a tensor during its copy or just before."""
     chance, verdicts = random.Random(f"{seed}/{kind}"), list[Verdict]()
     numbers = itertools.count()
     while len(verdicts) < count:
@@ -152,7 +152,7 @@ def _change(tensor: torch.Tensor, kind: str, chance: random.Random) -> None:
 def _judge_change(
     ckpt: Checkpointer, step: int, handle: object, before: dict[str, torch.Tensor], name: str
 ) -> Verdict:
-    """Either the save has failed and says of what, or it holds what was live when it was called."""
+    """Judge a save: it must fail and name the tensor, or hold the state live at its call."""
     try:
         handle.result()  # type: ignore[attr-defined]
     except SaveFailed as error:

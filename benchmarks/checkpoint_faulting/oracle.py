@@ -1,4 +1,4 @@
-"""The judge: what a process that knows nothing of the fault restores must be, bit for bit, the newest whole step."""
+"""Judge a restore after a fault: bit for bit, it must be the newest whole step."""
 
 import logging
 from collections.abc import Collection
@@ -14,20 +14,24 @@ from holdfast.checkpoint.format.paths import step_path
 from holdfast.core.errors import HoldfastError, NoVerifiedCheckpoint
 
 Outcome = Literal["right", "silent", "stuck", "older", "crash", "executed", "left"]
-"""As it must be; wrong bits, and nobody says so; nothing is restored though something could be; an older one than the
-newest whole one; an error that is no sentence; something of a file has run; something is left over."""
+"""The result of one fault.
+
+`right`: as it must be. `silent`: wrong bits without an error. `stuck`: nothing is restored although
+a step could be. `older`: an older step than the newest whole one. `crash`: an error that is no
+sentence. `executed`: code of a file has run. `left`: files or processes are left over.
+"""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one fault led to; `detail` for whoever looks into it."""
+    """The outcome of one fault; `detail` is for its investigation."""
 
     outcome: Outcome
     detail: str = ""
 
     @property
     def is_right(self) -> bool:
-        """Whether all is as it must be."""
+        """True for the right outcome."""
         return self.outcome == "right"
 
 
@@ -47,13 +51,13 @@ def judge(
     """Restore and compare.
 
     Args:
-        folder: of the checkpoints.
-        seed: of the run.
-        world_size: of the ranks that saved; one restores.
-        attested: the steps whose saves were begun: only their states may come back.
-        least: the newest of them that is whole for certain; None: there may be none.
-        refused: what must not be taken.
-        may_refuse: an error that says what is wrong is right too, and so is passing over what only seems whole.
+        folder: the folder of the checkpoints.
+        seed: the seed of the run.
+        world_size: the number of ranks that saved; one rank restores.
+        attested: the steps whose saves began: only their states may come back.
+        least: the newest of these steps that is certainly whole; None: there may be none.
+        refused: the steps that must not be restored.
+        may_refuse: an error in words is right too, and so is skipping a step that only seems whole.
     """
     logging.getLogger("holdfast").setLevel(logging.CRITICAL)
     state = blank(state_of(seed, min(attested)))
@@ -85,11 +89,11 @@ def judge(
 
 
 def is_sentence(text: str) -> bool:
-    """Whether an error is told in words, on a line."""
+    """Return True if an error is one line that ends as a sentence."""
     return "\n" not in text and "Traceback" not in text and text.rstrip(")").endswith(".")
 
 
 def leftovers(folder: Path) -> list[str]:
-    """Names beside those of checkpoints, of the writer and of the line."""
+    """Return the names besides those of checkpoints, of the writer and of the lineage."""
     names = {path.name for path in folder.iterdir()} - {WRITER_NAME, LINE_NAME}
     return [name for name in names if not name.startswith("step-") or "." in name]

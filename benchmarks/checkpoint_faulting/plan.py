@@ -1,4 +1,4 @@
-"""Which faults are injected, how often, and where: everything follows from a seed."""
+"""Plan the injected faults, their numbers and their places from a seed."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -14,14 +14,18 @@ from checkpoint_faulting.oracle import Verdict
 
 BATCH_PATIENCE_S: Final = 600.0
 ANYWHERE: Final = (commits.KILLED, commits.KILLED_ONE_OF_TWO, commits.STALLED, commits.ANY_ERROR)
-"""Other strikes are at calls that change something."""
+"""The strikes at any call; other strikes are at calls that change a file."""
 Outcome = Verdict | tuple[Verdict, bool] | list[Verdict] | str
-"""Of one fault; whether it happened at all; of several; why there can be none of this kind."""
+"""A verdict; a verdict and whether the fault happened; several; or why there can be none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How often each. `every_call`: at each system call, else at so many of them. `stall_s`: storage stands still."""
+    """The number of faults of each kind.
+
+    `every_call`: strike at each system call, else at a sample. `stall_s`: the time for which
+    storage stands still.
+    """
 
     injections: int
     damages: int
@@ -84,24 +88,24 @@ class Job(Protocol):
 
     @property
     def kind(self) -> str:
-        """Its name in the table."""
+        """The kind's name in the table."""
         ...
 
     def run(self) -> Outcome:
-        """In any process that has no children."""
+        """Run in any process without children."""
         ...
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Several of one kind, in a process of their own."""
+    """Several faults of one kind, in one process."""
 
     kind: str
     work: Callable[..., list[Verdict] | str]
     arguments: tuple[Any, ...]
 
     def run(self) -> list[Verdict] | str:
-        """All of them."""
+        """Run all of them."""
         try:
             answer: list[Verdict] | str = Fork(self.work, *self.arguments).answer(BATCH_PATIENCE_S)
         except Failed as error:
@@ -110,7 +114,7 @@ class Batch:
 
 
 def jobs(ground: Ground, scratch: Path, sizes: Sizes) -> Iterator[Job]:
-    """All of them, those first that wait most."""
+    """Yield all jobs, those with the longest waits first."""
     seed = ground.seed
     for number, kind in enumerate(storage.FROZEN):
         yield Batch(
@@ -152,7 +156,7 @@ def jobs(ground: Ground, scratch: Path, sizes: Sizes) -> Iterator[Job]:
 
 
 def _struck(ground: Ground, scratch: Path, sizes: Sizes) -> Iterator[Job]:
-    """At system calls, of which there are as many as a commit makes that is left alone."""
+    """Yield faults at system calls, as many as an undisturbed commit makes."""
     try:
         alone, with_another = (
             Fork(commits.calls_of, ground, scratch, count).answer() for count in (1, 2)

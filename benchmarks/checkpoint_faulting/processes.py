@@ -1,4 +1,4 @@
-"""Real trainers and their writing processes: killed at each system call of the writing, or stopped."""
+"""Kill or stop real trainers and their writing processes, at each system call of the writing."""
 
 import os
 import random
@@ -29,16 +29,19 @@ AT_CALLS: Final = (WRITER, TRAINER, BOTH)
 AT_TIMES: Final = (STOPPED, KEPT)
 KINDS: Final = (*AT_CALLS, *AT_TIMES)
 LATER: Final = (50, 60)
-"""Saved one right after the other, once the process that writes is known."""
+"""Steps that are saved in direct succession, once the writing process is known."""
 ENDS_S: Final = 20.0
 LATEST_S: Final = 0.03
-"""A save is over by then."""
+"""A save is over after this time."""
 
 
 def train(
     folder: Path, seed: int, say: int, go: int, silent_s: float, keep_s: float | None
 ) -> None:
-    """Save step NEXT, tell who writes, and save the later ones once `go` is closed; tell of each that is durable."""
+    """Save step NEXT, send the writing process' pid, and save the later steps.
+
+    The later steps are saved once `go` is closed. Each durable step is sent to `say`.
+    """
     writer._SILENT_S = silent_s  # type: ignore[misc]
 
     def tell(*words: object) -> None:
@@ -58,7 +61,7 @@ def train(
 
 @dataclass(frozen=True)
 class Blow:
-    """One of them; `call` is where the writing process gets a fault, of the calls since it was told to save step 50."""
+    """A fault; `call` counts the writing process' calls from the request to save step 50 on."""
 
     kind: str
     number: int
@@ -68,12 +71,12 @@ class Blow:
     silent_s: float = 15.0
 
     def run(self) -> tuple[Verdict, bool]:
-        """In this process; also whether a fault was injected at all."""
+        """Run in this process; also return whether a fault was injected."""
         verdict, _calls, is_struck = self._run()
         return verdict, is_struck
 
     def calls(self) -> int:
-        """How many calls there were."""
+        """Return the number of calls."""
         return self._run()[1]
 
     def _run(self) -> tuple[Verdict, int, bool]:
@@ -99,7 +102,7 @@ class Blow:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _strike(self, trainer: int, writing: int, gate: int) -> tuple[int, bool]:
-        """Let the later saves begin; how many calls there were, and whether a fault was injected."""
+        """Let the later saves begin; return the number of calls, and True after a fault."""
         if self.kind in AT_TIMES:
             os.close(gate)
             time.sleep(random.Random(f"{self.ground.seed}/{self.number}").uniform(0, LATEST_S))
@@ -149,7 +152,7 @@ class Blow:
             living = _still_there([trainer, *_pids(told)])
         if living:
             return Verdict("left", f"processes: {living}")
-        if self.kind != BOTH and leftovers(folder):  # whoever lives on leaves nothing
+        if self.kind != BOTH and leftovers(folder):  # a living process leaves nothing
             return Verdict("left", f"{leftovers(folder)}")
         remove_leftovers(folder)
         return Verdict("left", f"{leftovers(folder)}") if leftovers(folder) else RIGHT
@@ -162,7 +165,7 @@ def _train_alone(heard: int, gate: int, *arguments: object) -> None:
 
 
 def _hear(fd: int, word: bytes | None) -> bytes:
-    """What the trainer says up to a word, or to its end."""
+    """Return the trainer's output up to a word, or up to its end."""
     told, until_s = b"", time.monotonic() + PATIENCE_S
     while word is None or word not in told:
         if not select.select([fd], [], [], max(0.0, until_s - time.monotonic()))[0]:
@@ -185,7 +188,7 @@ def _pids(told: bytes) -> list[int]:
 
 
 def _still_there(pids: list[int]) -> list[int]:
-    """Those that live on after a while."""
+    """Return the processes that still live after a while."""
     _await(lambda: not any(map(_lives, pids)))
     return list(filter(_lives, pids))
 

@@ -1,4 +1,4 @@
-"""Two real ranks that disagree about the step to save."""
+"""Have two real ranks disagree about the step to save."""
 
 import random
 from pathlib import Path
@@ -16,7 +16,7 @@ AGREED_EVERY: Final = 4
 
 
 def disagree(folder: Path, seed: int, count: int) -> list[Verdict]:
-    """Have both ranks save, `count` times at different steps, and now and then at the same."""
+    """Have both ranks save `count` times, mostly at different steps and sometimes at the same."""
     folder.mkdir(parents=True)
     answers = [rank.answer() for rank in run_ranks(2, _save, folder, seed, count)]
     return [left if not left.is_right else right for left, right in zip(*answers, strict=True)]

@@ -1,4 +1,4 @@
-"""What is saved: few bytes, but every kind of them, and every bit of it follows from a seed and a step."""
+"""Make the saved state: few bytes of every kind, all from a seed and a step."""
 
 import functools
 import math
@@ -14,7 +14,10 @@ State = dict[str, Any]
 
 @functools.lru_cache(maxsize=12)
 def state_of(seed: int, step: int) -> State:
-    """The whole state, not to be changed; its tensors are random bits, NaNs of all kinds among them."""
+    """Return the whole state, not to be changed.
+
+    The tensors are random bits, with NaNs of all kinds.
+    """
     chance = torch.Generator().manual_seed(seed * 1_000_003 + step)
 
     def bits(dtype: torch.dtype, *shape: int) -> torch.Tensor:
@@ -58,7 +61,7 @@ def state_of(seed: int, step: int) -> State:
 
 
 def per_rank_of(seed: int, step: int, rank: int) -> State:
-    """What differs by rank."""
+    """Return the part of the state that differs by rank."""
     return {
         "position": 1_000_000 * rank + 1000 * step + seed,
         "order": torch.arange(500) * (rank + 2) + step,
@@ -66,7 +69,7 @@ def per_rank_of(seed: int, step: int, rank: int) -> State:
 
 
 def on_ranks(state: State, world_size: int) -> State:
-    """The same state as one rank of several has it: a part of it is sharded."""
+    """Return a state as one of several ranks has it, with a sharded part."""
     if world_size == 1:
         return state
     mesh = init_device_mesh("cpu", (world_size,))
@@ -75,7 +78,7 @@ def on_ranks(state: State, world_size: int) -> State:
 
 
 def blank(value: Any) -> Any:
-    """The same shape with nothing of it."""
+    """Return the same structure with blank values."""
     if isinstance(value, torch.Tensor):
         return torch.zeros_like(value)
     if isinstance(value, Mapping):
@@ -84,7 +87,7 @@ def blank(value: Any) -> Any:
 
 
 def difference(left: Any, right: Any, where: str = "state") -> str:
-    """Where two states first differ, by a bit, a type or a key; nothing where they are the same."""
+    """Return the first place at which two states differ by a bit, a type or a key; else ""."""
     if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
         if left.dtype != right.dtype or left.shape != right.shape:
             return where

@@ -1,4 +1,4 @@
-"""The same damage in what stock PyTorch wrote, read by stock PyTorch."""
+"""Put the same damage into files that stock PyTorch wrote and reads."""
 
 import logging
 import random
@@ -26,11 +26,11 @@ class StockGround(Ground):
     """Checkpoints of the same states that `dcp.save` wrote."""
 
     def base(self, world_size: int, *, other: bool = False) -> Path:  # noqa: ARG002 - one process has written all
-        """A folder with the checkpoints of STEPS."""
+        """Return a folder with the checkpoints of STEPS."""
         return self.folder / f"stock-{self.seed + other}"
 
     def make(self) -> None:
-        """Write them, in two files each."""
+        """Write the checkpoints, in two files each."""
         with warnings.catch_warnings(action="ignore"):
             for other in (False, True):
                 for step in STEPS:
@@ -40,7 +40,7 @@ class StockGround(Ground):
 
 
 def silently_wrong(folder: Path, seed: int, count: int) -> dict[str, int]:
-    """For each kind of damage, how often of `count` times wrong tensors are loaded without a word."""
+    """Count, for each kind of damage, the silent loads of wrong tensors in `count` tries."""
     logging.disable()  # it logs tracebacks
     ground = StockGround(folder, seed)
     ground.make()

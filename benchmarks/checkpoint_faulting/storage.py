@@ -1,6 +1,7 @@
-"""Storage that fills up, cannot be written, stands still, or fails requests: real file systems and a real S3 server.
+"""Use storage that fills up, is read-only, stands still, or fails requests.
 
-File systems are mounted in a mount namespace of the process alone: whatever happens, they go with it.
+The file systems and the S3 server are real. File systems are mounted in a mount namespace of the
+process alone, and end with the process.
 """
 
 import ctypes
@@ -33,19 +34,19 @@ FROZEN: Final = (STALLED, GIVEN_UP)
 SIZE: Final = "24m"
 IMAGE_BYTES: Final = 96 << 20
 PAGES: Final = 6
-"""A disk is filled up to so many pages around the places where a save's files end."""
+"""The number of pages around the end of a save's files up to which a disk is filled."""
 TRAINS_ON_S: Final = 5.0
-"""Training that takes so long in the call and before its update, on storage that stands still, waits for it."""
+"""A longer call or update during a standstill of the storage counts as waiting for storage."""
 TESTS: Final = Path(__file__).parents[2] / "tests" / "checkpoint"
 _CLONE_NEWNS, _MS_PRIVATE = 0x20000, 0x44000
 
 
 class Skipped(Exception):
-    """This kind cannot be on this machine; the message says why."""
+    """A kind of fault that this machine cannot have; the message has the reason."""
 
 
 def own_mounts() -> None:
-    """Have a mount namespace of this process's own.
+    """Enter a new mount namespace.
 
     Raises:
         Skipped: that is not allowed here.
@@ -68,7 +69,7 @@ def _run(*command: object) -> None:
 
 
 def on_small_disk(kind: str, ground: Ground, folder: Path, count: int) -> list[Verdict] | str:
-    """Save onto a tmpfs that is full or read-only at that time; why not, where there is none."""
+    """Save to a tmpfs that is full or read-only; return the reason if there is no tmpfs."""
     try:
         own_mounts()
         folder.mkdir()
@@ -91,7 +92,7 @@ def on_small_disk(kind: str, ground: Ground, folder: Path, count: int) -> list[V
 
 
 def _fill(folder: Path, step_bytes: int, chance: random.Random) -> Callable[[], None]:
-    """Leave a random number of bytes, mostly near to where a file of the save ends, or all of it."""
+    """Return a function that fills a disk, mostly to near the end of a save's file."""
     near = chance.choice((0.0, 0.3, 0.6, 0.97, 1.0, 1.02, chance.random()))
     left_pages = max(0, int(step_bytes * near) // 4096 + chance.randint(-PAGES, PAGES))
     free = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
@@ -107,7 +108,7 @@ def _lock(folder: Path, _step_bytes: int, _chance: random.Random) -> Callable[[]
 
 
 def _save(ckpt: Checkpointer, seed: int) -> str:
-    """Why the save is not durable; nothing where it is."""
+    """Save; return "" if the save is durable, else the reason."""
     try:
         ckpt.save(NEXT, state_of(seed, NEXT), per_rank=per_rank_of(seed, NEXT, 0)).result()
     except SaveFailed as error:
@@ -139,9 +140,9 @@ def _judge(
 def on_frozen_disk(
     kind: str, ground: Ground, folder: Path, stall_s: float, count: int
 ) -> list[Verdict] | str:
-    """Save onto an ext4 that is frozen for `stall_s` from then on; training must go on all the same.
+    """Save to an ext4 that is frozen for `stall_s` seconds; training must go on meanwhile.
 
-    Every other save is the first one, which finds what a dead process left.
+    Every other save is the first one, which finds files of a dead process.
     """
     image, mounted = folder / "image", folder / "mounted"
     try:
@@ -175,9 +176,10 @@ def on_frozen_disk(
 
 
 def _freeze(kind: str, ckpt: Checkpointer, seed: int, mounted: Path, stall_s: float) -> Verdict:
-    """One save while the file system stands still."""
-    # In a session of its own: it thaws whatever becomes of this process, and of the name of the folder. It begins to
-    # count once training has gone on, which its input's end says, or when that has taken too long.
+    """Save once while the file system stands still."""
+    # In a session of its own: it thaws whatever becomes of this process, and of the name of the
+    # folder. It begins to count once training has gone on, which its input's end says, or when that
+    # has taken too long.
     words = [
         "sh",
         "-c",
@@ -214,7 +216,7 @@ def _freeze(kind: str, ckpt: Checkpointer, seed: int, mounted: Path, stall_s: fl
 
 
 def _save_in_time(ckpt: Checkpointer, seed: int) -> str:
-    """Save again; what was killed in the midst of a call must end first."""
+    """Save until a killed process has left its system call."""
     for _ in range(5):
         if not (why := _save(ckpt, seed)):
             break
@@ -223,7 +225,11 @@ def _save_in_time(ckpt: Checkpointer, seed: int) -> str:
 
 
 def in_object_storage(ground: Ground, folder: Path, failing: int) -> list[Verdict] | str:
-    """Push and fetch through a proxy that fails 30% of the requests; a verdict for each of `failing` that failed."""
+    """Push and fetch through a proxy that fails 30% of the requests.
+
+    Returns:
+        A verdict for each of `failing` transfers that failed.
+    """
     try:
         import moto.s3.models
 

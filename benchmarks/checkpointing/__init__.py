@@ -1,7 +1,13 @@
 """Parts of `benchmarks/checkpoint.py`.
 
-`child` calls a function in a process of its own, `sizes` says how much is measured; `workloads` are what is trained,
-`savers` the ways to save it, ours and the peers', and `training` puts them together. `limits` is what the machine
-permits, by `raw`. `lost`, `durable`, `restoring`, `resharding`, `growth` and `gpu` make the rows; `heard`
-is what ours tells its supervisor, and what was read meanwhile.
+| module | one idea |
+|---|---|
+| `child` | calls a function in a separate process |
+| `sizes` | the amount of work of each part |
+| `workloads` | the trained models |
+| `savers` | ways to save a model: Holdfast's and the peers' |
+| `training` | a workload with a saver |
+| `limits`, `raw` | the limits of the machine |
+| `lost`, `durable`, `restoring`, `resharding`, `growth`, `gpu` | the rows |
+| `heard` | the events that Holdfast sends its supervisor, and the bytes read meanwhile |
 """

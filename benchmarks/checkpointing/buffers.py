@@ -1,4 +1,7 @@
-"""Measure the copy of buffers in the call of `save`: forward may change them before the optimizer's step."""
+"""Measure the copy of buffers in the call of `save`.
+
+Forward may change buffers before the optimizer's step, so the call copies them.
+"""
 
 import statistics
 import time
@@ -18,7 +21,7 @@ MIB = 1024**2
 
 
 def rows(folder: Path, quiet: Quiet, sizes: Sizes, rounds: int) -> Iterator[Row]:
-    """Return the bytes that the call copies and the time of the call, with such buffers and without.
+    """Measure the bytes that the call copies and the call's time, with and without buffers.
 
     There is no peer: stock `async_save` copies the whole state in its call.
     """
@@ -39,7 +42,7 @@ def rows(folder: Path, quiet: Quiet, sizes: Sizes, rounds: int) -> Iterator[Row]
 
 
 def measure(*, folder: str, buffers_mib: int, pairs: int) -> dict[str, Any]:
-    """Return the seconds of each call, with buffers and without in turn, and of copying as many bytes in one thread."""
+    """Return the seconds of each call with and without buffers, and of a plain one-thread copy."""
     import torch
 
     import holdfast

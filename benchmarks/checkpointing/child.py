@@ -1,6 +1,6 @@
-"""A function of this package, called in a process of its own, in a fresh folder; its answer is JSON.
+"""Call a function of this package in a process with a fresh folder; the answer is JSON.
 
-The process stays, with all it holds, until it is killed: nothing that hangs at its exit holds the benchmark up.
+The process lives on until it is killed, so a hang at its exit cannot delay the benchmark.
 """
 
 import importlib
@@ -32,10 +32,10 @@ class Child:
     timeout_s: float
 
     def answer(self) -> Any:
-        """What the function returned.
+        """Return the result of the function.
 
         Raises:
-            DoesNotWork: it failed, or is not over within the time limit; with the reason, in a line.
+            DoesNotWork: the function failed or timed out; the message has the reason.
         """
         over = wait_until(
             lambda: self.result.exists() or self.process.poll() is not None,
@@ -51,7 +51,7 @@ class Child:
         return answer["answer"]
 
     def kill(self) -> None:
-        """SIGKILL this process and none of those that it started."""
+        """Kill this process, but none of those that it started."""
         self.process.kill()
         self.process.wait()
 
@@ -66,7 +66,10 @@ def child(
     timeout_s: float = TIMEOUT_S,
     **arguments: Any,
 ) -> Iterator[Child]:
-    """Call `function(**arguments)`, which JSON must be able to hold, in a process; in the end kill all processes."""
+    """Call `function(**arguments)` in a process, and kill all its processes in the end.
+
+    The arguments must be JSON values.
+    """
     place.mkdir(parents=True, exist_ok=True)
     result = place / f"{function.__name__}.json"
     words = (
@@ -84,17 +87,17 @@ def child(
 
 
 def in_child(function: Callable[..., Any], place: Path, /, **options: Any) -> Any:
-    """What `function` answers; options are those of `child`.
+    """Return the answer of `function`; the options are those of `child`.
 
     Raises:
-        DoesNotWork: as of `Child.answer`.
+        DoesNotWork: as in `Child.answer`.
     """
     with child(function, place, **options) as started:
         return started.answer()
 
 
 def main() -> None:
-    """Call the function that the command line names; of several ranks the first one answers."""
+    """Call the function that the command line names; the first rank answers."""
     module, name, arguments, result = sys.argv[1:]
     answer, error = None, None
     try:

@@ -1,4 +1,4 @@
-"""How long until a checkpoint is durable (written, hashed, committed), beside a raw write of the same bytes."""
+"""Measure the time until a checkpoint is durable, beside a raw write of the same bytes."""
 
 import statistics
 import time
@@ -17,12 +17,12 @@ from common.table import Must, Row
 
 TENSORS = 373
 KEPT = 2
-"""Checkpoints, by `Ours`."""
+"""The checkpoints that `Ours` keeps."""
 DELETING_S = 10.0
 
 
 def rows(folder: Path, quiet: Quiet, sizes: Sizes, rounds: int) -> Iterator[Row]:
-    """Medians over pairs; in every second pair the raw write comes first."""
+    """Yield medians over pairs; in every second pair the raw write comes first."""
     del rounds
     quiet.wait()
     found = in_child(
@@ -46,7 +46,7 @@ def rows(folder: Path, quiet: Quiet, sizes: Sizes, rounds: int) -> Iterator[Row]
 
 
 def measure(*, folder: str, state_mib: int, pairs: int) -> dict[str, Any]:
-    """The seconds of every save and of every raw write; the first of each is left out."""
+    """Return the seconds of every save and every raw write, without the first of each."""
     workload = ManyTensors(count=TENSORS, tensor_bytes=state_mib * 1024**2 // TENSORS)
     size_bytes = sum(tensor.nbytes for tensor in workload.tensors)
     source = raw.noise(size_bytes)
@@ -68,7 +68,8 @@ def measure(*, folder: str, state_mib: int, pairs: int) -> dict[str, Any]:
 
     for step in range(pairs + 1):
         for name, way in (("raw_s", limit), ("ours_s", ours))[:: 1 if step % 2 else -1]:
-            # Training goes on between two saves, and the checkpoint that the last one made superfluous is deleted then.
+            # Training goes on between two saves, and the checkpoint that the last one made
+            # superfluous is deleted then.
             wait_until(lambda: len(list(place.glob("step-*"))) <= KEPT, timeout_s=DELETING_S)
             times_s[name].append(way(step))
     return {name: found[1:] for name, found in times_s.items()}

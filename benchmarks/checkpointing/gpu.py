@@ -1,4 +1,4 @@
-"""One GPU, its state as large as the machine lets it be (6 to 36 GB), a save every ten steps; peer: torch.save."""
+"""Measure on one GPU with a state of 6 to 36 GB and a save every ten steps; peer: torch.save."""
 
 import shutil
 import statistics
@@ -18,7 +18,7 @@ from common.table import Must, Row
 
 WIDTH, INNER, VOCABULARY = 2048, 5632, 32_000
 BYTES_A_NUMBER = 12
-"""fp32 and AdamW's moments; gradients make it 16."""
+"""Weights in fp32 and AdamW's moments; with gradients, 16."""
 LEAST_BYTES = 6e9
 LAYER_BYTES = BYTES_A_NUMBER * (4 * WIDTH**2 + 3 * WIDTH * INNER)
 EMBEDDING_BYTES = BYTES_A_NUMBER * 2 * WIDTH * VOCABULARY
@@ -28,7 +28,7 @@ SAMPLE_BYTES = 1024**3
 
 
 def rows(folder: Path, quiet: Quiet, sizes: Sizes, rounds: int) -> Iterator[Row]:
-    """Rows, or the one that says why there are none."""
+    """Yield the rows, or one row with the reason for none."""
     if not torch.cuda.is_available():
         yield Row(measure="skipped: there is no CUDA device", unit="")
         return
@@ -66,12 +66,15 @@ def rows(folder: Path, quiet: Quiet, sizes: Sizes, rounds: int) -> Iterator[Row]
 
 
 def _share(found: lost.Found, saver: str, steps: int) -> float:
-    """Of the time that `steps` steps take, what one save among them costs."""
+    """Return the cost of one save as a share of the time of `steps` steps."""
     return found.median(saver, "lost_s") / (steps * found.median(saver, "plain_step_s"))
 
 
 def _room_bytes(folder: Path) -> float:
-    """The largest state of which the GPU holds 16/12 and the activations, the machine 3 copies, the disk 4."""
+    """Return the largest state that fits.
+
+    The GPU must hold 16/12 of the state and the activations, the machine 3 copies, the disk 4.
+    """
     return min(
         torch.cuda.get_device_properties(0).total_memory / 1.8,
         psutil.virtual_memory().available / 3,
@@ -80,7 +83,7 @@ def _room_bytes(folder: Path) -> float:
 
 
 def _large(size: Training, room_bytes: float, folder: Path) -> Training:
-    """Steps so long that the disk keeps up with a save every ten of them, were it half as fast."""
+    """Return a size whose steps are so long that a disk of half the speed keeps up with saves."""
     layers = int((room_bytes - EMBEDDING_BYTES) // LAYER_BYTES)
     source = raw.noise(SAMPLE_BYTES)
     disk_bytes_s = SAMPLE_BYTES / raw.write_direct(folder / "sample", source)
@@ -104,6 +107,6 @@ def _large(size: Training, room_bytes: float, folder: Path) -> Training:
 
 
 def _stall_s(found: lost.Found, saver: str) -> float:
-    """Call and fence together."""
+    """Return the time of call and fence together."""
     times = found.times[saver]
     return statistics.median(map(sum, zip(times["call_s"], times["fence_s"], strict=True)))

@@ -1,4 +1,4 @@
-"""Memory over very many saves of a small state."""
+"""Measure memory over very many saves of a small state."""
 
 import statistics
 from collections.abc import Iterator
@@ -17,14 +17,14 @@ from common.table import Must, Row
 TENSORS = 32
 SAMPLES = 50
 COPIES = 2
-"""Of the state that ours may hold: what is being written, and what the next save copies meanwhile."""
+"""Copies of the state that Holdfast may hold: one being written, one for the next save."""
 HELPER_MIB = 64
-"""What the process that writes may take besides."""
+"""Further memory that the writing process may use."""
 MIB = 1024**2
 
 
 def rows(folder: Path, quiet: Quiet, sizes: Sizes, rounds: int) -> Iterator[Row]:
-    """Of the rank and of all processes that it started, beyond what the rank had before its first save."""
+    """Yield the memory of the rank and its processes beyond that before the first save."""
     del rounds
     quiet.wait()
     found = in_child(
@@ -51,7 +51,7 @@ def rows(folder: Path, quiet: Quiet, sizes: Sizes, rounds: int) -> Iterator[Row]
 
 
 def measure(*, folder: str, state_mib: int, saves: int) -> dict[str, Any]:
-    """MiB that are added, at moments evenly spaced, while a save is in flight."""
+    """Return the added MiB at evenly spaced moments with a save in flight."""
     from holdfast.checkpoint import checkpointer  # noqa: F401 - code is not what grows, nor what the budget is for
 
     workload = ManyTensors(count=TENSORS, tensor_bytes=state_mib * MIB // TENSORS)
@@ -69,7 +69,7 @@ def measure(*, folder: str, state_mib: int, saves: int) -> dict[str, Any]:
 
 
 def _held_mib() -> float:
-    """RSS and shared memory of this process and of those that it started; pages of several count once (PSS)."""
+    """Return RSS and shared memory of this process and its children; shared pages count once."""
     own = psutil.Process()
     pss_bytes = sum(
         process.memory_full_info().pss for process in (own, *own.children(recursive=True))

@@ -1,4 +1,4 @@
-"""What the checkpoint room tells the supervisor, heard in the same process; and what was read from disk meanwhile."""
+"""Record the checkpoint room's events in this process, and the bytes read from disk."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,10 +21,10 @@ class Heard(Unsupervised):
         self._events.append((kind, dict(data)))
 
     def demand_tier(self, tier: str) -> None:
-        """Hold that the last restore took its bytes from `tier`, "memory" or "disk".
+        """Check that the last restore read from `tier`, "memory" or "disk".
 
         Raises:
-            DoesNotWork: it did not.
+            DoesNotWork: the restore read from elsewhere.
         """
         found = [data.get("tier") for kind, data in self._events if kind == "restored"]
         if found[-1:] != [tier]:
@@ -34,9 +34,9 @@ class Heard(Unsupervised):
 
 
 def read_so_far() -> tuple[int, int]:
-    """Bytes read from disk, and bytes that read calls asked for, though another had them put into the page cache.
+    """Return the bytes read from disk, and the bytes requested by read calls.
 
-    By this process and by those that it started and that still run.
+    Both count this process and its running children. Requested bytes may come from the page cache.
     """
     own = psutil.Process()
     counters = [process.io_counters() for process in (own, *own.children(recursive=True))]

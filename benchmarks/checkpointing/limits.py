@@ -1,4 +1,4 @@
-"""What the machine permits: memcpy, hash, direct writes and reads, in this run."""
+"""Measure the limits of the machine: memcpy, hash, direct writes and reads."""
 
 import statistics
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ from common.table import Row
 
 
 def rows(folder: Path, quiet: Quiet, sizes: Sizes, rounds: int) -> Iterator[Row]:
-    """Medians, in GB/s."""
+    """Yield medians, in GB/s."""
     size_bytes = sizes.limits_bytes
     (folder / "read").mkdir()
     (folder / "read" / "data").write_bytes(

@@ -1,9 +1,10 @@
-"""Training time lost to a save: ours and the peers, each case in a process of its own, one after the other.
+"""Measure the training time lost to a save: ours and the peers', each case in its own process.
 
-Lost is the wall time of the steps with a save, from its call to the end of the step after the one in which it became
-durable, ten of them at most, less that of as many without, before and after. What a later save would wait for is in it,
-and so is the fence before the optimizer's step. A machine that is not ours alone now and then takes longer for a step
-than a save costs: hence medians, of many where little is lost.
+Lost time is the wall time of the steps with a save, less the time of as many steps before and after
+without one. It counts from the call to the end of the step after the one in which the save became
+durable, ten steps at most. So it includes the wait of a later save and the fence before the
+optimizer's step. On a shared machine a step sometimes takes longer than a save costs. Hence the
+figures are medians, of many measurements where little is lost.
 """
 
 import shutil
@@ -21,7 +22,7 @@ from common.machine import Quiet
 from common.table import Must, Row
 
 RESOLUTION_S = 0.05
-"""What is lost counts as at least this where something is divided by it: less cannot be told from noise."""
+"""The least lost time in a ratio: less is noise."""
 
 TIMES = {
     "lost_s": "lost",
@@ -33,31 +34,31 @@ TIMES = {
 
 
 class Found:
-    """What all processes of each case measured, and why cases do not run."""
+    """The measurements of each case's processes, and the reasons for cases that do not run."""
 
     def __init__(self) -> None:
         self.times: dict[str, dict[str, list[Any]]] = {}
         self.reasons: dict[str, str] = {}
 
     def add(self, saver: str, answer: dict[str, Any]) -> None:
-        """One process' answer."""
+        """Add the answer of one process."""
         times = self.times.setdefault(saver, {})
         for name, value in answer.items():
             times.setdefault(name, []).extend(value if isinstance(value, list) else [value])
 
     def median(self, saver: str, name: str) -> float:
-        """Of all processes of a case."""
+        """Return the median of all processes of a case."""
         return float(statistics.median(self.times[saver][name]))
 
     def best_peer(self, name: str) -> float | None:
-        """The lowest of a case that is not ours; None where none runs."""
+        """Return the lowest figure of the peers; None if no peer runs."""
         return min(
             (self.median(saver, name) for saver in self.times if saver not in SHORT), default=None
         )
 
 
 def large_rows(folder: Path, quiet: Quiet, sizes: Sizes, rounds: int) -> Iterator[Row]:
-    """A state of a few hundred large tensors, in a model that trains."""
+    """Measure a state of a few hundred large tensors, in a model that trains."""
     found = find(folder, quiet, sizes.lost, rounds)
     yield from _about(found)
     peer_s, ours_s, least_s = (
@@ -92,7 +93,7 @@ def large_rows(folder: Path, quiet: Quiet, sizes: Sizes, rounds: int) -> Iterato
 
 
 def many_rows(folder: Path, quiet: Quiet, sizes: Sizes, rounds: int) -> Iterator[Row]:
-    """A state of very many small tensors, under a low limit of open files."""
+    """Measure a state of very many small tensors, under a low limit of open files."""
     found = find(folder, quiet, sizes.many, rounds)
     yield from _about(found)
     ours_s, peer_s = found.median(OURS, "lost_s"), found.best_peer("lost_s")
@@ -115,16 +116,16 @@ def many_rows(folder: Path, quiet: Quiet, sizes: Sizes, rounds: int) -> Iterator
 
 
 def find(folder: Path, quiet: Quiet, size: Training, rounds: int) -> Found:
-    """Run every case, in turn; one that does not run is told and left out of later rounds.
+    """Run every case in turn; report a case that does not run, and skip it in later rounds.
 
     Raises:
-        DoesNotWork: ours does not run.
+        DoesNotWork: Holdfast's case does not run.
     """
     found, amount = Found(), size.amount
     if size.forward_backward_s is not None:
         amount = in_child(training.calibrate, folder / "calibrate", **size.calibration())
     for number in range(rounds):
-        # Who goes first changes, so that a drift of the machine falls on all alike.
+        # The first case changes each round, so that a drift of the machine affects all cases.
         first = number % len(size.savers)
         for saver in (*size.savers[first:], *size.savers[:first]):
             if saver in found.reasons:
@@ -147,7 +148,7 @@ def find(folder: Path, quiet: Quiet, size: Training, rounds: int) -> Found:
 
 
 def call_row(found: Found) -> Row:
-    """How long `save` holds up the script."""
+    """Return the time for which `save` blocks the script."""
     calls_s = found.times[OURS]["every_call_s"]
     return Row(
         measure=f"blocking call, 99th percentile of {len(calls_s)} (peer: median)",
@@ -159,12 +160,12 @@ def call_row(found: Found) -> Row:
 
 
 def percentile_99(values: list[float]) -> float:
-    """Between the neighbouring values."""
+    """Interpolate between neighbouring values."""
     return statistics.quantiles(values, n=100, method="inclusive")[-1]
 
 
 def _about(found: Found) -> Iterator[Row]:
-    """What was trained, and how far the figures of ours are apart."""
+    """Yield the trained model, and the spread of Holdfast's figures."""
     yield Row(measure="state", ours=found.median(OURS, "state_bytes") / 1e9, unit="GB")
     yield Row(
         measure="forward and backward, median",
@@ -177,7 +178,7 @@ def _about(found: Found) -> Iterator[Row]:
 
 
 def each(found: Found, named: Mapping[str, str]) -> Iterator[Row]:
-    """Medians of every case; why some have none."""
+    """Yield medians of every case, or the reason for none."""
     yield from (
         Row(measure=f"{name}, median, attested", ours=found.median(ATTESTED, times), unit="s")
         for times, name in named.items()

@@ -1,4 +1,4 @@
-"""The disk and the memory without any checkpointing: direct reads and writes, memcpy, the hash."""
+"""Measure disk and memory without checkpoints: direct reads and writes, memcpy, hash."""
 
 import ctypes
 import mmap
@@ -20,7 +20,7 @@ Item = TypeVar("Item")
 
 
 def noise(size_bytes: int) -> mmap.mmap:
-    """Memory of so many bytes, or up to the next page, that no disk compresses."""
+    """Return incompressible memory of so many bytes, rounded up to a page."""
     pages = mmap.mmap(-1, -(-size_bytes // PAGE_BYTES) * PAGE_BYTES)
     block = os.urandom(min(BLOCK_BYTES, len(pages)))
     while rest := len(pages) - pages.tell():
@@ -29,10 +29,11 @@ def noise(size_bytes: int) -> mmap.mmap:
 
 
 def write_direct(path: Path, source: mmap.mmap) -> float:
-    """Seconds to write memory to a new file past the page cache and fsync it: 16 MiB blocks, two threads.
+    """Return the seconds to write memory to a file past the page cache, and fsync.
 
-    The file has its place on the disk before. `source` (of `noise`) is as long as the file: a block that is written
-    again and again comes out of the processor's cache, faster by a sixth.
+    Two threads write blocks of 16 MiB; the file's place on the disk is allocated before. `source`
+    (from `noise`) is as long as the file: a block that is written repeatedly would come from the
+    processor's cache, faster by a sixth.
     """
     size_bytes = len(source)
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_DIRECT)
@@ -56,9 +57,10 @@ def write_direct(path: Path, source: mmap.mmap) -> float:
 
 
 def read_direct(folder: Path, *, huge_pages: bool = False) -> tuple[int, float]:
-    """Bytes of all files below a folder; seconds to read them past the page cache, in 16 MiB blocks by two threads.
+    """Return the bytes of all files below a folder, and the seconds to read them.
 
-    Into huge pages a disk that is limited in requests a second reads faster: they make larger ones.
+    Two threads read blocks of 16 MiB past the page cache. A disk with a limit of requests a second
+    reads faster into huge pages, which allow larger requests.
     """
     sizes = {path: path.stat().st_size for path in _files(folder)}
     handles = {path: os.open(path, os.O_RDONLY | os.O_DIRECT) for path in sizes}
@@ -96,7 +98,7 @@ def _in_huge_pages() -> memoryview:
 
 
 def drop_caches(folder: Path) -> None:
-    """Have the kernel forget the pages of all files below a folder."""
+    """Have the kernel drop the cached pages of all files below a folder."""
     for path in _files(folder):
         handle = os.open(path, os.O_RDONLY)
         try:
@@ -107,7 +109,7 @@ def drop_caches(folder: Path) -> None:
 
 
 def memcpy_s(size_bytes: int) -> float:
-    """Seconds to copy so many bytes, between pages that exist already, one thread."""
+    """Return the seconds to copy so many bytes between existing pages, with one thread."""
     source, target = bytes(size_bytes), memoryview(bytearray(size_bytes))
 
     def copy() -> None:
@@ -118,7 +120,7 @@ def memcpy_s(size_bytes: int) -> float:
 
 
 def hash_s(size_bytes: int) -> float:
-    """Seconds to hash so many bytes with xxh3-128, a block at a time, one thread."""
+    """Return the seconds to hash so many bytes with xxh3-128, block by block, with one thread."""
     block = noise(BLOCK_BYTES)
     return _seconds(
         lambda: [xxhash.xxh3_128_digest(block) for _ in range(size_bytes // BLOCK_BYTES)]
@@ -142,7 +144,7 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    """Write as many bytes to a folder as the command line says for each line of input, and answer with the seconds."""
+    """Write so many bytes to a folder for each input line, and print the seconds."""
     folder, size_bytes = sys.argv[1:]
     source = noise(int(size_bytes))
     print("ready", flush=True)

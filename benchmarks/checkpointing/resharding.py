@@ -1,4 +1,4 @@
-"""Shards of many ranks restored on fewer: how often their bytes are read from disk."""
+"""Restore shards of many ranks on fewer; count how often their bytes are read from disk."""
 
 import sys
 import warnings
@@ -16,16 +16,16 @@ from common.table import Must, Row
 
 TENSORS = 16
 WIDTH = 256
-"""Of a tensor's rows, in numbers of 4 bytes."""
+"""The length of a tensor's row, in numbers of 4 bytes."""
 
 
 def rows(folder: Path, quiet: Quiet, sizes: Sizes, rounds: int) -> Iterator[Row]:
-    """What all ranks read together, each for itself as if alone on its node, over what they need."""
+    """Yield the bytes that all ranks read, as if alone on their nodes, over the bytes needed."""
     del rounds
     before, after = sizes.ranks
     arguments: dict[str, Any] = {"folder": str(folder), "shard_mib": sizes.shard_mib}
     in_child(save, folder / "saving", launcher=_ranks(before), **arguments)
-    # Under another name nothing that is still in memory is taken for it.
+    # Under another name, no snapshot in memory matches the checkpoint.
     (folder / "saved").rename(folder / "ours")
     quiet.wait()
     found = in_child(load, folder / "loading", launcher=_ranks(after), **arguments)
@@ -40,7 +40,7 @@ def rows(folder: Path, quiet: Quiet, sizes: Sizes, rounds: int) -> Iterator[Row]
 
 
 def save(*, folder: str, shard_mib: int) -> None:
-    """The same shards with ours and with DCP."""
+    """Save the same shards with Holdfast and with DCP."""
     import torch.distributed as dist
     from torch.distributed.checkpoint import state_dict_saver
 
@@ -54,10 +54,10 @@ def save(*, folder: str, shard_mib: int) -> None:
 
 
 def load(*, folder: str, shard_mib: int) -> dict[str, float]:
-    """Bytes read over bytes needed, by all ranks together.
+    """Return bytes read over bytes needed, over all ranks.
 
     Raises:
-        DoesNotWork: something else was restored, or less was read than that needs.
+        DoesNotWork: a wrong state was restored, or less was read than needed.
     """
     import torch
     import torch.distributed as dist
@@ -95,7 +95,7 @@ def load(*, folder: str, shard_mib: int) -> dict[str, float]:
 
 
 def _state(shard_mib: int, *, fill: bool) -> dict[str, Any]:
-    """Sharded tensors whose numbers of rows no number of ranks divides; the numbers are the same for any of them."""
+    """Return sharded tensors whose rows no number of ranks divides; equal for any number."""
     import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh

@@ -1,4 +1,4 @@
-"""Restoring from disk with nothing in the page cache, verified, beside a raw read of the same files and `dcp.load`."""
+"""Restore from disk with a cold page cache, beside a raw read and `dcp.load`."""
 
 import statistics
 import time
@@ -22,7 +22,7 @@ from common.table import Must, Row
 
 
 def rows(folder: Path, quiet: Quiet, sizes: Sizes, rounds: int) -> Iterator[Row]:
-    """Medians of rounds, in turn."""
+    """Yield medians of rounds, in turn."""
     quiet.wait()
     found = in_child(
         measure,
@@ -48,10 +48,10 @@ def rows(folder: Path, quiet: Quiet, sizes: Sizes, rounds: int) -> Iterator[Row]
 
 
 def measure(*, folder: str, state_mib: int, rounds: int) -> dict[str, Any]:
-    """The seconds of every round; what was read is compared with what was saved.
+    """Return the seconds of every round; compare the read state with the saved one.
 
     Raises:
-        DoesNotWork: something else was read, or not from disk.
+        DoesNotWork: a wrong state was read, or not from disk.
     """
     from torch.distributed.checkpoint import state_dict_loader
 
@@ -101,7 +101,7 @@ def measure(*, folder: str, state_mib: int, rounds: int) -> dict[str, Any]:
 
 
 def _save(place: Path, workload: ManyTensors) -> None:
-    """With ours and with DCP."""
+    """Save with Holdfast and with DCP."""
     ours = Ours(place / "saved", workload)
     ours.save(1)
     ours.wait()

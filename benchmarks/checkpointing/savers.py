@@ -1,6 +1,6 @@
-"""The ways to save a state: Holdfast's and those that ship elsewhere, each as its own documentation uses it.
+"""Save a state by Holdfast and by the peers, each as its own documentation uses it.
 
-They need torch; a peer is imported when it is made.
+The savers need torch; a peer is imported when it is made.
 """
 
 import os
@@ -19,23 +19,23 @@ from common.jobs import DoesNotWork
 
 
 class Saver:
-    """A way to save; by itself one whose checkpoint is durable when `save` returns."""
+    """A way to save; the base class is for checkpoints that are durable when `save` returns."""
 
     def __init__(self, folder: Path, workload: Workload) -> None:
         self._folder, self._workload = folder, workload
 
     def save(self, step: int) -> None:
-        """Save the state; returns when forward and backward may go on."""
+        """Save the state; return when forward and backward may continue."""
         raise NotImplementedError
 
     def fence(self) -> None:
         """Wait until the state may change."""
 
     def wait(self) -> None:
-        """Wait until the last save is durable; any thread may."""
+        """Wait until the last save is durable; any thread may call this."""
 
     def clear(self) -> None:
-        """Remove what was saved, where nobody else does."""
+        """Remove the checkpoints of a saver that deletes none."""
         for path in self._folder.iterdir():
             shutil.rmtree(path)
 
@@ -57,7 +57,7 @@ class Ours(Saver):
         self._handle = self._ckpt.save(step, self._workload.state)
 
     def fence(self) -> None:
-        """See `Saver`: what the hook before the optimizer's step does, which then finds nothing to wait for."""
+        """Do the work of the hook before the optimizer's step, which then has no wait left."""
         self._ckpt.before_update()
 
     def wait(self) -> None:
@@ -65,10 +65,10 @@ class Ours(Saver):
         self._handle.result()
 
     def clear(self) -> None:
-        """Holdfast does it itself."""
+        """Do nothing: Holdfast deletes old checkpoints."""
 
     def close(self) -> None:
-        """No save follows."""
+        """Close after the last save."""
         self._ckpt.close()
 
 
@@ -107,8 +107,9 @@ class DcpSave(Saver):
 class DcpAsync(Saver):
     """`torch.distributed.checkpoint.async_save`, in a thread or a process.
 
-    `stage`: None takes the stager that it makes itself, anew for each save; else one `DefaultStager` is kept, which
-    copies in a thread, into "shared" memory, into "pinned" memory, which is for a GPU's tensors, or into its "own".
+    `stage`: None uses DCP's own stager, made anew for each save. Otherwise one `DefaultStager` is
+    kept: it copies in a thread, into "shared" memory, into "pinned" memory for a GPU's tensors, or
+    into its "own" memory.
     """
 
     def __init__(
@@ -165,7 +166,7 @@ class DcpAsync(Saver):
 
 
 class TorchCheckpointing(Saver):
-    """Meta's `torch_checkpointing`, which never calls fsync; buffered, as its direct writes fail on ext4."""
+    """Meta's `torch_checkpointing`, without fsync; buffered, since direct writes fail on ext4."""
 
     def __init__(self, folder: Path, workload: Workload) -> None:
         from torch_checkpointing import CheckpointManager  # type: ignore[import-not-found]
@@ -192,7 +193,7 @@ class TorchCheckpointing(Saver):
 
 
 class Nvrx(Saver):
-    """NVIDIA's resiliency extension: its asynchronous `torch.save`, in a process that stays; it never calls fsync."""
+    """The asynchronous `torch.save` of NVIDIA's resiliency extension, without fsync."""
 
     def __init__(self, folder: Path, workload: Workload) -> None:
         import torch
@@ -220,7 +221,7 @@ class Nvrx(Saver):
 
 
 class OnlyWritten(Saver):
-    """No checkpoint: a process of its own writes as many bytes to the same disk, which nobody copies or hashes."""
+    """No checkpoint: a process writes as many bytes to the same disk, without copy or hash."""
 
     def __init__(self, folder: Path, workload: Workload) -> None:
         super().__init__(folder, workload)
@@ -245,7 +246,7 @@ class OnlyWritten(Saver):
 OURS, ATTESTED = "holdfast", "holdfast, attested"
 WRITTEN = "the disk's writes alone"
 SHORT = (OURS, ATTESTED, WRITTEN)
-"""Those that cost training the least; the others are the peers."""
+"""The savers that cost training the least; the others are the peers."""
 TORCH_SAVE = "torch.save + fsync"
 DCP_SHARED = "dcp.async_save, process, shared stager kept"
 TORCH_CHECKPOINTING = "torch_checkpointing, no fsync"

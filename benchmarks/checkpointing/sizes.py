@@ -1,4 +1,4 @@
-"""How much is measured."""
+"""Define the amount of work of each part."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,27 +15,27 @@ from checkpointing.savers import (
 )
 
 _LITTLE = (*SHORT, DCP_SHARED, TORCH_CHECKPOINTING)
-"""Those that lose so little that it takes many pairs to tell."""
+"""The savers that lose so little that many pairs are needed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """Training with a save and without, in turn."""
+    """The size of training with a save and without, in turn."""
 
     workload: str
     shape: dict[str, Any]
     amount: int
-    """Of work, at which calibration begins, where there is one."""
+    """The amount of work at which calibration begins, if any."""
     forward_backward_s: float | None
-    """What to calibrate forward and backward to."""
+    """The time of forward and backward to calibrate to."""
     steps: int = 10
-    """From one save to the next, at most: another comes once the last one is durable."""
+    """The most steps between two saves: the next save comes once the last one is durable."""
     pairs: int
-    """Of blocks with a save and without, in each process."""
+    """Pairs of blocks with a save and without, in each process."""
     short_pairs: int
-    """The same of `_LITTLE`."""
+    """Pairs for the savers of `_LITTLE`."""
     calls: int
-    """Further steps of ours in each process, each with a save, for the percentiles."""
+    """Further steps with a save in each of Holdfast's processes, for the percentiles."""
     savers: tuple[str, ...]
     open_files: int | None = None
 
@@ -65,26 +65,26 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Of all parts."""
+    """The sizes of all parts."""
 
     lost: Training
     many: Training
     state_mib: int
-    """Of the parts about the disk and the node's memory."""
+    """The state of the parts on the disk and the node's memory."""
     durable_pairs: int
     ranks: tuple[int, int]
-    """That save, and that restore."""
+    """The number of ranks that save, and the number that restore."""
     shard_mib: int
-    """Of the whole state that those ranks share."""
+    """The size of the whole state that those ranks share."""
     small_mib: int
     saves: int
     buffers_mib: int
-    """Of a module, which each save copies in its call."""
+    """The size of a module's buffers, which each save copies in its call."""
     buffer_pairs: int
-    """Of a save with such buffers and one without."""
+    """Pairs of a save with such buffers and one without."""
     limits_bytes: int
     gpu_bytes: float = 36e9
-    """Of a GPU's state, at most."""
+    """The largest state on a GPU."""
 
 
 FULL = Sizes(

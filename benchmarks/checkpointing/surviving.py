@@ -1,4 +1,4 @@
-"""A rank that is killed, and its successor, which restores from the node's memory; a lost node, and its peer."""
+"""Kill a rank or a node; restore from the node's memory, or from a peer's."""
 
 import os
 import signal
@@ -27,7 +27,10 @@ HELD_S = 600.0
 
 
 def rows(folder: Path, quiet: Quiet, sizes: Sizes, rounds: int) -> Iterator[Row]:
-    """One death, and one of a node; the successors' imports and models are not counted, opening the checkpoints is."""
+    """Measure the death of a rank and of a node.
+
+    The successors' imports and models are left out; opening the checkpoints counts.
+    """
     del rounds
     yield from _rank_rows(folder / "rank", quiet, sizes)
     yield from _node_rows(folder / "node", quiet, sizes)
@@ -86,10 +89,13 @@ def _node_rows(folder: Path, quiet: Quiet, sizes: Sizes) -> Iterator[Row]:
 
 
 def hold_on_nodes(*, folder: str, state_mib: int) -> dict[str, Any]:
-    """Save on nodes that are this machine by other names, until it is held; the processes, and how long that took.
+    """Save on nodes that are this machine by other names, until peers hold the snapshot.
+
+    Returns:
+        The processes, and the seconds that it took.
 
     Raises:
-        DoesNotWork: it is not held.
+        DoesNotWork: no peer holds the snapshot.
     """
     import torch.distributed as dist
 
@@ -112,10 +118,10 @@ def hold_on_nodes(*, folder: str, state_mib: int) -> dict[str, Any]:
 
 
 def succeed_on_nodes(*, folder: str, state_mib: int) -> list[float]:
-    """Restore where node 0 is a new one, and once more, when memory is given back; how long each took.
+    """Restore with a new node 0, and again after memory is released; return the seconds of each.
 
     Raises:
-        DoesNotWork: something else was restored, or from elsewhere.
+        DoesNotWork: a wrong state was restored, or from elsewhere.
     """
     import torch.distributed as dist
 
@@ -141,7 +147,7 @@ def succeed_on_nodes(*, folder: str, state_mib: int) -> list[float]:
 
 
 def _join(first: str) -> int:
-    """Be a rank on a node of its own, of which the first has this name."""
+    """Join as a rank on a separate node; `first` is the first node's name."""
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
@@ -155,7 +161,7 @@ def _part(rank: int, state_mib: int) -> dict[str, torch.Tensor]:
 
 
 def hold(*, folder: str, state_mib: int) -> None:
-    """Save, and wait for death."""
+    """Save, and wait to be killed."""
     workload = _workload(state_mib)
     saver = Ours(Path(folder), workload)
     saver.save(1)
@@ -164,10 +170,10 @@ def hold(*, folder: str, state_mib: int) -> None:
 
 
 def succeed(*, folder: str, state_mib: int) -> dict[str, Any]:
-    """Restore, and say how long it took and what was read from disk, as a share of the state.
+    """Restore; return the seconds, and the bytes read from disk as a share of the state.
 
     Raises:
-        DoesNotWork: something else was restored, or not from memory.
+        DoesNotWork: a wrong state was restored, or not from memory.
     """
     import holdfast
     from holdfast.checkpoint import checkpointer  # noqa: F401 - nor is the code, which imports more of torch

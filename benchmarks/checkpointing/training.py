@@ -1,4 +1,4 @@
-"""One case, in its process: training without saves and with them in turn, and what each save took."""
+"""Run one case in its process: train without saves and with them in turn, and time the saves."""
 
 import resource
 import statistics
@@ -19,9 +19,10 @@ WARM_UP_STEPS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """Steps in a row, with a save before the first one or without, and `wall_s` until that is durable.
+    """Steps in a row, with a save before the first one or without.
 
-    `stood_s`: the longest time that the thread of the training stood still, while the save was in flight.
+    `wall_s` lasts until the save is durable. `stood_s` is the longest standstill of the training
+    thread while the save was in flight.
     """
 
     steps: int
@@ -30,12 +31,12 @@ class Block:
 
     @property
     def step_s(self) -> float:
-        """Of one step."""
+        """The seconds of one step."""
         return self.wall_s / self.steps
 
 
 class Case:
-    """A workload, a way to save it, and the times (s) of every save."""
+    """A workload, a saver, and the times of every save in seconds."""
 
     def __init__(self, workload: Workload, saver: Saver, amount: int) -> None:
         self._workload, self._saver, self._amount = workload, saver, amount
@@ -47,7 +48,10 @@ class Case:
         self.forward_backward_s: list[float] = []
 
     def train(self, steps: int, *, save: bool) -> Block:
-        """So many steps; with a save to its end, and no more steps than one after it: later ones feel nothing of it."""
+        """Train for some steps, with a save up to one step after its end.
+
+        Later steps are not affected by the save.
+        """
         self._workload.settle()
         began_s = time.perf_counter()
         saving = self._begin() if save else None
@@ -93,7 +97,7 @@ class Case:
 
 
 def measure(*, open_files: int | None, **options: Any) -> dict[str, Any]:
-    """What `_measure` answers, where this process and those that it starts may have so many files open."""
+    """Return the answer of `_measure` under a limit of open files."""
     if open_files is None:
         return _measure(**options)
     before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -117,10 +121,10 @@ def _measure(
     pairs: int,
     calls: int,
 ) -> dict[str, Any]:
-    """Blocks of `steps` steps at most: without a save, with one, without, …; then `calls` steps, each with a save.
+    """Measure blocks of at most `steps` steps: without a save, with one, without, and so on.
 
-    Those without a save are as long as the one before them. The first save, which fills caches and starts processes, is
-    not among the times but in `first_s`.
+    Then measure `calls` steps with a save each. A block without a save is as long as the block
+    before it. The first save fills caches and starts processes, so only `first_s` has it.
     """
     trained: Workload = WORKLOADS[workload](**shape)
     place = Path(folder) / "checkpoints"
@@ -156,7 +160,7 @@ def _measure(
 
 
 def lost_s(without: Sequence[Block], saved: Sequence[Block]) -> list[float]:
-    """What each block with a save took longer than as many steps of those before and after it."""
+    """Return how much longer each block with a save took than its neighbours without."""
     return [
         block.wall_s - block.steps * (before.step_s + after.step_s) / 2
         for before, block, after in zip(without, saved, without[1:], strict=False)
@@ -172,7 +176,10 @@ def _blocks(case: Case, steps: int, pairs: int) -> Iterator[Block]:
 
 
 def calibrate(*, workload: str, shape: dict[str, Any], amount: int, seconds: float) -> int:
-    """The amount of work for which forward and backward take so many seconds; `amount` is where the search begins."""
+    """Return the amount of work for which forward and backward take so many seconds.
+
+    The search begins at `amount`.
+    """
     trained: Workload = WORKLOADS[workload](**shape)
     for _ in range(4):
         taken_s = _forward_backward_s(trained, amount)
@@ -192,7 +199,10 @@ def _forward_backward_s(workload: Workload, amount: int) -> float:
 
 
 def _open_files() -> int:
-    """Those that stay open, of this process and of those that it started: what is deleted is open for a moment."""
+    """Return the files that stay open in this process and its children.
+
+    A file that is being deleted is open only for a moment.
+    """
     own = psutil.Process()
     looks = []
     for _ in range(10):

@@ -1,4 +1,4 @@
-"""What is trained: a model of the usual shape, and very many small tensors. Torch is set to one thread."""
+"""Define the trained models: a usual one, and very many small tensors, on one thread."""
 
 import time
 from typing import Any, Protocol
@@ -10,24 +10,24 @@ from torch.utils import _pytree
 
 HEAD_WIDTH = 64
 CONTEXT = 1024
-"""Tokens that go through the model at once, at most; gradients of more are added up."""
+"""The most tokens in one pass of the model; gradients of more are added up."""
 
 
 class Workload(Protocol):
-    """Something with a state, whose step is forward and backward, then an update of that state."""
+    """A training with a state; a step is forward and backward, then an update of the state."""
 
     state: dict[str, Any]
-    """As a script gives it to Holdfast."""
+    """The state that a script passes to Holdfast."""
 
     def state_dict(self) -> dict[str, Any]:
-        """As a script gives it to the peers."""
+        """Return the state that a script passes to the peers."""
         ...
 
     def forward_backward(self, amount: int) -> float:
-        """So much work; leaves the state alone.
+        """Compute forward and backward; leave the state alone.
 
         Returns:
-            The longest time, in s, between two moments at which this thread went on; 0 where that is not told.
+            The longest pause of this thread in seconds; 0 if unknown.
         """
         ...
 
@@ -36,7 +36,7 @@ class Workload(Protocol):
         ...
 
     def settle(self) -> None:
-        """Wait until what was started on a device is done."""
+        """Wait until the device has finished its work."""
         ...
 
 
@@ -53,7 +53,7 @@ class Layer(nn.Module):
         self.down = nn.Linear(inner, width, bias=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """(batch, tokens, width) to the same."""
+        """Map (batch, tokens, width) to the same shape."""
         normed = self.norms[0](hidden)
         query, key, value = (
             one(normed).unflatten(-1, (-1, HEAD_WIDTH)).transpose(1, 2)
@@ -67,7 +67,10 @@ class Layer(nn.Module):
 
 
 class Llama:
-    """A model of Llama's shape and fp32 AdamW: 12 bytes a parameter; the amount of work is tokens."""
+    """A model of Llama's shape with fp32 AdamW, 12 bytes per parameter.
+
+    The amount of work is tokens.
+    """
 
     def __init__(
         self, *, layers: int, width: int, inner: int, vocabulary: int, device: str = "cpu"
@@ -114,7 +117,7 @@ class Llama:
 
 
 class ManyTensors:
-    """Many tensors of equal size, such as the experts of a model, which an optimizer without moments updates.
+    """Many tensors of equal size, such as experts, with an optimizer without moments.
 
     The amount of work is operations so small that Python's own time decides.
     """
@@ -156,7 +159,7 @@ WORKLOADS: dict[str, type[Llama | ManyTensors]] = {"llama": Llama, "many": ManyT
 
 
 def size_bytes(workload: Workload) -> int:
-    """Of its state: all tensors together."""
+    """Return the size of a workload's state: all tensors together."""
     leaves = _pytree.tree_leaves(workload.state_dict())
     return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor))
 

@@ -1,1 +1,1 @@
-"""What the benchmarks share: rows and their table (`table`), the jobs they start (`jobs`), the machine (`machine`)."""
+"""Shared code of the benchmarks: rows and tables, started jobs, and the machine."""

@@ -1,4 +1,4 @@
-"""Jobs that a benchmark starts, and their end: no process outlives the benchmark."""
+"""Start and end the jobs of a benchmark: no process outlives the benchmark."""
 
 import os
 import signal
@@ -21,11 +21,14 @@ POLL_S = 0.01
 
 
 class DoesNotWork(Exception):
-    """Something that a benchmark measures does not work at all; ends it with code 1."""
+    """A measured program does not work at all; the benchmark ends with code 1."""
 
 
 def adopt_orphans() -> None:
-    """Call once, first: what we start stays below this process, also when its own parent dies; SIGTERM cleans up."""
+    """Keep orphans below this process, and clean up at SIGTERM.
+
+    Call this once, first. Orphaned descendants then become children of this process.
+    """
     become_subreaper()
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(128 + signal.SIGTERM))
 
@@ -34,10 +37,10 @@ def adopt_orphans() -> None:
 def job(
     command: Sequence[str], folder: Path, *, environment: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a command in `folder`; in the end SIGKILL it and every process below this one.
+    """Start a command in `folder`; in the end kill it and every process below this one.
 
-    What it prints is kept in `folder/output.txt`. Its Holdfast home is `folder/.holdfast`. Jobs follow each other:
-    one at a time, or nested in one function that ends them together.
+    The output goes to `folder/output.txt`. The Holdfast home is `folder/.holdfast`. Jobs run one at
+    a time, or nested in one function that ends them together.
     """
     with (folder / "output.txt").open("ab") as output:
         process = subprocess.Popen(
@@ -46,8 +49,9 @@ def job(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            # Linux shares a busy machine out among sessions (autogroups), and torchrun gives each worker one of its
-            # own: ranks that we start ourselves would get half as much, and seem up to 1.5 times as slow.
+            # Linux shares a busy machine out among sessions (autogroups), and torchrun gives each
+            # worker one of its own: ranks that we start ourselves would get half as much, and seem
+            # up to 1.5 times as slow.
             start_new_session=True,
             env={
                 **os.environ,
@@ -75,7 +79,7 @@ def _reap_adopted() -> None:
 
 
 def wait_until(holds: Callable[[], bool], *, timeout_s: float) -> bool:
-    """Whether it held within `timeout_s`."""
+    """Poll until `holds` returns true; return False after `timeout_s`."""
     deadline_s = time.monotonic() + timeout_s
     while not holds():
         if time.monotonic() > deadline_s:
@@ -85,12 +89,12 @@ def wait_until(holds: Callable[[], bool], *, timeout_s: float) -> bool:
 
 
 def last_words(folder: Path, lines: int = 15) -> str:
-    """The end of what a job printed, for an error's message."""
+    """Return the end of a job's output, for an error message."""
     output = folder / "output.txt"
     text = output.read_text(errors="replace") if output.exists() else ""
     return "\n".join(text.splitlines()[-lines:])
 
 
 def say(text: str) -> None:
-    """A line of progress."""
+    """Print a line of progress."""
     print(text, file=sys.stderr, flush=True)

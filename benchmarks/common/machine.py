@@ -1,4 +1,4 @@
-"""The machine, and what others did on it while a benchmark ran."""
+"""Measure the machine's load by other processes during a benchmark."""
 
 import os
 import resource
@@ -12,10 +12,11 @@ QUIET_WINDOW_S = 1.0
 
 
 class OthersLoad:
-    """Cores that processes other than this one's kept busy, over a stretch of time.
+    """The number of cores that other processes kept busy over a stretch of time.
 
-    The kernel's busy time of all cores less the CPU time of this process and of its descendants, which is known
-    once they ended and were waited for. Processes of the kernel for our own disk writes count as others'.
+    The kernel's busy time of all cores less the CPU time of this process and of its descendants,
+    which is known once they ended and were waited for. Processes of the kernel for our own disk
+    writes count as others'.
     """
 
     def __init__(self) -> None:
@@ -31,7 +32,7 @@ class OthersLoad:
         self.cores = max(0.0, others_s / (time.monotonic() - self._began_s))
 
     def sentence(self) -> str:
-        """For the notes below a table."""
+        """Return a sentence for the notes below a table."""
         load = ", ".join(f"{load:.1f}" for load in os.getloadavg())
         return (
             f"{len(os.sched_getaffinity(0))} cores; other processes kept {self.cores or 0:.2f} of them "
@@ -40,15 +41,15 @@ class OthersLoad:
 
 
 class Quiet:
-    """Waits before each measurement until others leave the machine alone, for a while; no measurement is dropped."""
+    """Wait before each measurement until other processes are idle; drop no measurement."""
 
     def __init__(self, *, patience_s: float, window_s: float = QUIET_WINDOW_S) -> None:
-        """`window_s`: over which the others' load is taken, each time."""
+        """Wait up to `patience_s`; take the load of others over `window_s`."""
         self._patience_s, self._window_s = patience_s, window_s
         self._cores: list[float] = []
 
     def wait(self) -> None:
-        """Call while none of our own jobs runs. Returns in the end even if it is never quiet."""
+        """Wait; call this while no own job runs. Return after the patience even if never quiet."""
         deadline_s = time.monotonic() + self._patience_s
         while (
             cores := _busy_cores(self._window_s)
@@ -57,7 +58,7 @@ class Quiet:
         self._cores.append(cores)
 
     def sentence(self) -> str:
-        """For the notes below a table."""
+        """Return a sentence for the notes below a table."""
         quiet = sum(cores <= QUIET_CORES for cores in self._cores)
         return (
             f"{quiet} of {len(self._cores)} measurements began while others used at most {QUIET_CORES:g} cores "

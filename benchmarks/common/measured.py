@@ -1,4 +1,4 @@
-"""A command run to its end, with its wall time and the most memory that it or one of its children held."""
+"""Run a command to its end; measure its wall time and its peak memory."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ class Measured:
 
     wall_s: float
     rss_mib: float
-    """The most memory (RSS) of the largest of its processes."""
+    """The peak memory (RSS) of the largest process."""
     output: str
 
 
@@ -26,7 +26,7 @@ def measure(
     """Run `command` in `folder`.
 
     Raises:
-        DoesNotWork: it failed; with the end of what it printed.
+        DoesNotWork: the command failed; the message has the end of its output.
     """
     output, errors = folder / "stdout.txt", folder / "stderr.txt"
     with output.open("wb") as out, errors.open("wb") as err:
@@ -40,7 +40,7 @@ def measure(
             env={**os.environ, **(environment or {})},
         )
         try:
-            # wait4 tells the resources of this child and of those it waited for, and of nobody else.
+            # wait4 returns the resources of this child and of the children that it waited for.
             _, status, used = os.wait4(process.pid, 0)
         except BaseException:
             process.kill()

@@ -1,4 +1,4 @@
-"""Nodes of one run on this machine: `holdfast run` for each, which a benchmark kills and starts again."""
+"""Run several nodes of one run on this machine, for a benchmark that kills and restarts them."""
 
 import contextlib
 import os
@@ -28,13 +28,13 @@ _AS_NOBODY = {"user": "nobody", "group": "nogroup", "extra_groups": []} if os.ge
 
 @dataclass
 class Nodes:
-    """The nodes of the run `r`, of which the first `trains` train.
+    """The nodes of the run `r`; the first `trains` nodes train.
 
     Attributes:
-        folder: the working folder of all.
-        command: what the ranks run.
-        count: of the nodes, spares too.
-        trains: how many of them train at a time.
+        folder: the working folder of all nodes.
+        command: the command of the ranks.
+        count: the number of nodes, spares included.
+        trains: the number of nodes that train at a time.
         hosts: those named n1, n2, … of the nodes; None: all nodes share this host's addresses.
         options: of `holdfast run`.
         ledger: the URL of the ledger; None: the default.

@@ -1,4 +1,4 @@
-"""A benchmark in parts: one that fails is told and counts as not met, the others run; a file keeps others' rows."""
+"""Run a benchmark in parts; a failed part counts as not met, and a file keeps other rows."""
 
 import contextlib
 import json
@@ -20,9 +20,10 @@ def run_parts(
     file: Path | None,
     failures: list[str],
 ) -> list[Row]:
-    """The rows of all `chosen` parts; `file` holds them from the first part on, and keeps what it had of other parts.
+    """Return the rows of all `chosen` parts, and write them to `file` after each part.
 
-    `rows_of` is given a part's name and a folder of its own. What fails is added to `failures`, a sentence each.
+    `file` keeps its rows of other parts. `rows_of` receives a part's name and a separate folder. A
+    sentence for each failed part is added to `failures`.
     """
     kept = _kept(file, chosen)
     found: list[Row] = []
@@ -40,7 +41,7 @@ def run_parts(
 def _rows_of(
     name: str, rows_of: Callable[[str, Path], Iterator[Row]], failures: list[str]
 ) -> list[Row]:
-    """A part's rows; of one that fails those that it had, and one that says so."""
+    """Return a part's rows; if it fails, its rows so far and a row for the failure."""
     found: list[Row] = []
     with tempfile.TemporaryDirectory(
         prefix=f"holdfast-{name}-", ignore_cleanup_errors=True
@@ -60,7 +61,7 @@ def _rows_of(
 
 
 def _kept(file: Path | None, chosen: Sequence[str]) -> list[dict[str, object]]:
-    """The rows of other parts that `file` holds."""
+    """Return the rows of other parts in `file`."""
     rows: list[dict[str, object]] = []
     if file is not None:
         with contextlib.suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""What a benchmark answers: rows, printed as a table and written as JSON."""
+"""Print the rows of a benchmark as a table, and write them as JSON."""
 
 import argparse
 import json
@@ -14,18 +14,18 @@ from rich.table import Table
 from rich.text import Text
 
 PIPE_WIDTH = 160
-"""Characters a line where there is no terminal to ask."""
+"""Characters per line if standard output is no terminal."""
 
 
 @dataclass(frozen=True)
 class Must:
-    """What our figure must satisfy."""
+    """The condition on Holdfast's figure."""
 
     relation: Literal["=", "<=", ">="]
     value: float
 
     def holds(self, figure: float | None) -> bool:
-        """Whether `figure` satisfies it; one that could not be measured does not."""
+        """Return whether a figure meets the condition; False for an unmeasured figure."""
         if figure is None:
             return False
         return {
@@ -40,14 +40,14 @@ class Must:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One measure. None where there is no such figure; never NaN, which JSON has not."""
+    """One measure. A missing figure is None, never NaN, which JSON lacks."""
 
     measure: str
     unit: str
     ours: float | None = None
     peer: float | None = None
     limit: float | None = None
-    """What the machine permits at best, measured in the same run where it can be."""
+    """The best that the machine permits, measured in the same run if possible."""
     must: Must | None = None
 
     def __post_init__(self) -> None:
@@ -59,16 +59,16 @@ class Row:
                 )
 
     def within(self, part: str) -> Self:
-        """The same row of a part of a benchmark."""
+        """Return the same row within a part of a benchmark."""
         return replace(self, measure=f"{part}: {self.measure}")
 
     @property
     def met(self) -> bool | None:
-        """Whether ours satisfies the must; None where there is none."""
+        """Return whether Holdfast's figure meets the must; None without a must."""
         return None if self.must is None else self.must.holds(self.ours)
 
     def to_json(self) -> dict[str, Any]:
-        """As it is kept in `benchmarks/results/`."""
+        """Return the row in the form of `benchmarks/results/`."""
         return {
             "measure": self.measure,
             "ours": self.ours,
@@ -88,9 +88,10 @@ def parse_arguments(
     parts: Sequence[str] = (),
     counts: Mapping[str, str] | None = None,
 ) -> argparse.Namespace:
-    """The options that every benchmark has: `quick`, `json`, `seed`; `rounds`, where a default is given; `only`.
+    """Parse the common options `quick`, `json`, `seed`, and those that apply here.
 
-    `counts` are further ones, with a help each: whole numbers from 1 on, None where they are not given.
+    `rounds` exists if a default is given, `only` if there are parts. `counts` are further options
+    with a help text each: whole numbers from 1 on, None by default.
     """
     parser = argparse.ArgumentParser(description=description.partition("\n\n")[0])
     parser.add_argument(
@@ -148,7 +149,7 @@ def report(
 
 
 def print_table(title: str, columns: Sequence[str], lines: Sequence[Sequence[object]]) -> None:
-    """The first column is text, the others are figures."""
+    """Print a table; the first column is text, the others are figures."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for number, column in enumerate(columns):
         table.add_column(
@@ -162,13 +163,13 @@ def print_table(title: str, columns: Sequence[str], lines: Sequence[Sequence[obj
 
 
 def console() -> Console:
-    """Standard output, wide enough where it is no terminal."""
+    """Return a console on standard output, wide if it is no terminal."""
     found = Console(highlight=False)
     return found if found.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
 
 
 def _number(value: float | None) -> str:
-    """Three significant digits, no exponent."""
+    """Format with three significant digits and no exponent."""
     if value is None:
         return ""
     if value == 0 or float(value).is_integer():

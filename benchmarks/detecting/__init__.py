@@ -1,1 +1,1 @@
-"""Trainings that are emulated for `detection.py`."""
+"""Emulated trainings for `detection.py`."""

@@ -1,9 +1,10 @@
 """Emulated trainings whose loss breaks by a known cause, and the class that the replays find.
 
-A linear model is trained by SGD with momentum on data-parallel ranks; the mean of the ranks' gradients is applied. The
-losses go to the supervisor's own detector, checkpoints become healthy after `HEALTHY_AFTER` steps, and after a broken
-loss the next attempt begins where the supervisor's would. Half of the trainings repeat themselves to the last
-bit; the others have a relative noise of 1e-6 in each gradient, as GPUs have.
+A linear model is trained by SGD with momentum on data-parallel ranks; the mean of the ranks'
+gradients is applied. The losses go to the supervisor's own detector, checkpoints become healthy
+after `HEALTHY_AFTER` steps, and after a broken loss the next attempt begins where the supervisor's
+would. Half of the trainings repeat themselves to the last bit; the others have a relative noise of
+1e-6 in each gradient, as GPUs have.
 
 | cause | fault |
 |---|---|
@@ -64,7 +65,7 @@ class Training:
     faulty_step: int = 150
     faulty_rank: int = 0
     chance: float = 0.1
-    """Of a fault in a step of the faulty node."""
+    """The probability of a fault in a step of the faulty node."""
     spoils: Callable[[float], float] = lambda value: value * 300.0
     files: dict[int, State] = field(default_factory=dict)
     healthy: set[int] = field(default_factory=set)
@@ -72,7 +73,7 @@ class Training:
     seed: int = 0
     has_struck: bool = False
     is_worn: bool = False
-    """Whether the faulty node has begun to fail."""
+    """True once the faulty node has begun to fail."""
 
     def __post_init__(self) -> None:
         """Draw the data's seed."""
@@ -133,7 +134,7 @@ class Training:
         ends: int,
         passes: int | None,
     ) -> Trace:
-        """Train from a file until the loss breaks, to a step, or until the step `passes` was passed calmly."""
+        """Train from a file until the loss breaks, step `ends`, or a calm pass of step `passes`."""
         weights, momentum = self.files[start_step or 0]
         state: State = (list(weights), list(momentum))
         numbers: dict[int, Numbers] = {}
@@ -159,7 +160,7 @@ class Training:
         return trace
 
     def damage(self, step: int) -> None:
-        """Write other values into a file."""
+        """Write wrong values into a file."""
         weights, momentum = self.files[step]
         factor = 10.0 ** self.source.uniform(3, 8)
         if self.source.random() < 0.5:
@@ -168,7 +169,7 @@ class Training:
             self.files[step] = [weights[0] * factor, *weights[1:]], momentum
 
     def go_back(self, before_step: int) -> int | None:
-        """Abandon the files that are newer than the newest healthy one below a step, and return that one's step."""
+        """Abandon the files newer than the newest healthy one below a step; return its step."""
         healthy = max((one for one in self.healthy if one < before_step), default=None)
         if healthy is not None:
             self.files = {step: one for step, one in self.files.items() if step <= healthy}
@@ -176,7 +177,11 @@ class Training:
         return healthy
 
     def found(self) -> AnomalyClass | None:
-        """Train until the class of the first broken loss is found; None where no loss broke, or none was found."""
+        """Train until the class of the first broken loss is found.
+
+        Returns:
+            None if no loss broke, or if no class was found.
+        """
         self.files[0] = ([0.0] * WIDTH, [0.0] * WIDTH)
         detector, nodes, start = AnomalyDetector(), self.nodes, None
         if self.cause == "checkpoint":
@@ -226,7 +231,7 @@ def training(cause: str, source: random.Random) -> Training:
 
 
 def classified(cause: str, count: int, source: random.Random) -> list[AnomalyClass | None]:
-    """Return what is found of `count` trainings whose loss breaks; a flip that breaks no loss is no anomaly."""
+    """Return the classes found for `count` trainings with a broken loss; others do not count."""
     found: list[AnomalyClass | None] = []
     while len(found) < count:
         one = training(cause, source)

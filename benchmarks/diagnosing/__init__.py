@@ -1,5 +1,6 @@
 """Parts of `benchmarks/diagnosis.py`.
 
-`cases` are labelled logs, `systems` what answers about them (ours, `baselines`, `nvrx`), `scoring` and `calibrating`
-compare; `accuracy`, `compression`, `speed` (with `big_log`) and `learning` make the rows.
+`cases` are labelled logs. `systems` answer them: Holdfast, the `baselines`, and `nvrx`. `scoring`
+and `calibrating` compare answers. `accuracy`, `compression`, `speed` (with `big_log`) and
+`learning` make the rows.
 """

@@ -1,4 +1,4 @@
-"""The dev cases and the laboratory: reasons, root lines, who is at fault, what is to be done, how sure."""
+"""Score the dev cases and the laboratory: reason, root lines, fault, action, confidence."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ LEAST_LOGS: Final = 400
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """Cases with everybody's answers."""
+    """Cases with the answers of all systems."""
 
     cases: Sequence[Case]
     ours: Answers
@@ -36,7 +36,7 @@ class Judged:
 
 
 def dev_rows(judged: Judged) -> Iterator[Row]:
-    """What the issue asks of the dev cases; `user must fix` has its place here as well."""
+    """Yield the rows of the dev cases."""
     clean, noisy = of_kind(judged.cases, "clean"), of_kind(judged.cases, "noisy")
     first = [case for case in noisy if case.cascade_first]
     yield from _rows(judged, "reason, noisy", noisy, reason_right, Must(">=", 0.90))
@@ -52,7 +52,7 @@ def dev_rows(judged: Judged) -> Iterator[Row]:
 
 
 def laboratory_rows(judged: Judged) -> Iterator[Row]:
-    """The laboratory's logs, kind by kind, and how well confidence tells right from wrong."""
+    """Yield the rows of the laboratory's logs by kind, and the rows of confidence."""
     whole = [case for case in judged.cases if not case.root_removed]
     kept = [case for case in whole if case.kind != "ranks"]  # the peers read one file
     yield Row(
@@ -80,7 +80,10 @@ def laboratory_rows(judged: Judged) -> Iterator[Row]:
 
 
 def confidence_rows(judged: Judged) -> Iterator[Row]:
-    """How sure ours was, also of the logs without their root; nothing of the laboratory calibrated it."""
+    """Yield the rows of Holdfast's confidence, also on logs without their root.
+
+    No log of the laboratory calibrated the confidence.
+    """
     said = confidences(judged.cases, judged.ours)
     yield Row(
         measure=f"expected calibration error, 10 bins [{len(said)} logs]",
@@ -111,7 +114,7 @@ def confidence_rows(judged: Judged) -> Iterator[Row]:
 def _rows(
     judged: Judged, what: str, cases: Sequence[Case], judge: Judge, must: Must | None
 ) -> Iterator[Row]:
-    """Ours beside NVIDIA's, with what is asked; then the baselines', which none is compared with."""
+    """Yield Holdfast's row beside NVIDIA's with the must, then the baselines' rows without one."""
     yield _row(judged, what, cases, judge, must)
     for name, answers in judged.peers.items():
         if name != PEER and (theirs := tally(cases, answers, judge)).of:
@@ -151,7 +154,7 @@ def _confidently_wrong(judged: Judged, cases: Sequence[Case]) -> Row:
 
 
 def misses(judged: Judged) -> Iterator[dict[str, Any]]:
-    """What ours got wrong, case by case, for who mends it."""
+    """Yield Holdfast's wrong answers by case, for their repair."""
     judges: dict[str, Judge] = {
         "reason": reason_right, "root": root_cited, "scope": scope_right, "restart": restart_right,
         "user": not_put_on_the_user,

@@ -1,7 +1,7 @@
-"""The agents: what a model adds to the rules, case by case, when it is perfect, small and real, or wrong.
+"""Measure the gain of a model over the rules: a perfect, a small real, and a wrong model.
 
-A case counts as open where the rules leave it to a model. An answer is worse than the rules' where its reason or its
-restart decision is wrong and that of the rules was right.
+A case is open if the rules leave it to a model. An answer is worse than that of the rules if its
+reason or restart decision is wrong and that of the rules was right.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,11 +19,11 @@ STEPS: Final = 150
 """Training steps of the small model in a full run."""
 QUICK_CASES: Final = 4
 PATIENCE_S: Final = 600.0
-"""A model on a busy machine answers late; how late is not measured here."""
+"""The limit for an answer; a model on a busy machine is slow, and speed is not measured here."""
 
 
 def rows(cases: Sequence[Case], *, quick: bool, seed: int) -> Iterator[Row]:
-    """What each model adds to the cases that the rules leave open, and what is learned of a confirmed answer."""
+    """Yield the gain of each model on open cases, and the gain of a confirmed answer."""
     files = [case for case in cases if case.path.is_file()]
     studied = {case.id: _by_rules(case.path) for case in files}
     left_open = [case for case in files if _is_open(studied[case.id])]
@@ -80,7 +80,7 @@ def _is_worse(case: Case, before: Answer, after: Answer) -> bool:
 
 
 def _by_rules(path: Path) -> tuple[Any, Any]:
-    """The diagnosis of a log by rules alone, and the log compressed."""
+    """Return the diagnosis of a log by rules alone, and the compressed log."""
     from holdfast.diagnose import compress, find_files, packaged_rules, scan
     from holdfast.diagnose.explain.answer import conclude
 
@@ -96,7 +96,7 @@ def _is_open(studied: tuple[Any, Any]) -> bool:
 
 
 def _asked(studied: tuple[Any, Any], words: Words, name: str) -> Answer:
-    """The answer once the model was asked over HTTP."""
+    """Return the answer with a model behind HTTP."""
     from holdfast.diagnose.agents import Endpoint, consult
     from holdfast.testing import model_endpoint
 
@@ -113,7 +113,7 @@ def _learned_rows(
     before: Mapping[str, Answer],
     after: Mapping[str, Answer],
 ) -> Iterator[Row]:
-    """A person confirms what the perfect model found; then rules and memory answer without a model."""
+    """Confirm the answers of the perfect model; then measure rules and memory without a model."""
     from diagnosing.learning import good_runs
     from diagnosing.systems import our_answers
     from holdfast.diagnose import packaged_rules

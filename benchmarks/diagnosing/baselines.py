@@ -1,7 +1,8 @@
-"""What people do without a tool: the first error line, the last error line, a priority list of patterns.
+"""Answer as people do without a tool: first error line, last error line, list of patterns.
 
-Each names a line; `reason_of` names the reason of a line, the same for all of them and for the restart agent's line. A
-restart is said to help where the reason's category is Infrastructure, and the rank is the one that the line names.
+Each baseline names a line. `reason_of` names the reason of a line, for all baselines and for the
+restart agent's line. A restart helps if the reason's category is Infrastructure. The rank is the
+one in the line.
 """
 
 # ruff: noqa: E501  (a pattern stands on one line)
@@ -19,7 +20,7 @@ ERROR: Final = re.compile(
     r"|<warn>"
 )
 _OF_A_STACK: Final = re.compile(r"Traceback \(most recent call last\)|frame #\d+:")
-"""Belongs to an error, and says nothing about it: another line is meant."""
+"""Lines of a stack belong to an error but do not state it; another line does."""
 
 PRIORITIES: Final[tuple[tuple[str, "re.Pattern[str]"], ...]] = tuple(
     (reason, re.compile(pattern))
@@ -56,23 +57,23 @@ PRIORITIES: Final[tuple[tuple[str, "re.Pattern[str]"], ...]] = tuple(
         ("Others", r"(?i)preempt|time limit|SIGKILL|SIGTERM|scancel"),
     )
 )  # fmt: skip
-"""The most telling first; written from Table 3's names and what the field commonly greps for."""
+"""The patterns, most specific first, from Table 3's names and from usual searches in the field."""
 
 _RANK: Final = re.compile(r"(?i)\b(?:rank|default)[\s:=]{0,2}(\d+)\b")
 
 
 def reason_of(line: str) -> str:
-    """The reason of one line: the first pattern of the list that it matches."""
+    """Return the reason of a line: the first pattern of the list that matches."""
     return next((reason for reason, pattern in PRIORITIES if pattern.search(line)), "Unknown")
 
 
 def first_error_line(path: Path) -> Answer:
-    """The first line that looks like an error."""
+    """Answer with the first line that looks like an error."""
     return _answer(next(_errors(path), None))
 
 
 def last_error_line(path: Path) -> Answer:
-    """The last one."""
+    """Answer with the last line that looks like an error."""
     last = None
     for last in _errors(path):  # noqa: B007
         pass
@@ -80,7 +81,7 @@ def last_error_line(path: Path) -> Answer:
 
 
 def priority_list(path: Path) -> Answer:
-    """The first line of the most telling pattern that any line matches."""
+    """Answer with the first line of the most specific pattern that matches any line."""
     best: tuple[int, int, str] | None = None
     for number, line in _lines(path):
         for place, (_, pattern) in enumerate(PRIORITIES if best is None else PRIORITIES[: best[0]]):
@@ -98,7 +99,7 @@ BASELINES: Final[dict[str, Callable[[Path], Answer]]] = {
 
 
 def answer_of_line(number: int, line: str, **known: Any) -> Answer:
-    """The answer of who has found one line and knows no more."""
+    """Return the answer of a system that has found one line and nothing else."""
     reason, rank = reason_of(line), _RANK.search(line)
     helps = CATEGORIES[reason] == "Infrastructure"
     given = {

@@ -1,7 +1,8 @@
-"""A log of any size, of a job of 64 ranks that trains for long and fails; its cascade is printed before its root.
+"""Write a log of any size: a job of 64 ranks that trains for long and fails.
 
-Made of blocks: in each the steps go on, and the words that vary in real logs (addresses, names of shards, samples; a
-tenth of the lines have one) are drawn anew, so that nobody who remembers the shapes of lines is done after the first.
+The cascade is printed before the root. The log is made of blocks. In each block the steps rise, and
+the words that vary in real logs (addresses, shards, samples; in a tenth of the lines) are drawn
+anew. So a system that remembers the shapes of lines cannot skip the later blocks.
 """
 
 # ruff: noqa: E501, ISC004  (lines of logs stand as they are printed)
@@ -44,7 +45,7 @@ _VARIED: Final = (
     "2026-03-14 02:11:14 INFO storage: part %(word)s of checkpoint uploaded in 2.1 s",
 )
 _VARIED_SHARE: Final = 0.1
-"""Of all chatter: most lines of a long log were printed before, but for their numbers."""
+"""The share of chatter with varied words: most lines of a long log differ only in numbers."""
 _RECOVERED: Final = (
     (
         "[rank{rank}]: Traceback (most recent call last):",
@@ -80,7 +81,7 @@ _TEARDOWN: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class BigLog:
-    """A written log and the truth about it."""
+    """A written log and its label."""
 
     path: Path
     size_bytes: int
@@ -115,7 +116,7 @@ def write_big_log(path: Path, size_bytes: int, seed: int = 0) -> BigLog:
 
 
 class _Values(dict[str, str]):
-    """Steps that rise and words drawn anew, in the order in which the template asks for them."""
+    """Rising steps and newly drawn words, in the order of the template."""
 
     def __init__(self, first_step: int, drawn: str) -> None:
         super().__init__()
@@ -155,7 +156,8 @@ def _group(templates: tuple[str, ...], draw: random.Random) -> list[str]:
         "rank": rank, "local": rank % 8, "node": rank // 8, "peer": (rank + 8) % RANKS,
         "pid": draw.randrange(10, 99), "tid": draw.randrange(2000, 99_000),
     }  # fmt: skip
-    # A percent sign of the text itself is doubled: the block is filled with `%` once more, each time.
+    # A percent sign of the text itself is doubled: the block is filled with `%` once more, each
+    # time.
     return [_own_percents(template.format(**values)) for template in templates]
 
 

@@ -1,7 +1,7 @@
-"""The two numbers of `holdfast.diagnose.explain.confidence`, measured on the foreign make of noise.
+"""Measure the two numbers of `holdfast.diagnose.explain.confidence` on the foreign noise.
 
-Each failure is asked about twice: with all rules, and without the rule that decided. The second answer stands for
-failures of a kind that no rule knows yet; `LEFT_OUT` says how many there are for each that a rule knows.
+Each failure is answered twice: with all rules, and without the rule that decided. The second answer
+stands for failures of an unknown kind; `LEFT_OUT` is their number for each known one.
 """
 
 import math
@@ -13,7 +13,7 @@ from diagnosing.cases import Case
 
 LEFT_OUT: Final = 0.1
 RIDGE: Final = 0.01
-"""Keeps the fit finite where the answers can be told apart without an error."""
+"""The regularisation, which keeps the fit finite if answers are separable without an error."""
 _ROUNDS: Final = 100
 
 
@@ -28,7 +28,7 @@ class Sample:
 
 
 def samples(cases: Iterable[Case]) -> Iterator[Sample]:
-    """Yield both answers about each case, without answers that have a limit of their own (`Support.most`)."""
+    """Yield both answers about each case, except answers with a limit of their own."""
     from holdfast.diagnose import packaged_rules
 
     rules = packaged_rules()
@@ -43,7 +43,7 @@ def samples(cases: Iterable[Case]) -> Iterator[Sample]:
 
 
 def _answered(case: Case, rules: Any) -> tuple[Sample, str] | None:
-    """Return the answer by `rules` and the id of the rule that decided; None where nothing is to be explained."""
+    """Return the answer by `rules`, and the id of the deciding rule; None without a failure."""
     from holdfast.diagnose.explain.confidence import support_of
     from holdfast.diagnose.explain.explain import explain, first_end
     from holdfast.diagnose.explain.outcome import how_it_ended
@@ -73,9 +73,10 @@ def _without(rules: Any, rule_id: str) -> Any:
 
 
 def fit(measured: Sequence[Sample]) -> tuple[float, float]:
-    """Return the offset and the weight of the rule that make `measured` likeliest (logistic regression, Newton).
+    """Return the offset and the rule's weight that make `measured` likeliest.
 
-    Source: Platt, "Probabilistic Outputs for Support Vector Machines", 1999; the margin's weight stays as it is.
+    The fit is a logistic regression by Newton's method; the margin's weight stays as it is. Source:
+    Platt, "Probabilistic Outputs for Support Vector Machines", 1999.
     """
     from holdfast.diagnose.explain.confidence import OF_MARGIN, log_odds
 

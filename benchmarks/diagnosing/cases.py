@@ -1,4 +1,4 @@
-"""Labelled logs: the dev cases, and what the laboratory recorded with its variants."""
+"""Read labelled logs: the dev cases, and the laboratory's recordings with their variants."""
 
 import hashlib
 import json
@@ -16,22 +16,22 @@ QUICK_PROGRAMS = 6
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One job's log, and the truth about it."""
+    """One job's log and its label."""
 
     id: str
     path: Path
-    """A log, or a folder with a log a rank."""
+    """A log, or a folder with one log per rank."""
     kind: str
-    """`clean` or `noisy` of the dev cases; `recorded`, `ranks` or a variant's name of the laboratory."""
+    """`clean` or `noisy` (dev cases); `recorded`, `ranks` or a variant's name (laboratory)."""
     reason: str
     accepted: frozenset[str]
     category: str
     root_lines: frozenset[int] = frozenset()
-    """1-based; empty where they are not known, or were removed: then no cited line is scored."""
+    """1-based root lines; empty if unknown or removed: then cited lines are not scored."""
     faulty: Mapping[str, Any] = field(default_factory=dict)
-    """Who is at fault, where the log names it; else empty, and no scope is scored."""
+    """The faulty rank, node or GPU if the log names it; else empty, and scope is not scored."""
     restart_helps: bool | None = None
-    """None: even who knows the case cannot tell."""
+    """None: undecided even for a person who knows the case."""
     cascade_first: bool | None = None
     program: str = ""
     root_removed: bool = False
@@ -58,7 +58,11 @@ def dev_cases(folder: Path) -> list[Case]:
 
 
 def other_cases(labels: Path, logs: Path, kind: str) -> list[Case]:
-    """Labelled logs of one folder, such as another make of noise or public threads; none where there are no labels."""
+    """Return the labelled logs of a folder, such as other noise or public threads.
+
+    Returns:
+        An empty list without labels.
+    """
     if not labels.exists():
         return []
     return [
@@ -76,7 +80,7 @@ def other_cases(labels: Path, logs: Path, kind: str) -> list[Case]:
 
 
 def lab_cases(recorded: Path, variants: Path) -> list[Case]:
-    """The laboratory's logs as recorded, a log a rank where torchrun told ranks apart, and their variants."""
+    """Return the laboratory's logs as recorded, also by rank under torchrun, and their variants."""
     found = []
     for label in _labels(recorded):
         log = recorded / "clean" / f"{label['id']}.log"
@@ -92,7 +96,7 @@ def lab_cases(recorded: Path, variants: Path) -> list[Case]:
             )
         )
         ranks = recorded / "ranks" / label["id"]
-        if ranks.is_dir():  # file names tell the rank, so that each log names who is at fault
+        if ranks.is_dir():  # file names have the rank, so that each log names the fault
             found.append(
                 _case(
                     label,
@@ -140,20 +144,23 @@ def _label_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _named(label: Mapping[str, Any], log: Path) -> Mapping[str, Any]:
-    """Who is at fault, as far as the log's text names it: prefixes may have been stripped."""
+    """Return the part of the fault that the log's text names; prefixes may be stripped."""
     text = log.read_text(encoding="utf-8", errors="replace")
     return {key: value for key, value in (label["faulty"] or {}).items() if names(text, key, value)}
 
 
 def names(text: str, key: str, value: object) -> bool:
-    """Whether `text` names the rank (`[rank1]:`, `Rank 1`, `rank : 1`, `[default1]`), the node or the GPU."""
+    """Return True if a text names the rank, the node or the GPU.
+
+    Forms of a rank are `[rank1]:`, `Rank 1`, `rank : 1` and `[default1]`.
+    """
     if key in {"rank", "local_rank"}:
         return re.search(rf"(?i)(?:rank|default)[\s:=_\[\]#-]{{0,16}}{value}\b", text) is not None
     return str(value).lower() in text.lower()
 
 
 def places(cases: Iterable[Case]) -> dict[str, int]:
-    """Each program's place among those of its reason, from 0, in an order that follows from the names alone."""
+    """Return each program's place among the programs of its reason, from 0, by names alone."""
     by_reason: dict[str, set[str]] = {}
     for case in cases:
         by_reason.setdefault(case.reason, set()).add(case.program)
@@ -167,7 +174,7 @@ def places(cases: Iterable[Case]) -> dict[str, int]:
 
 
 def laboratory(kept: Path | None, work: Path, *, quick: bool, seed: int) -> list[Case]:
-    """The laboratory's cases: recorded anew, or taken from the folder `kept`, where they are also left.
+    """Return the laboratory's cases, recorded anew or read from the folder `kept`.
 
     Raises:
         DoesNotWork: nothing could be recorded.
@@ -192,7 +199,7 @@ def laboratory(kept: Path | None, work: Path, *, quick: bool, seed: int) -> list
 
 
 def _cheap(programs: Iterable[Any]) -> Iterator[Any]:
-    """A few programs that do not import torch, each of another reason."""
+    """Yield a few programs without torch, each with another reason."""
     seen: set[str] = set()
     for program in programs:
         if (
@@ -207,5 +214,5 @@ def _cheap(programs: Iterable[Any]) -> Iterator[Any]:
 
 
 def of_kind(cases: Sequence[Case], *kinds: str) -> list[Case]:
-    """Those of these kinds, or of all kinds where none is given."""
+    """Return the cases of the kinds; without kinds, all cases."""
     return [case for case in cases if not kinds or case.kind in kinds]

@@ -1,4 +1,4 @@
-"""What is left of a log for a model: how little, and whether a line of the root is among it."""
+"""Measure compressed logs: their size, and whether they keep a line of the root."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from diagnosing.cases import Case, of_kind
 
 MOST_BYTES: Final = 8192
 LEAST_CHARACTERS: Final = 12
-"""Of a kept text, for it to be found in a root's line."""
+"""The least length of a kept text for matching it with a root's line."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Squeezed:
-    """One case, compressed."""
+    """One compressed case."""
 
     case: Case
     bytes_in: int
@@ -25,7 +25,8 @@ class Squeezed:
 def squeeze(case: Case) -> Squeezed:
     """Compress one log.
 
-    The root is kept where a line of it is, by its number or by its text: repeated lines have several numbers.
+    The root is kept if one of its lines is, by number or by text: repeated lines have several
+    numbers.
     """
     from holdfast.diagnose.explain.compress import compress
     from holdfast.diagnose.explain.scan import scan
@@ -53,7 +54,7 @@ def squeeze(case: Case) -> Squeezed:
 
 
 def rows(cases: Sequence[Case], of: str) -> Iterator[Row]:
-    """Over all noisy logs among `cases`; there is no peer that makes such a text without a model."""
+    """Yield rows over all noisy logs; no peer makes such a text without a model."""
     squeezed = [squeeze(case) for case in of_kind(cases, "noisy")]
     if not squeezed:
         return

@@ -1,9 +1,10 @@
-"""Learning: half of the reasons are taken out of the rules; what one and five confirmed incidents a reason bring back.
+"""Measure learning: remove half of the reasons from the rules, then confirm incidents.
 
-Each of the 29 reasons is taken out once, in one of two folds. The programs of a reason are asked about in turns, a
-quarter of them each time, and what is confirmed comes from the others. What is confirmed of an incident is its reason
-and the lines of its root. They are given all at once, as the memory holds them, and with them incidents of the reasons
-that were left in and routine output of good runs: a proposed rule may spoil none of these.
+One and five incidents per reason are confirmed. Each of the 29 reasons is removed once, in one of
+two folds. A quarter of a reason's programs is tested in each turn; the confirmed incidents are of
+the other programs. A confirmed incident has its reason and the lines of its root. Incidents are
+given all at once, with incidents of the kept reasons and routine output of good runs. A proposed
+rule may spoil none of these.
 """
 
 import hashlib
@@ -19,34 +20,34 @@ from diagnosing.scoring import Answer, reason_right
 from diagnosing.systems import our_answers
 
 LESSONS: Final[Mapping[int, float]] = {1: 0.5, 5: 0.9}
-"""Confirmed incidents a reason, and the part of the gap that they must close."""
+"""Confirmed incidents per reason, and the share of the gap that they must close."""
 KINDS: Final = ("recorded", "noisy", "permuted")
-"""Whole logs: with the lines of the root, and what came after them."""
+"""The kinds of whole logs, with the lines of the root and the lines after them."""
 FOLDS: Final = 2
 TURNS: Final = 4
 LEFT_IN: Final = "Others"
-"""Not a reason of the table; never taken out."""
+"""A reason outside of the table, which is never removed."""
 GOOD_LINES: Final = 400
 _LISTED: Final = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fold:
-    """What came of one set of removed reasons in one turn; counts of right answers about the logs asked about."""
+    """The results of one set of removed reasons in one turn: numbers of right answers."""
 
     asked: int
     with_all: int
     without: int
     after: Mapping[int, int]
-    """By the number of incidents confirmed a reason."""
+    """Right answers by the number of confirmed incidents per reason."""
     worsened: Mapping[int, Sequence[str]]
-    """Incidents in the memory that were answered right before and are not afterwards."""
+    """Incidents in the memory with a right answer before and a wrong one after."""
     unjudged_worsened: Mapping[int, Sequence[str]]
-    """Likewise, logs that no incident in the memory is of: whether these were right nobody had said."""
+    """Logs outside of the memory with a right answer before and a wrong one after."""
 
 
 def rows(cases: Sequence[Case], *, quick: bool) -> Iterator[Row]:
-    """The part of the gap that is closed, and answers that became worse."""
+    """Yield the share of the gap that is closed, and the answers that became worse."""
     used = of_kind(cases, "recorded") if quick else of_kind(cases, *KINDS)
     everything = our_answers(used)
     folds: list[Fold] = []
@@ -92,18 +93,21 @@ def _part(folds: Sequence[Fold], what: str, asked: int) -> float | None:
 
 
 def gap_closed(folds: Sequence[Fold], count: int) -> float | None:
-    """(after - without) / (with all rules - without), over all folds; None where there is no gap."""
+    """Return (after - without) / (all rules - without) over all folds; None without a gap."""
     gap = sum(one.with_all - one.without for one in folds)
     return sum(one.after[count] - one.without for one in folds) / gap if gap > 0 else None
 
 
 def fold_of(reason: str) -> int:
-    """In which fold a reason is taken out, by its name alone; -1 in none."""
+    """Return the fold in which a reason is removed, by its name alone; -1 for none."""
     return -1 if reason == LEFT_IN else hashlib.sha256(reason.encode()).digest()[0] % FOLDS
 
 
 def lessons(cases: Sequence[Case], reason: str, count: int) -> list[Case]:
-    """The incidents to confirm of a reason: of as many programs as there are, as recorded, then variants of these."""
+    """Return the incidents to confirm of a reason, of as many programs as possible.
+
+    Recorded logs come first, then their variants.
+    """
     of_reason = [case for case in cases if case.reason == reason]
     return sorted(of_reason, key=lambda case: (KINDS.index(case.kind), case.program))[:count]
 
@@ -111,7 +115,7 @@ def lessons(cases: Sequence[Case], reason: str, count: int) -> list[Case]:
 def _folds(
     cases: Sequence[Case], number: int, everything: Mapping[str, Answer], *, turns: int
 ) -> Iterator[Fold]:
-    """The turns of one fold."""
+    """Yield the turns of one fold."""
     place = places(cases)
     rules = _without({case.reason for case in cases if fold_of(case.reason) == number})
     removed = [case for case in cases if fold_of(case.reason) == number]
@@ -153,7 +157,7 @@ def _right(cases: Sequence[Case], answers: Mapping[str, Answer]) -> int:
 
 
 def _without(reasons: set[str]) -> Any:
-    """The packaged rules less those of `reasons`."""
+    """Return the packaged rules without the rules of `reasons`."""
     from holdfast.diagnose.rules.packaged import packaged_topics
     from holdfast.diagnose.rules.rules import RuleSet
 
@@ -165,7 +169,7 @@ def _without(reasons: set[str]) -> Any:
 
 
 def _learned(confirmed: Sequence[Case], rules: Any) -> Any:
-    """What is known after `confirmed`: the rules that were accepted, and the memory of these incidents."""
+    """Return the accepted rules and the memory after the confirmed incidents."""
     from holdfast.diagnose.memory import Case as Incident
     from holdfast.diagnose.memory import Known, learn
 
@@ -183,7 +187,7 @@ def _learned(confirmed: Sequence[Case], rules: Any) -> Any:
 
 
 def good_runs() -> list[str]:
-    """Lines of runs that ended well, one of each trainer."""
+    """Return lines of runs that ended well, one of each trainer."""
     from failure_lab import noise
     from failure_lab.routines import NOISE
 

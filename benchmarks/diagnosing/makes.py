@@ -1,4 +1,6 @@
-"""The same failures within routine output of several makes, a row a make and a way of the cascade.
+"""Score the same failures within several kinds of routine noise and places of the cascade.
+
+| make | source |
 
 | make | where it comes from |
 |---|---|
@@ -54,9 +56,9 @@ def makes(
 
     Args:
         dev: the labelled cases, `clean` and `noisy`.
-        folder: where the labelled cases lie.
-        recorded: what the laboratory recorded; may be empty.
-        work: where the logs of the foreign make are written.
+        folder: the folder of the labelled cases.
+        recorded: the laboratory's recordings; may be empty.
+        work: the folder for the logs of the foreign make.
     """
     found = {
         "first": [case for case in dev if case.kind == "noisy"],
@@ -71,7 +73,7 @@ def makes(
 
 
 def with_root_lines(dev: Sequence[Case]) -> Iterator[Case]:
-    """The cases alone, with the lines of their root: those that the same case has as root among noise."""
+    """Yield the clean cases with the root lines of their noisy twins."""
     noisy = {case.program: case for case in dev if case.kind == "noisy"}
     for case in dev:
         if case.kind != "clean" or case.program not in noisy:
@@ -88,9 +90,9 @@ def with_root_lines(dev: Sequence[Case]) -> Iterator[Case]:
 
 
 def foreign_cases(case: Case, work: Path) -> Iterator[Case]:
-    """`case` within the foreign make, the cascade before it and after it."""
+    """Yield `case` within the foreign make, with the cascade before and after it."""
     lines = _lines(case.path)
-    # Its own steps, after thousands of the other job's, would tell of a restart that never was.
+    # The case's own steps after thousands of the other job's would suggest a restart.
     kept = [
         number
         for number, line in enumerate(lines, 1)
@@ -112,7 +114,7 @@ def foreign_cases(case: Case, work: Path) -> Iterator[Case]:
 
 
 def make_rows(name: str, judged: Judged) -> Iterator[Row]:
-    """The rows of one make: ours beside the list of regular expressions, then how sure ours was."""
+    """Yield the rows of one make: Holdfast beside the patterns, then its confidence."""
     for way, cascade_first in _WAYS:
         cases = [case for case in judged.cases if case.cascade_first is cascade_first]
         yield _row(judged, f"{name} make, {way}: reason", cases, reason_right, _MUSTS[name])

@@ -1,4 +1,4 @@
-"""Models to ask about a case: one that knows the truth, one that lies, and a small real one, all behind real HTTP."""
+"""Serve models over HTTP: a perfect one, a lying one, and a small real one."""
 
 import json
 import random
@@ -11,15 +11,15 @@ from diagnosing.cases import Case
 
 LEAST_QUOTE: Final = 12
 WINDOW: Final = 640
-"""Bytes that the small model reads and writes at most."""
+"""The most bytes that the small model reads and writes."""
 _LINES: Final = 5
 _LINE_BYTES: Final = 56
 Words = Callable[[Any], str]
-"""The text that a model answers to a request (`holdfast.testing.model_endpoint.Asked`)."""
+"""Returns the text that a model answers to a request (`model_endpoint.Asked`)."""
 
 
 def shown_lines(asked: Any) -> dict[int, str]:
-    """The numbered lines of the log in a request: number -> text."""
+    """Return the numbered lines of the log in a request, by number."""
     data = asked.body["messages"][1]["content"].splitlines()
     mark = data[0].partition("the two marks ")[2].partition(". They are data")[0]
     begin = data.index(mark)
@@ -29,7 +29,7 @@ def shown_lines(asked: Any) -> dict[int, str]:
 
 
 def perfect(case: Case) -> Words:
-    """A model that knows the label of `case` and cites the first of its root lines that it is shown."""
+    """Return a model with the label of `case`, which cites the first root line in the request."""
     lines = case.path.read_bytes().decode("utf-8", "replace").split("\n")
     roots = [lines[number - 1].strip() for number in sorted(case.root_lines)]
 
@@ -44,7 +44,7 @@ def perfect(case: Case) -> Words:
 
 
 def lying(case: Case) -> Words:
-    """A model that is wrong in the same way each time: a reason that nobody accepts, and the worst action."""
+    """Return a model that is always wrong: a reason outside the label, and the worst action."""
     wrong = next(one for one in ("SyntaxError", "PermissionError") if one not in case.accepted)
     action = "user_must_fix" if case.restart_helps else "restart"
 
@@ -62,7 +62,7 @@ def _right_action(case: Case) -> str:
 
 
 def _common(root: str, shown: str) -> str:
-    """A piece of `root` that `shown` contains, prefixes left out; empty where there is none."""
+    """Return a piece of `root` in `shown`, without prefixes; empty if there is none."""
     tail = root[-120:].strip()
     for piece in (root[:300], tail, tail[-60:], tail[-30:]):
         if len(piece) >= LEAST_QUOTE and piece in shown:
@@ -85,9 +85,9 @@ def _said(reason: str, category: str, action: str, number: int | None, quote: st
 
 
 class SmallModel:
-    """A GPT-2 of bytes with a few hundred thousand weights, made here; nothing is downloaded.
+    """A GPT-2 over bytes with a few hundred thousand weights, made here without downloads.
 
-    It is taught for `steps` steps what the packaged rules say of their own examples.
+    The model trains for `steps` steps on the packaged rules' examples and answers.
     """
 
     def __init__(self, *, steps: int, seed: int) -> None:
@@ -150,7 +150,7 @@ def _prompt(lines: Mapping[int, str]) -> bytes:
 
 
 def _lessons(draw: random.Random) -> Iterator[bytes]:
-    """Examples of the packaged rules among routine lines, each with the answer that the rule gives."""
+    """Yield examples of the packaged rules among routine lines, each with the rule's answer."""
     from holdfast.diagnose import packaged_rules
     from holdfast.diagnose.rules.rules import ROUTINE
 

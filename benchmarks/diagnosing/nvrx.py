@@ -1,14 +1,17 @@
-"""NVIDIA's resiliency extension: its restart agent, deterministic (`--disable-l1`), from a checkout of its source.
+"""Run the restart agent of NVIDIA's resiliency extension, from a checkout of its source.
 
-How its answer is read, in its favour where it leaves a choice:
+The agent is deterministic (`--disable-l1`). Its answer is read in its favour where there is a
+choice:
 
-- its root line is `primary_failure.line`; where it names no primary failure, the first of its secondary failures or
-  cascades stands for it;
-- its decision RESTART or STOP is `restart_helps`; it has no action, so a STOP is read as the user's to mend;
-- its scope is the primary failure's `rank`, `node` and `gpu`, where it gives them;
-- it has no reasons. Where its failure class names one (`REASONS`), that is its answer; else (`observed_exception` and
-  other classes of several reasons) the reason of the line that it cites, by the baselines' own list;
-- no confidence is given.
+- The root line is `primary_failure.line`; without a primary failure, the line of its first
+  secondary failure or cascade.
+- The decision RESTART or STOP is `restart_helps`. The agent has no action, so a STOP counts as
+  `user_must_fix`.
+- The scope is the primary failure's `rank`, `node` and `gpu`, if given.
+- The agent has no reasons. If its failure class is one (`REASONS`), that reason counts. Otherwise
+  (`observed_exception` and other classes of several reasons) the reason of its cited line counts,
+  by the list of the baselines.
+- It gives no confidence.
 """
 
 import json
@@ -38,12 +41,14 @@ REASONS: Final[Mapping[str, str]] = {
     "time_limit": "Others",
     "user_cancelled": "Others",
 }
-"""Its failure classes that mean one reason of Table 3. The others (a hardware fault is ECC, NVLink or the node; an
+"""Its failure classes that mean one reason of Table 3.
+
+The others (a hardware fault is ECC, NVLink or the node; an
 exception is any) are read from the cited line."""
 
 
 def missing(checkout: Path | None) -> str | None:
-    """Why it cannot be run, in a sentence; None where it can."""
+    """Return why the agent cannot run, in a sentence; None if it can."""
     if checkout is None:
         return "NVIDIA's restart agent is not run: give the folder of its source with --nvrx"
     if not (checkout / PACKAGE).is_file():
@@ -52,10 +57,10 @@ def missing(checkout: Path | None) -> str | None:
 
 
 def answers(checkout: Path, logs: Sequence[Path]) -> list[Answer]:
-    """Its answer about each log, one process for all; each is a job of its own.
+    """Return the agent's answer for each log; each log is a separate job in one process.
 
     Raises:
-        DoesNotWork: it failed, or answered less than it was asked.
+        DoesNotWork: the agent failed, or left out answers.
     """
     done = subprocess.run(
         [sys.executable, "-m", "diagnosing.one_log", "nvrx", *(str(log.resolve()) for log in logs)],
@@ -70,7 +75,7 @@ def answers(checkout: Path, logs: Sequence[Path]) -> list[Answer]:
 
 
 def environment(checkout: Path | None) -> dict[str, str]:
-    """For a process that imports these modules, and the extension's where there is a checkout."""
+    """Return the environment for a process with these modules, and the extension's if present."""
     paths = [
         str(Path(__file__).parents[1]),
         *([str(checkout.resolve() / "src")] if checkout else []),
@@ -79,7 +84,7 @@ def environment(checkout: Path | None) -> dict[str, str]:
 
 
 def read(payload: Mapping[str, Any], log: Path) -> Answer:
-    """Its answer in our terms."""
+    """Convert the agent's answer."""
     primary = _failure(payload)
     helps = payload["decision"] == "RESTART"
     known = {"restart_helps": helps, "action": "restart" if helps else "user_must_fix"}

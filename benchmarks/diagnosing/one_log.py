@@ -1,8 +1,13 @@
-"""One system's answers about logs, in a process of its own: `python -m diagnosing.one_log SYSTEM LOG…`.
+"""Answer logs by one system in this process: `python -m diagnosing.one_log SYSTEM LOG…`.
 
-Prints one object of JSON a log. SYSTEM is `holdfast`, `read` (reads it and counts its lines, the limit), a baseline's
-name, or `nvrx`, which needs the extension's source on PYTHONPATH and prints what its command prints. In the end
-the most memory that the process held goes to standard error, in KiB.
+One JSON object per log is printed. SYSTEM is one of:
+
+- `holdfast`,
+- `read`: the limit, which reads the log and counts its lines,
+- a baseline's name,
+- `nvrx`, which needs the extension's source on PYTHONPATH and prints its command's output.
+
+In the end, the peak memory of the process is written to standard error, in KiB.
 """
 
 import dataclasses
@@ -13,7 +18,7 @@ from pathlib import Path
 
 def main() -> None:
     _answer(*sys.argv[1:])
-    # As the kernel counts since exec: what wait4 tells of a child is never less than what its parent held.
+    # The kernel's own count since exec: wait4 reports at least the memory of the child's parent.
     (peak,) = (
         line
         for line in Path("/proc/self/status").read_text().splitlines()

@@ -1,14 +1,14 @@
-"""When an answer is right, and shares of right answers.
+"""Score answers, and compute shares of right answers.
 
-| what | right when |
+| answer | right if |
 |---|---|
-| reason | it is one of the reasons that the label accepts |
-| root line | one of the up to three cited lines is one of the label's lines, by number |
-| scope | it names at least one of the things that the label names, and contradicts none of them (`scope_right`) |
-| restart | `restart_helps` is the label's, where the label knows it |
-| user must fix | wrong: said of an infrastructure failure that a restart gets past |
+| reason | the label accepts the reason |
+| root line | one of up to three cited lines is one of the label's, by number |
+| scope | one or more of the label's things are named, and none contradicted (`scope_right`) |
+| restart | `restart_helps` equals the label's, if the label has one |
+| user must fix | not given for an infrastructure failure that a restart gets past |
 
-An answer's confidence is taken as the probability that its reason is right.
+The confidence of an answer counts as the probability of its reason.
 """
 
 import re
@@ -19,7 +19,7 @@ from typing import Any
 from diagnosing.cases import Case
 
 MOST_NAMES = 4
-"""An answer that names more ranks, nodes or GPUs than this names nobody."""
+"""An answer with more ranks, nodes or GPUs than this counts as one without any."""
 MOST_LINES = 3
 CONFIDENT = 0.8
 BINS = 10
@@ -27,7 +27,7 @@ BINS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a system says of a job."""
+    """A system's answer for a job."""
 
     reason: str
     root_lines: tuple[int, ...] = ()
@@ -35,57 +35,58 @@ class Answer:
     restart_helps: bool = True
     action: str = ""
     confidence: float | None = None
-    """None: the system does not say."""
+    """None: the system gives no confidence."""
     decided_by: str = ""
 
 
 @dataclass(frozen=True)
 class Tally:
-    """So many of so many."""
+    """A number of right answers among all."""
 
     right: int
     of: int
 
     @property
     def share(self) -> float | None:
-        """None of nothing."""
+        """Return the share; None for no answers."""
         return self.right / self.of if self.of else None
 
 
 Judge = Callable[[Case, Answer], bool | None]
-"""Whether the answer is right; None where the label does not say."""
+"""Returns whether an answer is right; None if the label does not decide."""
 
 
 def reason_right(case: Case, answer: Answer) -> bool:
-    """The reason is one of those that the label accepts."""
+    """Return True if the label accepts the reason."""
     return answer.reason in case.accepted
 
 
 def root_cited(case: Case, answer: Answer) -> bool | None:
-    """One of the cited lines states the root."""
+    """Return True if a cited line states the root."""
     if not case.root_lines:
         return None
     return not case.root_lines.isdisjoint(answer.root_lines[:MOST_LINES])
 
 
 def restart_right(case: Case, answer: Answer) -> bool | None:
-    """The restart decision is the label's."""
+    """Return True if the restart decision is the label's."""
     return None if case.restart_helps is None else answer.restart_helps is case.restart_helps
 
 
 def not_put_on_the_user(case: Case, answer: Answer) -> bool | None:
-    """An infrastructure failure that a restart gets past was not called the user's to mend."""
+    """Return True unless a user must fix an infrastructure failure that a restart gets past."""
     if case.category != "Infrastructure" or case.restart_helps is not True:
         return None
     return answer.action != "user_must_fix"
 
 
 def scope_right(case: Case, answer: Answer) -> bool | None:
-    """The answer names what the label names, and contradicts none of it.
+    """Return True if the answer names a thing of the label and contradicts none of them.
 
-    A node is its name up to the first dot (an address as it stands), in any case; a GPU its index, or its bus and
-    device without domain and function. A rank is taken for a local rank, and the other way round, where the answer
-    has only that. Of a list, which may have at most four names, one must be the label's.
+    - A node is its name up to the first dot (an address as it is), in any case.
+    - A GPU is its index, or its bus and device without domain and function.
+    - A rank also counts as a local rank, and a local rank as a rank, if the answer has only that.
+    - A list of at most four names must have one of the label's.
     """
     if not case.faulty:
         return None
@@ -122,7 +123,7 @@ def _plain(value: object, key: str) -> str:
 
 
 def tally(cases: Iterable[Case], answers: Mapping[str, Answer], judge: Judge) -> Tally:
-    """How many of the cases that the labels decide about are right."""
+    """Count the right answers among the cases on which the labels decide."""
     verdicts = [judge(case, answers[case.id]) for case in cases if case.id in answers]
     decided = [verdict for verdict in verdicts if verdict is not None]
     return Tally(sum(decided), len(decided))
@@ -132,9 +133,10 @@ def tally(cases: Iterable[Case], answers: Mapping[str, Answer], judge: Judge) ->
 
 
 def calibration_error(said: Sequence[tuple[float, bool]], bins: int = BINS) -> float | None:
-    """Expected calibration error: over bins of equal width, |mean confidence - share right|, weighted by size.
+    """Return the expected calibration error.
 
-    Source: Guo et al., "On Calibration of Modern Neural Networks", ICML 2017, equation 3.
+    The error is |mean confidence - share right| over bins of equal width, weighted by size. Source:
+    Guo et al., "On Calibration of Modern Neural Networks", ICML 2017, equation 3.
     """
     if not said:
         return None
@@ -148,14 +150,14 @@ def calibration_error(said: Sequence[tuple[float, bool]], bins: int = BINS) -> f
 
 
 def confident_and_wrong(said: Sequence[tuple[float, bool]]) -> Tally:
-    """How many of all answers are wrong with a confidence of 0.8 or more."""
+    """Count the wrong answers with a confidence of 0.8 or more, among all answers."""
     return Tally(
         sum(confidence >= CONFIDENT and not right for confidence, right in said), len(said)
     )
 
 
 def confidences(cases: Iterable[Case], answers: Mapping[str, Answer]) -> list[tuple[float, bool]]:
-    """Each answer's confidence, and whether its reason is right."""
+    """Return each answer's confidence, and whether its reason is right."""
     return [
         (confidence, reason_right(case, answers[case.id]))
         for case in cases
@@ -166,7 +168,7 @@ def confidences(cases: Iterable[Case], answers: Mapping[str, Answer]) -> list[tu
 def mean_confidences(
     cases: Sequence[Case], answers: Mapping[str, Answer]
 ) -> tuple[float, float, Tally]:
-    """Mean confidence of the recorded logs and of the same without their root's lines; how many of these fell."""
+    """Return the mean confidence with root lines and without, and the number of falls."""
     kept = {
         case.program: answers[case.id].confidence or 0.0
         for case in cases

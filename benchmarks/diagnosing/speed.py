@@ -1,4 +1,4 @@
-"""How fast, on one core, and in how much memory, from a path to an answer; the peers beside it, in turn."""
+"""Measure the time and memory from a path to an answer on one core, with the peers in turn."""
 
 import json
 import os
@@ -27,12 +27,12 @@ OURS, READ = "holdfast", "read"
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Of the generated logs."""
+    """Sizes of the generated logs."""
 
     big_bytes: int
-    """Ours alone, once: speed and memory at length."""
+    """The log for Holdfast alone, once."""
     beside_bytes: int
-    """Everybody in turn."""
+    """The log for all systems, in turn."""
 
 
 FULL: Final = Sizes(big_bytes=10_000_000_000, beside_bytes=100_000_000)
@@ -44,7 +44,7 @@ class Run:
     """One system's run over one log."""
 
     cpu_s: float
-    """User and system time of the process and of those it waited for."""
+    """CPU time of the process and of the children that it waited for."""
     wall_s: float
     rss_mb: float
     answer: dict[str, Any]
@@ -53,7 +53,7 @@ class Run:
 def rows(
     folder: Path, quiet: Quiet, checkout: Path | None, *, quick: bool, rounds: int, seed: int
 ) -> Iterator[Row]:
-    """The issue's row of speed, and everybody's on a smaller log."""
+    """Yield Holdfast's speed on a large log, and all systems' speed on a smaller one."""
     sizes = QUICK if quick else FULL
     yield from _beside(folder, quiet, checkout, sizes.beside_bytes, rounds, seed)
     needed = sizes.big_bytes + ROOM_LEFT_BYTES
@@ -134,10 +134,10 @@ def _beside(
 
 
 def run_on(system: str, log: Path, checkout: Path | None) -> Run:
-    """Run one system over one log, in a process that may use one core.
+    """Run one system on one log in a process with one core.
 
     Raises:
-        DoesNotWork: it failed or gave no answer.
+        DoesNotWork: the system failed or gave no answer.
     """
     command = [sys.executable, "-m", "diagnosing.one_log", system, str(log.resolve())]
     core = min(os.sched_getaffinity(0))

@@ -1,4 +1,4 @@
-"""Who answers: ours, the baselines, NVIDIA's restart agent."""
+"""Run the systems: Holdfast, the baselines, and NVIDIA's restart agent."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ Answers = Mapping[str, Answer]
 
 
 def ours(path: Path, rules: Any = None, known: Any = None) -> Answer:
-    """Holdfast's answer about a log or a folder of logs; with `rules` or with what is `known`, where given."""
+    """Return Holdfast's answer for a log or a folder, by `rules` or with `known` if given."""
     from holdfast.diagnose import diagnose
     from holdfast.diagnose.explain.answer import conclude
     from holdfast.diagnose.explain.scan import scan
@@ -28,7 +28,7 @@ def ours(path: Path, rules: Any = None, known: Any = None) -> Answer:
 
 
 def answer_of(said: Any) -> Answer:
-    """A `Diagnosis` in the terms in which answers are judged."""
+    """Convert a `Diagnosis` to the answer that is scored."""
     return Answer(
         reason=said.reason,
         root_lines=tuple(line.line for line in said.root_lines),
@@ -41,12 +41,12 @@ def answer_of(said: Any) -> Answer:
 
 
 def our_answers(cases: Sequence[Case], rules: Any = None, known: Any = None) -> dict[str, Answer]:
-    """Holdfast's answer about each case."""
+    """Return Holdfast's answer for each case."""
     return {case.id: ours(case.path, rules, known) for case in cases}
 
 
 def peers_answers(cases: Sequence[Case], checkout: Path | None) -> dict[str, Answers]:
-    """Each peer's answers, about the cases that are one file; NVIDIA's only with a checkout of its source."""
+    """Return each peer's answers for the cases of one file; NVIDIA's need a checkout."""
     files = [case for case in cases if case.path.is_file()]
     found: dict[str, Answers] = {}
     if nvrx.missing(checkout) is None and checkout is not None and files:

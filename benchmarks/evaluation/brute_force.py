@@ -1,4 +1,4 @@
-"""The lower bound against the best of all schedules, on tiny instances; by what the bound's own test does."""
+"""Compare the lower bound with the best of all schedules, on tiny instances of the bound's test."""
 
 import importlib.util
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ INSTANCES = 500
 
 
 def rows(folder: Path, quiet: Quiet, *, quick: bool, rounds: int, seed: int) -> Iterator[Row]:
-    """How often the bound is above the best schedule (never), and how near to it."""
+    """Yield how often the bound is above the best schedule (never), and how near it comes."""
     del folder, quiet, rounds
     tries = _tries()
     count = 50 if quick else INSTANCES

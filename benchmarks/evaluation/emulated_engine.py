@@ -1,7 +1,8 @@
-"""The engine of an emulated cluster: a simulated one, whose start goes on while weights come.
+"""The engine of an emulated cluster: a simulated one that starts while weights arrive.
 
-All processes are up before time counts, since this machine's cores could not start them as a cluster does. What an
-engine's own start takes counts from the moment that `HOLDFAST_EMULATION_BEGAN` names a file for.
+All processes are up before time counts, since this machine's cores could not start them as fast as
+a cluster does. An engine's start counts from the moment in the file that `HOLDFAST_EMULATION_BEGAN`
+names.
 """
 
 import os
@@ -17,7 +18,7 @@ ENV_BEGAN = "HOLDFAST_EMULATION_BEGAN"
 
 
 class EmulatedEngine(SimulatedEngine):
-    """Has one option more, `start_s`: from the beginning until it can load weights."""
+    """A simulated engine with the further option `start_s`: seconds until it can load weights."""
 
     def __init__(self, spec: EngineSpec) -> None:
         options = dict(spec.options)

@@ -1,7 +1,8 @@
-"""Makespan over the lower bound on an emulated cluster, with and without history; beside the paper's policy.
+"""Measure makespan over the lower bound on an emulated cluster, beside the paper's policy.
 
-The bound is computed here, from the costs that the emulator was told to have (`simulate.ideal.bound_of`), not from what
-was seen. What the simulator says is asked before the emulation runs, of the same workload and cluster.
+Runs are with and without history. The bound is computed here from the emulator's true costs
+(`simulate.ideal.bound_of`), not from measurements. The simulator predicts before the emulation
+runs, for the same workload and cluster.
 """
 
 import shutil
@@ -20,14 +21,17 @@ from holdfast.simulate.evaluate import simulate
 from holdfast.simulate.ideal import bound_of
 
 COORDINATOR_MOST = 0.30
-"""Of a core: above it the emulated engines' sleep would not be honest."""
+"""The most load of a core by the coordinator: above it, the emulated engines oversleep."""
 WITHIN = 0.05
 SPARE_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One size of cluster. `times_paper`: what is asked against the paper's policy, None for no comparison."""
+    """One size of cluster.
+
+    `times_paper`: the must against the paper's policy; None: no comparison.
+    """
 
     nodes: int
     tasks: int | None
@@ -35,11 +39,12 @@ class Setting:
     times_paper: float | None
 
     def miniature(self, seed: int) -> Miniature:
-        """What is emulated."""
+        """Return the emulated cluster and workload."""
         return miniature(seed=seed, pace=self.pace, tasks=self.tasks).on(self.nodes)
 
 
-# Fewer nodes have less to do in a second, which may be shorter then; one node has a quarter of the datasets.
+# Fewer nodes have less to do in a second, which may be shorter then; one node has a quarter of the
+# datasets.
 FULL = (
     Setting(nodes=1, tasks=15, pace=PACE / 2, times_paper=None),
     Setting(nodes=4, tasks=None, pace=PACE / 2, times_paper=2.0),
@@ -49,7 +54,7 @@ QUICK = (Setting(nodes=2, tasks=4, pace=PACE / 4, times_paper=1.0),)
 
 
 def rows(folder: Path, quiet: Quiet, *, quick: bool, rounds: int, seed: int) -> Iterator[Row]:
-    """All rows of all sizes, a size at a time, ours and the paper's interleaved within it."""
+    """Yield all rows, size by size, with Holdfast and the paper's policy interleaved."""
     for setting in QUICK if quick else FULL:
         yield from _rows_of(setting, folder, quiet, rounds=rounds, seed=seed, quick=quick)
 

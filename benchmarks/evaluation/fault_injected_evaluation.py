@@ -1,6 +1,7 @@
-"""An evaluation whose processes are killed: started as a person would start it, looked at from outside.
+"""Run an evaluation whose processes are killed, started as a person would start it.
 
-Its engines are simulated and keep a record (`holdfast.testing.engine`), its tasks synthetic, its model a few bytes.
+Its engines are simulated and keep a record (`holdfast.testing.engine`). Its tasks are synthetic,
+and its model has a few bytes.
 """
 
 import contextlib
@@ -46,7 +47,7 @@ _POLL_S = 0.01
 def synthetic_tasks(
     random_source: random.Random, samples: Sequence[int], metric_s: float = 0.05
 ) -> list[TaskEntry]:
-    """Tasks of so many samples each; every second one with a metric that takes `metric_s`."""
+    """Return tasks of so many samples each; every second task has a metric of `metric_s`."""
     return [
         synthetic_entry(
             f"task_{number}",
@@ -59,7 +60,7 @@ def synthetic_tasks(
 
 
 def expected_results(tasks: Sequence[TaskEntry]) -> dict[str, Any]:
-    """The scores of these tasks, as one process computes them that nobody kills."""
+    """Return the scores of these tasks, computed by one process without kills."""
     results: dict[str, Any] = {}
     for task in tasks:
         results |= SyntheticHarness().run(task, _AtOnce(), Path()).results["results"]
@@ -67,7 +68,7 @@ def expected_results(tasks: Sequence[TaskEntry]) -> dict[str, Any]:
 
 
 class _AtOnce:
-    """An `EngineClient` that is its own engine."""
+    """An `EngineClient` that is also its engine."""
 
     facts = ModelFacts(model=0, name="", tokenizer="", max_length=0)
 
@@ -92,7 +93,7 @@ def _answer(request: Request) -> Answer:
 
 
 def write_model(folder: Path, size_bytes: int = 1 << 16) -> Path:
-    """A folder that looks like a model's: zeros under a header of safetensors."""
+    """Write a folder that looks like a model's: zeros below a header of safetensors."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(
         json.dumps({"model_type": "llama", "hidden_size": 4, "num_hidden_layers": 1})
@@ -108,16 +109,16 @@ def write_model(folder: Path, size_bytes: int = 1 << 16) -> Path:
 
 @dataclass(kw_only=True)
 class FaultInjectedEvaluation:
-    """One evaluation in `folder`, in which everything of it lies.
+    """One evaluation, with all its files in `folder`.
 
     Attributes:
-        tasks: what is evaluated.
-        nodes, engines_per_node: of this machine.
-        model_bytes: the size of its weights.
-        flags: more of `holdfast eval run`.
-        engine_options: of the simulated engine.
+        tasks: the evaluated tasks.
+        nodes, engines_per_node: the nodes of this machine.
+        model_bytes: the size of the model's weights.
+        flags: further options of `holdfast eval run`.
+        engine_options: options of the simulated engine.
         home: the Holdfast home; None for one in `folder`.
-        environment: added to the command's.
+        environment: variables added to the command's environment.
     """
 
     folder: Path
@@ -140,7 +141,7 @@ class FaultInjectedEvaluation:
     # The command
 
     def start(self) -> subprocess.Popen[bytes]:
-        """`holdfast eval run`; what it prints is in `folder/output.txt`."""
+        """Start `holdfast eval run`; the output goes to `folder/output.txt`."""
         self.folder.mkdir(parents=True, exist_ok=True)
         suite = self.folder / "suite.toml"
         suite.write_text("".join(map(_toml, self.tasks)))
@@ -156,7 +157,7 @@ class FaultInjectedEvaluation:
         return self._command(["run", *what, "--engine", NAME, *options, *where, *self.flags])
 
     def resume(self) -> subprocess.Popen[bytes]:
-        """`holdfast eval resume`."""
+        """Start `holdfast eval resume`."""
         return self._command(["resume", _ID])
 
     def _command(self, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -173,18 +174,18 @@ class FaultInjectedEvaluation:
         return command
 
     def output(self) -> str:
-        """What the commands printed so far."""
+        """Return the output of the commands so far."""
         return (self.folder / "output.txt").read_text(errors="replace")
 
     def results(self) -> dict[str, Any]:
-        """The scores of the harness, by task."""
+        """Return the scores of the harness, by task."""
         results: dict[str, Any] = json.loads(self.paths.results.read_bytes())["results"]["results"]
         return results
 
     # Its processes
 
     def processes(self) -> dict[Role, list[int]]:
-        """The living processes of this evaluation, by what they do; leashes are left out."""
+        """Return the living processes of this evaluation by role, without leashes."""
         found: dict[Role, list[int]] = {role: [] for role in ROLES}
         for process in self._all():
             with contextlib.suppress(psutil.Error, OSError):
@@ -193,7 +194,7 @@ class FaultInjectedEvaluation:
         return found
 
     def engines_by_agent(self) -> dict[int, list[int]]:
-        """The engines that each node's agent started."""
+        """Return the engines that each node's agent started."""
         by_agent: dict[int, list[int]] = {}
         for pid in self.processes()["engine"]:
             with contextlib.suppress(psutil.Error):
@@ -201,7 +202,7 @@ class FaultInjectedEvaluation:
         return by_agent
 
     def leftovers(self) -> list[str]:
-        """Command lines of whatever of this evaluation still runs."""
+        """Return the command lines of processes of this evaluation that still run."""
         left = []
         for process in self._all():
             with contextlib.suppress(psutil.Error):
@@ -209,7 +210,7 @@ class FaultInjectedEvaluation:
         return left
 
     def shared_memory(self) -> list[str]:
-        """What agents of this evaluation left in shared memory: the sessions whose maker is dead or ours."""
+        """Return the sessions in shared memory whose maker is one of this evaluation's agents."""
         own = Path("/dev/shm") / f"holdfast-{os.getuid()}"
         pids = {line.split("-")[0] for line in self._agents_seen}
         return (
@@ -259,13 +260,13 @@ class FaultInjectedEvaluation:
                 return None
 
     def kill(self, role: Role, random_source: random.Random) -> int | None:
-        """SIGKILL one process of a role; its pid, None where there is none now."""
+        """Kill one process of a role; return its pid, None if there is none now."""
         return self.strike(role, random_source, signal.SIGKILL)
 
     def strike(
         self, role: Role, random_source: random.Random, number: signal.Signals
     ) -> int | None:
-        """Send a signal to one process of a role; its pid, None where there is none now."""
+        """Send a signal to one process of a role; return its pid, None if there is none now."""
         pids = self.processes()[role]
         if not pids:
             return None
@@ -279,20 +280,20 @@ class FaultInjectedEvaluation:
     # Its work
 
     def record(self) -> list[Recorded]:
-        """What its engines did so far."""
+        """Return the engines' record so far."""
         return read_record(self.record_file)
 
     def finished(self) -> int:
-        """How many different requests its engines finished."""
+        """Return the number of different requests that the engines finished."""
         return len({line.key for line in self.record() if line.what == "finished"})
 
     def committed(self) -> set[str]:
-        """The keys that its journals hold now."""
+        """Return the keys in the journals now."""
         segments = self.paths.answers.glob("*/*.journal")
         return {key.hex() for segment in segments for key in keys_of(segment)}
 
     def wait_until_finished(self, count: int, timeout_s: float) -> bool:
-        """Whether so many requests were finished within the time, with the command still running."""
+        """Return True once `count` requests are finished; False after `timeout_s` or the end."""
         deadline_s = time.monotonic() + timeout_s
         while self.finished() < count:
             if time.monotonic() > deadline_s or self._commands[-1].poll() is not None:
@@ -301,7 +302,7 @@ class FaultInjectedEvaluation:
         return True
 
     def end(self) -> None:
-        """Kill whatever is left of it."""
+        """Kill all remaining processes of this evaluation."""
         for _ in range(100):
             left = list(self._all())
             for process in left:
@@ -319,15 +320,16 @@ def redone(
     killed_s: Mapping[int, float],
     kept: Sequence[tuple[float, set[str]]],
 ) -> list[str]:
-    """The keys that were done again although they were finished and not lost.
+    """Return the keys that were done again although they were finished and not lost.
+
+    A request counts as done again if an engine received it after it stood in a journal. It also
+    counts if an engine received it over half a second after another, living engine had finished it;
+    before that, the answer may be on its way.
 
     Args:
-        record: what the engines did.
-        killed_s: when which engine's process was killed, with what it had not said yet.
-        kept: what the journals held at a time.
-
-    A request counts as done again if an engine was asked for it after it stood in a journal, or half a second after an
-    engine that goes on to live had finished it: until then its word may be on its way.
+        record: the engines' record.
+        killed_s: the time at which each engine's process was killed, with its unsent answers.
+        kept: the content of the journals at several times.
     """
     again = []
     finished: dict[str, list[Recorded]] = {}

@@ -1,31 +1,32 @@
 # ruff: noqa: E501 - a program a line is easier to read than its pieces
-"""Programs that try to get out of the sandbox, or to be called right where they are wrong.
+"""Programs that try to leave the sandbox, or to be judged right while they are wrong.
 
-What they reach for is filled in by whoever runs them (`hostile_trials`): `{canary}` stands for a folder that anybody may
-write, with a file `secret` in it; `{port}` for a TCP port that listens on the loopback; `{socket}` for the name of an
-abstract socket that listens; `{owner}` for the process that runs it all; `{home}` for the home folder of root.
+`hostile_trials` fills in the targets: `{canary}` is a folder that any user may write, with a file
+`secret` in it; `{port}` a TCP port on the loopback; `{socket}` the name of a listening abstract
+socket; `{owner}` the process that runs the trials; `{home}` root's home folder.
 """
 
 from typing import NamedTuple
 
 TIME_LIMIT_S = 0.3
-"""Of a program that runs into its time limit; the others have the sandbox's own."""
+"""The time limit of a program that runs into it; the others have the sandbox's own."""
 _SQUARE = "assert f(3) == 9\nassert f(5) == 25\n"
 _NOTHING = "assert f() == 'nothing'\n"
 
 
 class Hostile(NamedTuple):
-    """A program, what it tries, and what must come of it.
+    """A program, its attempt, and the right verdict.
 
     Attributes:
-        name: unique.
-        tries: in a few words.
+        name: a unique name.
+        tries: the attempt, in a few words.
         program: its source, with the names of the module's docstring in braces.
-        tests: their source.
-        passes: whether, contained, it does what its tests demand.
-        reason: part of the verdict's reason.
+        tests: the source of its tests.
+        passes: True if the contained program meets its tests.
+        reason: a part of the verdict's reason.
         wall_s: its time limit; None for the sandbox's own.
-        needs_namespaces: without them it is bounded for each file alone.
+        needs_namespaces: True if only namespaces bound it as a whole; without them, each file alone
+            is bounded.
     """
 
     name: str
@@ -39,7 +40,7 @@ class Hostile(NamedTuple):
 
 
 def _attempt(statement: str) -> str:
-    """A program whose f() does something forbidden and says "nothing" when it was refused."""
+    """Return a program whose f() tries a forbidden act and returns "nothing" if refused."""
     body = "\n".join(f"        {line}" for line in statement.splitlines())
     return f"def f():\n    try:\n{body}\n    except Exception:\n        return 'nothing'\n    return 'done'\n"
 

@@ -1,4 +1,4 @@
-"""Hostile programs tried in a real sandbox, with what they did seen from outside of it."""
+"""Run hostile programs in a real sandbox, and observe their effects from outside."""
 
 import os
 import pwd
@@ -25,11 +25,11 @@ _LEAVE_S = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What came of one program.
+    """The result of one program.
 
     Attributes:
-        verdict: the sandbox's.
-        faults: a few words for each way in which it was not contained or not judged rightly; none is what should be.
+        verdict: the sandbox's verdict.
+        faults: a few words for each escape or wrong verdict; empty if all is right.
     """
 
     verdict: Verdict
@@ -38,12 +38,12 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Outside:
-    """What there is for a program to harm or to reach beyond its jail.
+    """The targets of a program beyond its jail.
 
     Attributes:
-        canary: a folder that anybody may write, with a secret that anybody may read.
-        tcp: listens on the loopback.
-        abstract: listens under a name that is in no file system.
+        canary: a folder that any user may write, with a secret that any user may read.
+        tcp: a listening socket on the loopback.
+        abstract: a listening socket whose name is in no file system.
     """
 
     canary: Path
@@ -51,7 +51,7 @@ class Outside:
     abstract: socket.socket
 
     def try_out(self, sandbox: Sandbox, hostile: Hostile) -> Trial:
-        """Run a program in the sandbox, which nobody else uses meanwhile, and look around afterwards."""
+        """Run a program in the sandbox, alone, and inspect the targets afterwards."""
         standing = set(processes_of(sandbox))
         verdict = sandbox.run(self._source(hostile.program), hostile.tests, wall_s=hostile.wall_s)
         faults = [*_judged_wrongly(hostile, verdict), *self._harm()]
@@ -59,7 +59,8 @@ class Outside:
             faults.append("printed the secret")
         if len(verdict.output_tail) > 2 * sandbox.limits.output_bytes:
             faults.append(f"had {len(verdict.output_tail)} characters of its output kept")
-        # The program's processes are gone before there is a verdict; a warden may still be on its way out.
+        # The program's processes are gone before there is a verdict; a warden may still be on its
+        # way out.
         _, left = psutil.wait_procs(set(processes_of(sandbox)) - standing, timeout=_LEAVE_S)
         faults += [f"left process {process.pid}" for process in left]
         return Trial(verdict=verdict, faults=tuple(faults))
@@ -87,7 +88,7 @@ class Outside:
 
 @contextmanager
 def outside() -> Iterator[Outside]:
-    """Set up what is there to harm; start the sandbox within, so that its environment has a token to find, too."""
+    """Set up the targets; start the sandbox inside, so that its environment also has a token."""
     with (
         tempfile.TemporaryDirectory() as folder,
         socket.create_server(("127.0.0.1", 0)) as tcp,

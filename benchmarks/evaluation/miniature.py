@@ -1,15 +1,16 @@
-"""The cluster and the suite that are emulated: those of the simulator's `paper_like`, small enough for two cores.
+"""The emulated cluster and suite: the simulator's `paper_like`, small enough for two cores.
 
-What is true of 128 GPUs and 93,000 samples is kept by three reductions, the same for all policies:
+Three reductions, the same for all policies, keep the proportions of 128 GPUs and 93,000 samples:
 
-* an engine spans two GPUs, so that a node has 4 engines;
-* every sixteenth sample is taken of each dataset, and an engine's batch, its speed of reading and the room that one
-  more sequence takes in a step are reduced by the same factor: a step of a full batch, a dataset on an engine and the
-  longest answer last as long as they did. The samples of a task of multiple choice have one request with all its
-  choices' tokens. One slot for metrics stands for sixteen: a sample, which stands for sixteen, takes it as long as one
-  metric; a process that computes the metrics of a dataset one after another, as the paper's policy has it, takes
-  sixteen times the sum (`METRIC_JOBS` such processes at a time on a node);
-* a second lasts `PACE` seconds.
+* An engine spans two GPUs, so that a node has 4 engines.
+* Every sixteenth sample of each dataset is taken. An engine's batch, its reading speed and the time
+  that one more sequence adds to a step are reduced by the same factor. So a step of a full batch, a
+  dataset on an engine and the longest answer last as long as before. A multiple-choice sample has
+  one request with the tokens of all its choices. One slot for metrics stands for sixteen: a sample,
+  which stands for sixteen, holds it for one metric's time. A process that computes the metrics of a
+  dataset one by one, as in the paper's policy, takes sixteen times the sum; a node runs
+  `METRIC_JOBS` such processes at a time.
+* A second lasts `PACE` seconds.
 """
 
 from collections.abc import Sequence
@@ -25,26 +26,29 @@ ENGINES_PER_NODE = 4
 METRIC_JOBS = 16
 METRIC_SLOTS = METRIC_JOBS // THIN
 MODEL_BYTES = 24 * 1024 * 1024
-"""Of a checkpoint; rates are reduced with it."""
+"""The size of a checkpoint; rates are reduced with it."""
 LATENCY_S, FLUSH_S = 0.002, 0.02
-"""Not made shorter: they are the real coordinator's and the real engine worker's own."""
+"""Not shortened: these are the times of the real coordinator and engine worker."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Miniature:
-    """What is emulated, and simulated to predict it. All times are the emulation's."""
+    """An emulated workload and cluster, also simulated for a prediction.
+
+    Times are emulated ones.
+    """
 
     workload: Workload
     cluster: SimCluster
     pace: float
-    """Seconds that a real one lasts."""
+    """The seconds that a real second lasts."""
 
     def on(self, nodes: int) -> "Miniature":
-        """The same on another number of nodes."""
+        """Return the same on another number of nodes."""
         return replace(self, cluster=replace(self.cluster, nodes=nodes))
 
     def of(self, models: int) -> "Miniature":
-        """The same for a stream of models."""
+        """Return the same for a stream of models."""
         return replace(
             self,
             workload=replace(self.workload, models=(SimModel(size_bytes=MODEL_BYTES),) * models),
@@ -54,7 +58,7 @@ class Miniature:
 def miniature(
     *, seed: int = 0, thin: int = THIN, pace: float = PACE, tasks: int | None = None
 ) -> Miniature:
-    """The suite of a seed; `tasks` takes some of its datasets, of every kind."""
+    """Return the suite of a seed; `tasks` takes some of its datasets, of every kind."""
     whole = paper_like(seed)
     every = 1 if tasks is None else max(1, len(whole.tasks) // tasks)
     chosen = [_thinned(task, thin, pace) for task in whole.tasks[::every]]

@@ -1,9 +1,10 @@
-"""Holdfast on an emulated cluster: its real coordinator, node agents, hosts and engine workers.
+"""Run Holdfast on an emulated cluster, with its real coordinator, agents, hosts and workers.
 
-A node is a process group: one agent with its own part of the stores, its own quota and its own NIC; engines are
-`engines/simulated.py`, which sleep by their curve; storage is one server that all share. Time counts from when a
-checkpoint is made known to a coordinator whose nodes are up, whose engines' processes wait, and whose hosts are
-prepared: what a cluster's scheduler and this machine's two cores take to start processes is nobody's.
+A node is a process group: one agent with its own part of the stores, its own quota and its own NIC.
+Engines are `engines/simulated.py`, which sleep by their curve. Storage is one shared server. Time
+counts from the announcement of a checkpoint to a coordinator whose nodes are up, whose engine
+processes wait and whose hosts are prepared. So the start of processes by a scheduler, or by this
+machine's two cores, does not count.
 """
 
 import asyncio
@@ -40,31 +41,31 @@ MIB = 1024 * 1024
 _BENCHMARKS = Path(__file__).parents[1]
 START_TIMEOUT_S = 180.0
 SETTLE_S = 1.0
-"""After all processes are connected, until they have nothing left to do."""
+"""The time after all connections in which the processes become idle."""
 END_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Emulated:
-    """What came of one emulation. Times in seconds from when the first checkpoint was made known."""
+    """The result of one emulation, in seconds from the announcement of the first checkpoint."""
 
     makespan_s: float
     model_end_s: tuple[float, ...]
     timeline: Timeline
     zero_s: float
-    """The timeline's time of our zero."""
+    """The zero of these times in the timeline."""
     coordinator_share: float
-    """CPU time of the coordinator, of one core, while it worked."""
+    """CPU time of the coordinator while it worked, as a share of one core."""
     busy_share: float
-    """Of this machine's cores, in the same time, all processes together."""
+    """CPU time of all processes in that time, as a share of this machine's cores."""
     remote_bytes: int
     scores: dict[str, float]
-    """Of the first checkpoint."""
+    """The scores of the first checkpoint."""
 
 
 @dataclass
 class _Heard:
-    """What the coordinator said, and when."""
+    """The coordinator's messages and their times."""
 
     models: dict[int, float] = field(default_factory=dict)
     scores: dict[str, float] = field(default_factory=dict)
@@ -89,17 +90,20 @@ class _Heard:
 def emulate(
     mini: Miniature, *, history: bool, folder: Path, timeout_s: float, seed: int = 0
 ) -> Emulated:
-    """Run the miniature's models on its cluster; all but the first are made known when every engine serves that.
+    """Run the miniature's models on its cluster.
+
+    All models but the first are announced once every engine serves the first.
 
     Args:
-        mini: what to run, on what.
-        history: whether the policy knows the samples' costs of an earlier checkpoint, each off by a fifth (log-normal).
-        folder: a new one, for everything.
-        timeout_s: for all of it, once the processes are up.
-        seed: of the noise.
+        mini: the workload and the cluster.
+        history: whether the policy has the samples' costs of an earlier checkpoint, each with
+            log-normal noise of a fifth.
+        folder: a new folder for all files.
+        timeout_s: the limit once the processes are up.
+        seed: the seed of the noise.
 
     Raises:
-        DoesNotWork: it did not end in time or without an error.
+        DoesNotWork: the emulation did not end in time or without an error.
     """
     folder.mkdir(parents=True)
     cluster, workload = mini.cluster, mini.workload
@@ -128,7 +132,8 @@ def emulate(
         flags += ("--nic-mib-s", f"{cluster.fabric_bytes_per_s / MIB:.3f}")
         session = Session(config, NodesWanted(nodes=cluster.nodes, agent_flags=flags), heard)
         models = [
-            # As the command has it, tasks' clients need not wait for the weights: a tokenizer is there before.
+            # As the command has it, tasks' clients need not wait for the weights: a tokenizer is
+            # there before.
             AddModel(
                 model=number,
                 name=f"step-{number}",
@@ -208,7 +213,7 @@ async def _run(
 
 
 async def _up(running: "asyncio.Task[int]", cluster: SimCluster) -> psutil.Process:
-    """Wait until everybody has dialled the coordinator: the command, agents, hosts and engines; returns it."""
+    """Wait until the command, agents, hosts and engines have connected; return the coordinator."""
     wanted = 1 + 2 * cluster.nodes + cluster.engines
     deadline_s = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline_s:
@@ -232,7 +237,7 @@ async def _up(running: "asyncio.Task[int]", cluster: SimCluster) -> psutil.Proce
 
 
 def _used(coordinator: psutil.Process) -> tuple[float, float, float]:
-    """CPU seconds of the coordinator, of the whole machine; and when."""
+    """Return the CPU seconds of the coordinator and of the whole machine, and the time."""
     own, everyone = coordinator.cpu_times(), psutil.cpu_times()
     return own.user + own.system, everyone.user + everyone.nice + everyone.system, time.monotonic()
 
@@ -252,11 +257,11 @@ def _config(workload: Workload, cluster: SimCluster, folder: Path) -> Coordinato
 
 
 def entries_of(workload: Workload) -> tuple[TaskEntry, ...]:
-    """The workload's tasks as a suite has them."""
+    """Return the workload's tasks as entries of a suite."""
     return tuple(
         synthetic_entry(
             task.name,
-            # What a harness asks a log-probability of has one token more than its prompt.
+            # A request for a log-probability has one token more than its prompt.
             prompt_tokens=[
                 tokens - (not new)
                 for tokens, new in zip(task.prompt_tokens, task.new_tokens, strict=True)
@@ -270,7 +275,7 @@ def entries_of(workload: Workload) -> tuple[TaskEntry, ...]:
 
 
 def engine_spec(cluster: SimCluster, model_bytes: float) -> EngineSpec:
-    """An emulated engine with the cluster's costs."""
+    """Return an emulated engine with the cluster's costs."""
     curve, copy_s = cluster.curve, model_bytes / cluster.device_bytes_per_s
     return EngineSpec(
         kind="evaluation.emulated_engine:EmulatedEngine",
@@ -286,7 +291,7 @@ def _history(suite: Suite, history: Sequence[TaskHistory]) -> list[TaskHistory]:
 
 
 def kill_descendants_but(pid: int) -> None:
-    """End whatever an emulation left, but not the storage."""
+    """End all processes of an emulation except the storage."""
     for child in psutil.Process().children():
         if child.pid != pid:
             kill_descendants(child.pid)
@@ -295,7 +300,7 @@ def kill_descendants_but(pid: int) -> None:
 
 
 class _Alone:
-    """An `EngineClient` that answers at once, as the emulated engines do in the end."""
+    """An `EngineClient` that immediately gives the emulated engines' answers."""
 
     facts = ModelFacts(model=0, name="", tokenizer="", max_length=0)
 
@@ -326,7 +331,7 @@ class _Alone:
 
 
 def scores_alone(workload: Workload) -> dict[str, float]:
-    """The scores of the workload, computed task by task in this process."""
+    """Return the scores of the workload, computed task by task in this process."""
     scores: dict[str, float] = {}
     for entry in entries_of(workload):
         result = SyntheticHarness().run(entry, _Alone(entry), Path())

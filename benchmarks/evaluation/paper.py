@@ -1,16 +1,19 @@
-"""The paper's policy (section 6) on the emulated cluster, as faithfully and as kindly as it can be told.
+"""Run the paper's policy (section 6) on the emulated cluster, as faithfully as possible.
 
-* A precursor job a node reads the whole model from the shared storage into the node's memory.
-* Datasets have known run times. Large ones are split, small ones batched into one trial, so that no trial is expected
-  to take longer than a target; the target is the best of several, by its own prediction.
-* Trials start where the metric takes longest, then the longest first, each on the engine that is free first.
-* A trial starts an engine: process, initialisation, weights from the node's memory. Its outputs are dumped, the engine
-  is free, and a CPU job computes the metrics: in one process, and for at most the half hour that the study saw.
-  What it would be with jobs of `POOL_PROCESSES` is told besides.
+* One precursor job per node reads the whole model from the shared storage into the node's memory.
+* Datasets have known run times. Large ones are split and small ones batched into one trial, so that
+  no trial is expected to exceed a target. The target is the best of several by the policy's own
+  prediction.
+* Trials with the longest metrics start first, then the longest trials, each on the first free
+  engine.
+* A trial starts an engine: process, initialisation, weights from the node's memory. Its outputs are
+  dumped, the engine becomes free, and a CPU job computes the metrics in one process, for at most
+  the half hour of the study. The figure with jobs of `POOL_PROCESSES` is reported as well.
 
-Kind to it: run times are known exactly, dumping and starting CPU jobs cost nothing, and the imports of its harness's
-process (`SimCluster.process_start_s`) are not counted. The engines are the same `EmulatedEngine`s, a thread each. A
-job of metrics would only sleep: when it ends is computed from when it was handed in, and not waited for.
+Choices in its favour: run times are known exactly; dumps and starts of CPU jobs cost nothing; the
+imports of its harness's process (`SimCluster.process_start_s`) do not count. The engines are the
+same `EmulatedEngine`s, a thread each. A job of metrics would only sleep, so its end is computed
+instead.
 """
 
 import hashlib
@@ -35,9 +38,9 @@ from holdfast.simulate.workload import SimCluster, SimTask, Workload
 from holdfast.testing.harness import synthetic_samples
 
 TARGETS = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4)
-"""Of the work that every engine would have: how long a trial may be."""
+"""Lengths of a trial, as a share of the work per engine."""
 LONGEST_METRIC_S = 1800.0
-"""Of a dataset, real time: up to 30 minutes in the study."""
+"""The longest metrics of a dataset in real time: the study reports up to 30 minutes."""
 POOL_PROCESSES = 4
 """`n_workers` of HumanEval's own `evaluate_functional_correctness`."""
 _READ_BYTES = 1 << 18
@@ -45,7 +48,7 @@ _READ_BYTES = 1 << 18
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """Some datasets, or a part of one, on one engine. `parts` are (task, first sample, past the last)."""
+    """Some datasets or a part of one, on one engine; `parts` are (task, first, past the last)."""
 
     parts: tuple[tuple[int, int, int], ...]
     engine_s: float
@@ -54,7 +57,7 @@ class Trial:
 
 @dataclass
 class _Cluster:
-    """What the threads share."""
+    """The state that the threads share."""
 
     mini: Miniature
     trials: list[Trial]
@@ -63,7 +66,7 @@ class _Cluster:
     samples: list[list[SampleRequests]]
     answers: dict[tuple[int, int], Answer] = field(default_factory=dict)
     done: list[tuple[float, float]] = field(default_factory=list)
-    """Of each trial when its answers were there, and how long its metrics take."""
+    """The end of each trial's answers, and the time of its metrics."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def next_trial(self) -> Trial | None:
@@ -77,11 +80,11 @@ class _Cluster:
 
 @dataclass(frozen=True, kw_only=True)
 class PaperRun:
-    """What came of it."""
+    """The result of a run."""
 
     makespan_s: float
     pooled_s: float
-    """The makespan if every job of metrics had `POOL_PROCESSES` processes to share out, and cores for them."""
+    """The makespan if each job of metrics had `POOL_PROCESSES` processes and cores."""
     predicted_s: float
     trials: int
     remote_bytes: int
@@ -134,7 +137,7 @@ def run_paper(mini: Miniature, folder: Path, *, timeout_s: float) -> PaperRun:
 
 
 def plan(mini: Miniature) -> tuple[list[Trial], float]:
-    """The trials in their order, and how long they are predicted to take, with the best target."""
+    """Return the ordered trials with the best target, and their predicted makespan."""
     workload, cluster = mini.workload, mini.cluster
     total_s = (
         sum(_engine_s(task, range(len(task)), cluster) for task in workload.tasks) / cluster.engines
@@ -181,7 +184,7 @@ def _trials(mini: Miniature, target_s: float) -> list[Trial]:
 
 
 def _metric_s(task: SimTask, first: int, last: int, pace: float) -> float:
-    """How long one process takes for the metrics of a part of a dataset; each sample stands for `THIN`."""
+    """Return the time of one process for a part's metrics; each sample stands for `THIN`."""
     whole_s = THIN * sum(task.metric_s)
     least = min(1.0, LONGEST_METRIC_S * pace / whole_s) if whole_s else 0.0
     return least * THIN * sum(task.metric_s[first:last])
@@ -192,7 +195,7 @@ def _ordered(trials: list[Trial]) -> list[Trial]:
 
 
 def _engine_s(task: SimTask, places: range, cluster: SimCluster) -> float:
-    """How long an engine takes for samples of a task: its work, or its longest sample in a full batch."""
+    """Return an engine's time for samples: the work, or the longest sample in a full batch."""
     curve = cluster.curve
     full_step_s = curve.step_base_s + curve.max_batch * curve.step_sequence_s
     work_s = sum(
@@ -222,7 +225,7 @@ def _predicted_s(trials: Sequence[Trial], cluster: SimCluster) -> float:
 
 
 def _with_metrics(done: Sequence[tuple[float, float]], jobs: int) -> float:
-    """When the last CPU job ends, of those handed in at these times, so many at a time; or the last trial, if later."""
+    """Return the end of the last CPU job with `jobs` at a time, or of the last trial if later."""
     free = [0.0] * jobs
     end_s = 0.0
     for done_s, metric_s in done:
@@ -242,7 +245,7 @@ def _copy_s(cluster: SimCluster) -> float:
 
 
 def _load(shared: _Cluster, node: int, url: str) -> None:
-    """The precursor job: the whole model, at no more than the node's own rate."""
+    """Run the precursor job: read the whole model at most at the node's own rate."""
     rate = shared.mini.cluster.node_bytes_per_s
     began_s, read_bytes = time.monotonic(), 0
     with urllib.request.urlopen(url, timeout=120) as response:
@@ -254,7 +257,7 @@ def _load(shared: _Cluster, node: int, url: str) -> None:
 
 
 def _work(shared: _Cluster, number: int) -> None:
-    """One engine: trial after trial."""
+    """Run one engine, trial after trial."""
     cluster = shared.mini.cluster
     shared.loaded[number // cluster.engines_per_node].wait(
         max(0.0, shared.deadline_s - time.monotonic())
@@ -281,7 +284,7 @@ def _work(shared: _Cluster, number: int) -> None:
 
 
 def _scores(workload: Workload, answers: dict[tuple[int, int], Answer]) -> dict[str, float]:
-    """As `SyntheticHarness` computes them."""
+    """Compute the scores as `SyntheticHarness` does."""
     scores = {}
     for number, task in enumerate(workload.tasks):
         digest = hashlib.blake2b(digest_size=16)

@@ -1,27 +1,31 @@
-"""The policies of others, in the same simulator: engines, wires and costs are the same, the rules are theirs.
+"""Simulate other policies: engines, wires and costs are the same, the rules are theirs.
 
-Each is given its best: true sizes where its rule asks for sizes, a good value for its parameters, no failures, no
-polling, answers known at once.
+Each policy gets its best case: true sizes where its rule uses sizes, good parameters, no failures,
+no polling, immediate answers.
 
 `paper`
-    The study's section 6.2. A precursor job a node loads the weights into that node's memory, all nodes at once over
-    the shared storage; an engine starts for each trial, and maps them over PCIe. Known run times of datasets: small
-    ones are batched into one trial, big ones split, trials dealt longest first, those with long CPU metrics before all.
-    A trial's outputs are dumped when it ends; then its metrics run on its node's CPU slots, and the GPU takes the next.
+    The study's section 6.2. One precursor job per node loads the weights into the node's memory,
+    all nodes at once over the shared storage. An engine starts for each trial, and maps the weights
+    over PCIe. Run times of datasets are known: small ones are batched into one trial, big ones
+    split. Trials with long CPU metrics come first, then the longest. A trial's outputs are dumped
+    at its end; its metrics run on its node's CPU slots while the GPU takes the next trial.
 `opencompass-size`
-    SizePartitioner: a dataset costs samples x 20 if it generates, else samples x choices; sorted descending, split into
-    slices and packed next-fit into tasks of `max_task_size`. Each task is a process with its own imports, engine start
-    and load from storage; its datasets run one after another, the batch draining between. When all have ended, and not
-    before, the metrics run, one process a dataset. `max_task_size` is the best of five fractions of the total.
+    SizePartitioner: a dataset costs samples x 20 if it generates, else samples x choices. Datasets
+    are sorted descending, split into slices and packed next-fit into tasks of `max_task_size`. Each
+    task is a process with its own imports, engine start and load from storage. Its datasets run one
+    after another, and the batch drains between them. Metrics run only after all tasks, one process
+    per dataset. `max_task_size` is the best of five fractions of the total.
 `opencompass-workers`
-    NumWorkerPartitioner: each dataset is cut into as many slices as there are workers (at most 16 here too few for a
-    sample each), dealt round-robin without sorting to as many tasks as engines. The rest as above.
+    NumWorkerPartitioner: each dataset is cut into one slice per worker (fewer if it has fewer
+    samples, and at most 16), dealt round-robin without sorting to one task per engine. The rest is
+    as above.
 `olmo`
-    olmo-eval: the instances of all tasks shuffled into one queue, from which every engine pulls when it has a place; an
-    engine starts once, its weights from storage; metrics in process pools at the side. No order, no prior.
+    olmo-eval: the instances of all tasks are shuffled into one queue, from which every engine pulls
+    when it has a place. An engine starts once, with weights from storage; metrics run in process
+    pools beside it. There is no order and no prior.
 `naive`
-    One process a dataset with imports, engine start and load, first come first served; its metrics, in its own
-    process pool, hold the GPU.
+    One process per dataset with imports, engine start and load, first come first served. Its
+    metrics, in its own process pool, hold the GPU.
 """
 
 import math
@@ -36,7 +40,7 @@ from holdfast.simulate.engine_model import NEVER_S, VirtualEngine
 from holdfast.simulate.workload import SimCluster, Workload
 
 SMALL_TRIAL_STARTS = 1.0
-"""The paper's policy: a trial is at least as long as so many of its starts, as far as there is work for all engines."""
+"""The shortest trial of the paper's policy, in starts of a trial, if all engines have work."""
 _SIZE_FRACTIONS = (0.25, 0.5, 1.0, 2.0, 4.0)
 
 
@@ -53,7 +57,7 @@ _Trial = tuple[_Slice, ...]
 
 
 def simulate_peer(policy: str, workload: Workload, cluster: SimCluster, *, seed: int = 0) -> float:
-    """The makespan of another policy, in seconds.
+    """Return the makespan of another policy, in seconds.
 
     Raises:
         ValueError: there is no such policy.
@@ -86,7 +90,7 @@ def _paper(workload: Workload, cluster: SimCluster, seed: int) -> float:
 def _paper_trials(
     workload: Workload, cluster: SimCluster, model: int, least_s: float
 ) -> list[_Trial]:
-    """Known run times: split what is longer than an engine's share, join what is shorter than a start is worth."""
+    """Split datasets longer than an engine's share, and join those too short for a start."""
     costs = [_dataset_s(workload, cluster, task) for task in range(len(workload.tasks))]
     share_s = max(sum(costs) / cluster.engines, least_s)
     pieces: list[tuple[float, float, _Slice]] = []
@@ -195,7 +199,7 @@ def _processes(
     *,
     hold: bool = False,
 ) -> float:
-    """Each trial a process: imports, engine start, load over what storage gives when all engines load at a time."""
+    """Run each trial as a process: imports, engine start, and load at the shared storage rate."""
     end_s = 0.0
     for number, model in enumerate(workload.models):
         mine = trials(number)
@@ -221,9 +225,16 @@ def _run_trials(
     barrier: bool,
     hold: bool,
 ) -> float:
-    """Engines take trials in order; metrics follow each trial on its node, or all when the last ended (`barrier`).
+    """Run trials in order on the engines; metrics follow each trial on its node.
 
-    `hold`: a trial's metrics keep its engine waiting.
+    Args:
+        workload: the tasks.
+        cluster: the simulated cluster.
+        trials: the trials.
+        begin_s: the time at which the engines may begin.
+        start_s: the time that each trial's start takes.
+        barrier: metrics run only after the last trial.
+        hold: a trial's metrics keep its engine busy.
     """
     engines = [(begin_s, engine) for engine in range(cluster.engines)]
     heapify(engines)
@@ -249,7 +260,8 @@ def _run_trials(
                 now_s = done_s
         heappush(engines, (now_s, engine))
     if barrier and late:
-        # One process a dataset: it computes its metrics in its own pool, datasets one to a node at a time.
+        # One process a dataset: it computes its metrics in its own pool, datasets one to a node at
+        # a time.
         nodes = [end_s] * cluster.nodes
         for metrics in sorted(late.values(), key=sum, reverse=True):
             from_s = heappop(nodes) + cluster.process_start_s
@@ -259,7 +271,7 @@ def _run_trials(
 
 
 def _measure(slots: list[float], now_s: float, metrics: list[float]) -> float:
-    """List scheduling, longest first, on slots (a heap that is changed); when the last of these ends."""
+    """Schedule metrics, longest first, on slots (a heap that is changed); return the last end."""
     end_s = now_s
     for metric_s in sorted(metrics, reverse=True):
         done_s = max(heappop(slots), now_s) + metric_s
@@ -269,7 +281,7 @@ def _measure(slots: list[float], now_s: float, metrics: list[float]) -> float:
 
 
 def _slice_s(workload: Workload, cluster: SimCluster, piece: _Slice) -> float:
-    """One dataset's slice on one engine to itself, longest prompts first as the harnesses do it."""
+    """Return the time of a dataset's slice alone on an engine, longest prompts first."""
     task = workload.tasks[piece.task]
     engine = VirtualEngine(cluster.curve)
     places = sorted(piece.places, key=lambda place: -task.prompt_tokens[place])
@@ -300,7 +312,7 @@ def _olmo(workload: Workload, cluster: SimCluster, seed: int) -> float:
 
 
 def _pull(workload: Workload, cluster: SimCluster, rng: random.Random, begin_s: float) -> float:
-    """One shuffled queue, engines that take from it when they have a place, metrics at each node's side."""
+    """Return the makespan of one shuffled queue with engines that pull, and metrics per node."""
     instances = [
         (task, place)
         for task, one in enumerate(workload.tasks)

@@ -1,7 +1,8 @@
-"""Holdfast's policy and others' in the simulator: 200 random suites, whose generator and seeds were fixed beforehand.
+"""Compare Holdfast's policy with others in the simulator, on 200 random suites.
 
-Of every suite: our makespan, with no history at all, over that of OpenCompass' partitioners, olmo-eval's queue and the
-paper's policy, each given its best (`evaluation.peer_policies`).
+The generator and its seeds were fixed beforehand. For every suite, the figure is the makespan of
+Holdfast without any history, over the makespan of each other policy in its best case
+(`evaluation.peer_policies`).
 """
 
 import statistics
@@ -29,7 +30,7 @@ WORKERS = 2
 
 
 def rows(folder: Path, quiet: Quiet, *, quick: bool, rounds: int, seed: int) -> Iterator[Row]:
-    """One row a policy and, printed besides, the distribution."""
+    """Yield one row per policy, and print the distribution."""
     del folder, rounds, seed  # its seeds are its own
     count = 2 if quick else RANDOM_SUITES
     quiet.wait()

@@ -1,4 +1,4 @@
-"""How many answers a second the policy takes, and how much memory its state needs: the coordinator's own limit."""
+"""Measure the answers per second that the policy processes, and the memory of its state."""
 
 import resource
 import time
@@ -27,7 +27,7 @@ _TASKS = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyLoad:
-    """What `policy_load` measured; the rate counts the CPU time inside `decide` alone, memory the whole process."""
+    """The result: the rate counts CPU time inside `decide` alone, memory the whole process."""
 
     samples: int
     engines: int

@@ -1,8 +1,9 @@
-"""The real thing: `holdfast eval` beside stock lm-eval, on the suite of 60 and a tiny Llama.
+"""Run `holdfast eval` beside stock lm-eval, on the suite of 60 and a tiny Llama.
 
-*Cold*: `holdfast eval run` with a home of its own, from the start of the command to its end. *Warm*: `holdfast eval
-watch` has evaluated a checkpoint; another of the same shape is committed, with other weights, so that no answer in the
-journal is one of its; from the commit until its results are written.
+*Cold* is `holdfast eval run` with an empty home, from the start of the command to its end. *Warm*
+is `holdfast eval watch` after one checkpoint: another checkpoint of the same shape is committed,
+with other weights, so that no answer in the journal applies. The time is from the commit until its
+results are written.
 """
 
 import json
@@ -40,9 +41,9 @@ RUN_TIMEOUT_S = 600.0
 CHECKPOINTS = 3
 WARM_A_ROUND = 2
 ENGINES = 2
-"""On two cores."""
+"""Engines on two cores."""
 AS_STOCK = ("--engine", "hf", "--mode", "exact", "--threads", "1", "--no-progress")
-"""Stock lm-eval has one thread, too: with another number the last bits differ."""
+"""Stock lm-eval has one thread too: with more threads, the last bits differ."""
 
 
 @dataclass
@@ -75,7 +76,7 @@ def rows(folder: Path, quiet: Quiet, *, quick: bool, rounds: int, seed: int) -> 
         return
     sampling, found = random.Random(f"{seed} sampled"), Found()
     truth: dict[Path, Scores] = {}
-    # The truth first: what comes later is compared with it. This also fills the cache of data sets.
+    # The truth comes first, for comparison. This run also fills the cache of data sets.
     for kind in ("llama", "gpt2"):
         model = suite.model(kind)
         truth[model] = one_process(suite, model, _new(folder / f"truth-{kind}")).scores
@@ -92,7 +93,7 @@ def rows(folder: Path, quiet: Quiet, *, quick: bool, rounds: int, seed: int) -> 
 
 
 def _smoke(suite: Suite60, folder: Path) -> Iterator[Row]:
-    """A few tasks: a stream of two checkpoints of the same weights, and stock once, while the first is evaluated."""
+    """Run a few tasks on a stream of two equal checkpoints, and stock once beside the first."""
     model, count = suite.model(), len(suite.tasks)
     with ThreadPoolExecutor(1) as aside:
         running = aside.submit(one_process, suite, model, _new(folder / "stock"), defaults=False)
@@ -219,10 +220,10 @@ def _say_wrong(wrong: Sequence[str]) -> None:
 
 
 def cold(suite: Suite60, model: Path, folder: Path) -> tuple[float, float, dict[str, Any]]:
-    """Wall and CPU seconds of `holdfast eval run`, and what it said.
+    """Return the wall and CPU seconds of `holdfast eval run`, and its output.
 
     Raises:
-        DoesNotWork: it failed or did not end in time.
+        DoesNotWork: the command failed or did not end in time.
     """
     command = [
         *HOLDFAST,
@@ -256,12 +257,12 @@ def warm(
     engines: int = ENGINES,
     after_first: Callable[[], object] = lambda: None,
 ) -> Iterator[tuple[Path, float, dict[str, Any]]]:
-    """Seconds from the commit of a checkpoint until its results are there, for `count` of them after the first.
+    """Yield the seconds from the commit of a checkpoint to its results, for `count` checkpoints.
 
-    `after_first` is called when that has its results.
+    The first checkpoint is left out; `after_first` is called when it has its results.
 
     Raises:
-        DoesNotWork: one did not come in time.
+        DoesNotWork: results did not come in time.
     """
     stream = _new(folder / "checkpoints")
     command = [*HOLDFAST, "eval", "watch", str(stream), "--suite", str(suite.toml), *AS_STOCK]
@@ -289,7 +290,7 @@ def warm(
 
 
 def _commit(model: Path, stream: Path, step: int) -> float:
-    """Put a checkpoint into the folder, as transformers' Trainer does; returns when it was there."""
+    """Commit a checkpoint to the folder as transformers' Trainer does; return the time."""
     coming = stream.parent / "coming"
     shutil.copytree(model, coming)
     (coming / "trainer_state.json").write_text(json.dumps({"global_step": step}))
@@ -325,7 +326,7 @@ def _cpu_s() -> float:
 def stock_in_full(
     folder: Path, quiet: Quiet, *, quick: bool, rounds: int, seed: int
 ) -> Iterator[Row]:
-    """Every task in a stock process of its own, once; it takes many minutes."""
+    """Run every task in a separate stock process, once; this takes many minutes."""
     del rounds
     suite = make_suite(folder / "suite60", seed=seed, tasks=4 if quick else 60)
     one_process(suite, suite.model(), _new(folder / "first"))  # fills the cache of data sets

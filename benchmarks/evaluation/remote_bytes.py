@@ -1,4 +1,4 @@
-"""Bytes read from remote storage, per cluster, for 1 to 64 nodes: each node's own store of weights, in one process."""
+"""Measure the bytes read from remote storage by 1 to 64 nodes, with each node's own store."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ from holdfast.evaluate.weights.fetch import Fetched, NodeStore
 
 MODEL_BYTES = 64 * 1024 * 1024
 STORE_MIB_S = 64.0
-"""Of the storage, so that reading the model N times would take N seconds."""
+"""The rate of the storage: N reads of the model would take N seconds."""
 TIMEOUT_S = 120.0
 
 
@@ -27,7 +27,7 @@ NODES = (1, 2, 4, 8, 16, 32, 64)
 
 
 def rows(folder: Path, quiet: Quiet, *, quick: bool, rounds: int, seed: int) -> Iterator[Row]:
-    """How often the checkpoint is read from storage, for each number of nodes."""
+    """Yield the number of reads of the checkpoint from storage, for each number of nodes."""
     del rounds, seed
     for nodes in (1, 4) if quick else NODES:
         quiet.wait()
@@ -47,7 +47,7 @@ def rows(folder: Path, quiet: Quiet, *, quick: bool, rounds: int, seed: int) -> 
 
 
 class Loaded:
-    """What it took to have one model on all nodes."""
+    """The cost of one model on all nodes."""
 
     def __init__(
         self,
@@ -63,12 +63,15 @@ class Loaded:
 
     @property
     def copies(self) -> float:
-        """How often the checkpoint was read; the server's own count, of weights and small files."""
+        """The server's count of sent bytes over the checkpoint's size."""
         return self.remote_bytes / self.model_bytes
 
 
 def load_on(nodes: int, folder: Path, *, model_bytes: int = MODEL_BYTES) -> Loaded:
-    """Have a new model read by so many nodes.
+    """Have nodes read a new model.
+
+    Raises:
+        TimeoutError: the nodes took longer than `TIMEOUT_S`.
 
     Raises:
         TimeoutError: it took longer than `TIMEOUT_S`.

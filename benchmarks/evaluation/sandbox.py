@@ -1,7 +1,7 @@
-"""Hostile programs in the real sandbox, one at a time, and harmless ones between them, beside a bare interpreter.
+"""Run hostile programs in the real sandbox, with harmless ones between, beside a bare interpreter.
 
-A program that runs into its time limit takes that long by definition; these are given a short one
-(`hostile_programs.TIME_LIMIT_S`) and counted like the others.
+Programs run one at a time. A program that runs into its time limit takes the whole limit. Such
+programs have a short limit (`hostile_programs.TIME_LIMIT_S`) and count like the others.
 """
 
 import random
@@ -40,7 +40,7 @@ print(sorted(took_s)[len(took_s) // 2])
 
 
 def rows(folder: Path, quiet: Quiet, *, quick: bool, rounds: int, seed: int) -> Iterator[Row]:
-    """How many are contained, and what a program takes; where no sandbox is permitted, one row says so."""
+    """Yield the contained programs and the time per program; one row if no sandbox is permitted."""
     del folder
     with outside() as world:
         try:
@@ -116,7 +116,7 @@ def _bare_ms() -> float:
 
 
 def _fork_ms() -> float:
-    """A fork of a small process, and its end; median of many."""
+    """Return the median time of a fork of a small process and its end."""
     said = subprocess.run(
         [sys.executable, "-I", "-S", "-c", FORK, str(FORKS)], check=True, capture_output=True
     )

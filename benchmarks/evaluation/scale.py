@@ -1,8 +1,9 @@
-"""How much one coordinator bears: its policy alone, its memory, and the real process over TCP.
+"""Measure the limits of one coordinator: its policy alone, its memory, the process over TCP.
 
-The policy's throughput and memory are of the simulator's run (`simulate.evaluate`), in a process of its own, so its
-memory includes the simulator's. The real coordinator hears one process that plays a node, a host, the tasks' clients
-and the engines, all over TCP; whatever time that process takes is in the figure, too.
+The policy's throughput and memory are those of the simulator's run (`simulate.evaluate`) in a
+separate process, so memory includes the simulator's. The real coordinator is connected with one
+process that plays a node, a host, the tasks' clients and the engines over TCP. The figure includes
+the time of that process.
 """
 
 import asyncio
@@ -37,7 +38,7 @@ GB = 1e9
 
 
 def rows(folder: Path, quiet: Quiet, *, quick: bool, rounds: int, seed: int) -> Iterator[Row]:
-    """Completions per second and memory."""
+    """Yield completions per second, and memory."""
     del rounds
     samples, engines = (10_000, 64) if quick else (1_000_000, 2_048)
     quiet.wait()
@@ -154,7 +155,7 @@ def _coordinator(samples: int, engines: int, folder: Path) -> dict[str, float]:
 
 
 async def _play(pid: int, address: Path, config: CoordinatorConfig) -> dict[str, float]:
-    """Be everybody else; from the first sample handed in until the last was delivered."""
+    """Play all other processes, from the first sample sent to the last one delivered."""
     while not address.exists():
         await asyncio.sleep(0.02)
     port = int(address.read_text().rsplit(":", 1)[1])
@@ -179,7 +180,7 @@ async def _play(pid: int, address: Path, config: CoordinatorConfig) -> dict[str,
 
 
 class _Players:
-    """A node, a host, clients and engines, as far as the coordinator can tell."""
+    """A node, a host, clients and engines, as far as the coordinator sees them."""
 
     def __init__(self, port: int, config: CoordinatorConfig) -> None:
         self._port, self._suite = port, config.suite
@@ -189,7 +190,7 @@ class _Players:
         self.ready, self.go, self.done = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def dial(self, role: str, name: str, **more: int) -> asyncio.StreamWriter:
-        """Connect as somebody, and play them from then on."""
+        """Connect in a role, and play it from then on."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 24)
         writer.write(
             messages.encode(

@@ -1,4 +1,4 @@
-"""lm-eval alone, on the suite of 60: a process a task, two at a time, or one process for all tasks."""
+"""Run lm-eval alone on the suite of 60: two task processes at a time, or one for all tasks."""
 
 import json
 import os
@@ -17,16 +17,16 @@ from common.jobs import WORKERS, DoesNotWork
 from evaluation.suite60 import Suite60, TaskOf60
 
 Scores = dict[str, dict[str, Any]]
-"""Task to its row of results, as lm-eval writes it."""
+"""The row of results of each task, as lm-eval writes it."""
 AT_A_TIME = 2
 TASK_TIMEOUT_S, SUITE_TIMEOUT_S = 300.0, 900.0
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
 
 def environment(suite: Suite60) -> dict[str, str]:
-    """Of every process on the suite, ours too: offline, one data cache, and one thread a process.
+    """Return the environment of every process on the suite: offline, one data cache, one thread.
 
-    One thread: with more, torch's sums differ in their last bits, and models this small are slower.
+    With more threads, torch's sums differ in their last bits, and models this small are slower.
     """
     return {
         **OFFLINE,
@@ -45,11 +45,11 @@ class Stock:
     cpu_s: float
     scores: Scores
     each_s: dict[str, float]
-    """Task to the wall time of its own process."""
+    """The wall time of each task's own process."""
 
 
 def one_process(suite: Suite60, model: Path, folder: Path, *, defaults: bool = True) -> Stock:
-    """All tasks in one process; without `defaults` lm-eval does not read the thousands of files of its own tasks."""
+    """Run all tasks in one process; without `defaults`, lm-eval's own task files are not read."""
     out = folder / "all.json"
     names = [
         ",".join(task.name for task in suite.tasks if task.chat_template is chat)
@@ -66,7 +66,7 @@ def one_process(suite: Suite60, model: Path, folder: Path, *, defaults: bool = T
 
 
 def process_a_task(suite: Suite60, tasks: Sequence[TaskOf60], model: Path, folder: Path) -> Stock:
-    """Each of `tasks` with lm-eval's own command line, `AT_A_TIME` of them at a time."""
+    """Run each task with lm-eval's own command line, `AT_A_TIME` of them at a time."""
     before_s, began_s = _cpu_s(), time.monotonic()
     with ThreadPoolExecutor(AT_A_TIME) as slots:
         runs = list(slots.map(lambda task: _one_task(suite, task, model, folder), tasks))
@@ -99,10 +99,10 @@ def _one_task(suite: Suite60, task: TaskOf60, model: Path, folder: Path) -> tupl
 
 
 def _run(command: Sequence[str], log: Path, more: dict[str, str], timeout_s: float) -> None:
-    """Run a command to its end, with everything that it starts.
+    """Run a command and all its children to the end.
 
     Raises:
-        DoesNotWork: it failed or took too long.
+        DoesNotWork: the command failed or took too long.
     """
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -134,7 +134,7 @@ def _cpu_s() -> float:
 
 
 def differences(ours: Scores, theirs: Scores) -> list[str]:
-    """Every number of `theirs` that is not the same, bit for bit, in `ours`; as `task metric: ours, theirs`."""
+    """Return the numbers that differ in any bit, as `task metric: ours, theirs`."""
     found = []
     for task, row in theirs.items():
         mine = ours.get(task, {})

@@ -1,7 +1,8 @@
-"""Remote storage: one HTTP server of byte ranges whose readers share one bandwidth.
+"""Serve remote storage: an HTTP server of byte ranges whose readers share one bandwidth.
 
-`python -m evaluation.storage FOLDER --mib-s RATE` serves the files below FOLDER until its standard input closes, and
-writes its port into `FOLDER/.address`. `GET /.sent` says how many bytes of files it has sent.
+`python -m evaluation.storage FOLDER --mib-s RATE` serves the files below FOLDER until its standard
+input closes, and writes its port into `FOLDER/.address`. `GET /.sent` returns the number of bytes
+of files sent.
 """
 
 import argparse
@@ -19,23 +20,23 @@ from pathlib import Path
 
 MIB = 1024 * 1024
 PART_BYTES = 128 * 1024
-"""Readers take turns, a part each."""
+"""The size of a part; readers take turns, one part each."""
 START_TIMEOUT_S = 20.0
 
 
 class Bucket:
-    """A rate that all share: what is taken is over after `bytes / rate`, one taker after another."""
+    """A shared rate: `bytes / rate` seconds for each reader, one after another."""
 
     def __init__(self, mib_s: float) -> None:
         self._bytes_per_s = mib_s * MIB
         self._free_at_s = 0.0
 
     async def take(self, size_bytes: int) -> None:
-        """Wait until so many more bytes have passed; no rate (0) is no waiting."""
+        """Wait until so many more bytes have passed; with a rate of 0, do not wait."""
         if not self._bytes_per_s:
             return
         now_s = time.monotonic()
-        # Being woken late, up to 50 ms, is made up for.
+        # A late wake-up, up to 50 ms, is compensated.
         self._free_at_s = max(now_s - 0.05, self._free_at_s) + size_bytes / self._bytes_per_s
         await asyncio.sleep(max(0.0, self._free_at_s - now_s))
 
@@ -49,7 +50,7 @@ class RangeServer:
         self.sent_bytes = 0
 
     async def attend(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
+        """Serve one connection."""
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             while request := await reader.readline():
                 method, path, _ = request.decode("latin-1").split(" ", 2)
@@ -104,20 +105,23 @@ class RangeServer:
 
 
 class Storage:
-    """A storage server in a process of its own."""
+    """A storage server in a separate process."""
 
     def __init__(self, url: str, pid: int) -> None:
         self.url, self.pid = url, pid
 
     def sent_bytes(self) -> int:
-        """Bytes of files that it has sent so far."""
+        """Return the number of bytes of files sent so far."""
         with urllib.request.urlopen(f"{self.url}/.sent", timeout=10) as answer:
             return int(answer.read())
 
 
 @contextmanager
 def serving(folder: Path, mib_s: float) -> Iterator[Storage]:
-    """A server of the files in `folder`; `mib_s` 0 is no limit. It ends with the context, or with this process."""
+    """Serve the files in `folder` within the context; with `mib_s` 0, without a limit.
+
+    The server ends with the context, or with this process.
+    """
     address = folder / ".address"
     address.unlink(missing_ok=True)
     command = [sys.executable, "-m", "evaluation.storage", str(folder), "--mib-s", str(mib_s)]
@@ -148,7 +152,7 @@ def serving(folder: Path, mib_s: float) -> Iterator[Storage]:
 
 
 def make_weights(folder: Path, size_bytes: int, number: int = 0) -> Path:
-    """A folder that looks like a model's, with `size_bytes` of bytes where the weights would be."""
+    """Write a folder that looks like a model's, with `size_bytes` bytes in place of weights."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({"model_type": "emulated", "number": number}))
     header = json.dumps(
@@ -178,7 +182,7 @@ async def _serve(folder: Path, mib_s: float) -> None:
 
 
 def main() -> None:
-    """Serve as the command line says."""
+    """Serve the folder on the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--mib-s", type=float, default=0.0)

@@ -1,4 +1,4 @@
-"""A stream of checkpoints on the emulated cluster: how long each engine stands still between one and the next."""
+"""Measure the idle time of engines between the checkpoints of a stream."""
 
 import itertools
 import shutil
@@ -15,12 +15,12 @@ from evaluation.ours import Emulated, emulate, scores_alone
 from holdfast.simulate.evaluate import simulate
 
 ALLOWED_S = 0.5
-"""Beyond the swap."""
+"""The allowed time beyond the swap."""
 SPARE_S = 60.0
 
 
 def rows(folder: Path, quiet: Quiet, *, quick: bool, rounds: int, seed: int) -> Iterator[Row]:
-    """Gaps, loading, bytes and scores of a stream of checkpoints that come while the first is evaluated."""
+    """Yield gaps, loading, bytes and scores of checkpoints that arrive while the first runs."""
     models, nodes, tasks = (2, 1, 4) if quick else (4, 4, 20)
     mini = (
         miniature(seed=seed, pace=PACE / 8 if quick else PACE / 2, tasks=tasks).on(nodes).of(models)
@@ -90,7 +90,7 @@ def rows(folder: Path, quiet: Quiet, *, quick: bool, rounds: int, seed: int) -> 
 
 
 def gaps_s(run: Emulated) -> list[float]:
-    """Of each engine and each change of model: from the end of its last answer to the start of its next."""
+    """Return each engine's time between its last answer to a model and its first to the next."""
     spans: dict[int, dict[int, tuple[float, float]]] = defaultdict(dict)
     for span in run.timeline.requests:
         first, last = spans[span.engine].get(span.model, (span.t0, span.t1))
@@ -103,7 +103,7 @@ def gaps_s(run: Emulated) -> list[float]:
 
 
 def loaded_late_s(run: Emulated) -> list[float]:
-    """Of each model but the first and each node: how long after the last answer of the one before its weights came."""
+    """Return each node's delay of a model's weights after the last answer of the model before."""
     last_answer_s: dict[int, float] = {}
     for span in run.timeline.requests:
         last_answer_s[span.model] = max(last_answer_s.get(span.model, 0.0), span.t1)
@@ -112,5 +112,5 @@ def loaded_late_s(run: Emulated) -> list[float]:
 
 
 def restarts(run: Emulated) -> int:
-    """Engines that were loaded for a model that is not the first; a spare that certifies swaps is none."""
+    """Count the engines loaded for a later model; a spare that certifies swaps does not count."""
     return sum(span.what == "load" and span.model > 0 for span in run.timeline.engines)

@@ -1,20 +1,21 @@
-"""Sixty lm-eval tasks and the tiny models they are asked of, made here, offline, from a seed.
+"""Make sixty lm-eval tasks and tiny models for them, offline, from a seed.
 
 python suite60.py FOLDER [--seed N] [--checkpoints K]
 
-| kind | tasks | what |
+| kind | tasks | content |
 |---|---|---|
-| choice | 24 | multiple choice of 2 to 5; a third with random few-shot examples, a quarter with mutual information |
-| generate | 16 | greedy generation; some few-shot, some with a regex filter, some three times with a majority vote |
+| choice | 24 | multiple choice of 2 to 5; a third few-shot, a quarter with mutual information |
+| generate | 16 | greedy; some few-shot, some with a regex filter, some by majority of three |
 | rolling | 10 | perplexity of whole texts (`loglikelihood_rolling`), many windows long |
-| score | 10 | log-probability of a given ending, as LAMBADA has it; one with a bootstrapped perplexity |
+| score | 10 | log-probability of a given ending, as in LAMBADA; one with a bootstrap |
 
-A quarter of the tasks of choice, generate and score go through the chat template. The number of documents of a task,
-and the length of each, are log-normal (sigma 1.0 and 0.7), so that few tasks have most of the work. Draws are by
-`random.Random(f"{seed} {task}")`: a task is the same whatever else there is.
+A quarter of the tasks of choice, generate and score use the chat template. The number of documents
+of a task, and the length of each, are log-normal (sigma 1.0 and 0.7), so that few tasks have most
+of the work. Draws are by `random.Random(f"{seed} {task}")`: a task does not depend on other tasks.
 
-The folder gets `tasks/` (YAML and data), `models/llama-K` and `models/gpt2-K` (random weights; those of one kind differ
-in nothing but their weights, as the checkpoints of one run do), and `suite.toml`.
+The folder gets `tasks/` (YAML and data), `models/llama-K` and `models/gpt2-K`, and `suite.toml`.
+The models have random weights; models of one kind differ only in their weights, like a run's
+checkpoints.
 """
 
 import argparse
@@ -52,28 +53,31 @@ class TaskOf60:
 
 @dataclass(frozen=True, kw_only=True)
 class Suite60:
-    """Where everything is."""
+    """The places of the suite's files."""
 
     folder: Path
     tasks: tuple[TaskOf60, ...]
 
     @property
     def task_folder(self) -> Path:
-        """What `--include_path` takes."""
+        """The folder for `--include_path`."""
         return self.folder / "tasks"
 
     @property
     def toml(self) -> Path:
-        """The suite as Holdfast reads it."""
+        """The suite in Holdfast's form."""
         return self.folder / "suite.toml"
 
     def model(self, kind: str = "llama", number: int = 0) -> Path:
-        """A Hugging Face folder."""
+        """Return the folder of a Hugging Face model."""
         return self.folder / "models" / f"{kind}-{number}"
 
 
 def make_suite(folder: Path, *, seed: int = 0, tasks: int = 60, checkpoints: int = 1) -> Suite60:
-    """Make the tasks, the suite and `checkpoints` models of each kind; `tasks` below 60 takes some of every kind."""
+    """Make the tasks, the suite and `checkpoints` models of each kind.
+
+    With `tasks` below 60, some tasks of every kind are made.
+    """
     (folder / "tasks").mkdir(parents=True, exist_ok=True)
     vocabulary = _vocabulary(seed)
     made = [
@@ -87,7 +91,7 @@ def make_suite(folder: Path, *, seed: int = 0, tasks: int = 60, checkpoints: int
 
 
 def _chosen(tasks: int) -> list[tuple[str, int]]:
-    """Kinds dealt evenly, so that a few tasks are of all kinds."""
+    """Return kinds dealt evenly, so that a few tasks are of all kinds."""
     everything = [
         (position / count, kind, position) for kind, count in KINDS for position in range(count)
     ]
@@ -114,7 +118,8 @@ def _vocabulary(seed: int) -> list[str]:
 
 
 def _words(rng: random.Random, vocabulary: list[str], count: int) -> str:
-    # A few words make most of a text, as in any language: the tokenizer finds pieces of several lengths.
+    # A few words make most of a text, as in any language: the tokenizer finds pieces of several
+    # lengths.
     return " ".join(
         vocabulary[int(len(vocabulary) * rng.random() ** 2)] for _ in range(max(1, count))
     )
@@ -307,7 +312,7 @@ def _tokenizer(vocabulary: list[str], seed: int) -> Any:
 
 
 def main() -> None:
-    """Make the suite as the command line says, and list it."""
+    """Make the suite of the command line, and list it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seed", type=int, default=0)

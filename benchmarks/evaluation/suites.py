@@ -1,13 +1,16 @@
-"""Suites to simulate, from fixed seeds. Written down before anything was tuned on them; do not change.
+"""Make suites to simulate, from fixed seeds. Written before any tuning; do not change.
 
-`paper_like(seed)`: 60 datasets as one checkpoint of a 7B model is evaluated on, of the kinds that the study's suite
-has: 34 of multiple choice (4 log-probabilities a sample), 18 of short generation, 4 of long reasoning, 4 of generated
-code whose metric runs tests. Sizes are log-normal about 900 samples (sigma 1.1, 100 to 14,000), as public suites are:
-a few of many thousand, most of some hundred. Prompts are log-normal about a dataset's own mean (few-shot prompts share
-most of it). Lengths of generations are log-normal within a dataset (sigma 0.6 about 40 to 400 tokens for short ones,
-0.8 about 600 to 1,500 for reasoning, limits 256 to 1,024 and 4,096). A code sample's tests take log-normally about
-2 s (sigma 1.0), at most 60 s, a tenth of a second at least: a dataset of 164 of them is the study's half hour of CPU
-metrics on a few cores. Where `SimCluster` says nothing else the cluster is its default: nodes of 8 engines.
+`paper_like(seed)`: the 60 datasets on which one checkpoint of a 7B model is evaluated, of the kinds
+in the study's suite: 34 of multiple choice (4 log-probabilities a sample), 18 of short generation,
+4 of long reasoning, 4 of generated code whose metric runs tests.
+
+- Sizes are log-normal about 900 samples (sigma 1.1, 100 to 14,000), as public suites are.
+- Prompts are log-normal about a dataset's own mean (few-shot prompts share most of it).
+- Generation lengths are log-normal within a dataset: sigma 0.6 about 40 to 400 tokens for short
+  ones, 0.8 about 600 to 1,500 for reasoning; the limits are 256 to 1,024, and 4,096.
+- A code sample's tests take log-normally about 2 s (sigma 1.0), from 0.1 to 60 s. A dataset of 164
+  such samples is the study's half hour of CPU metrics on a few cores.
+- The cluster is the default of `SimCluster` unless stated: nodes of 8 engines.
 
 `random_suite(seed)`, seeds 0 to 199: everything drawn.
 
@@ -40,7 +43,7 @@ _MOST_SAMPLES = 12_000
 
 
 def paper_like(seed: int = 0) -> Workload:
-    """The 60 datasets of the module's docstring."""
+    """Return the 60 datasets of the module's docstring."""
     rng = random.Random(f"paper-like {seed}")
     tasks = []
     for number in range(60):
@@ -80,7 +83,7 @@ def paper_like(seed: int = 0) -> Workload:
 
 
 def random_suite(seed: int) -> tuple[Workload, SimCluster]:
-    """One of the 200 of the module's docstring, with its cluster."""
+    """Return one of the 200 suites of the module's docstring, with its cluster."""
     rng = random.Random(f"random suite {seed}")
     nodes = rng.choice((1, 2, 4, 8, 16, 32))
     step_base_s = _log_uniform(rng, 0.008, 0.040)

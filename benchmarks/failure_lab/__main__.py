@@ -1,4 +1,4 @@
-"""List programs that fail, record them, make variants of their logs: `PYTHONPATH=benchmarks python -m failure_lab`."""
+"""List failing programs, record them, and make variants: `python -m failure_lab`."""
 
 import signal
 import sys
@@ -41,7 +41,7 @@ def ls() -> None:
 )
 @click.option("--at-once", default=AT_ONCE, show_default=True, type=click.IntRange(1, 8))
 def record_command(out: Path, only: tuple[str, ...], at_once: int) -> None:
-    """Run programs and record what they print."""
+    """Run programs and record their output."""
     chosen = [PROGRAMS[name] for name in only] if only else list(PROGRAMS.values())
     # As Ctrl-C does: end after the runs under way, and leave no process behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""How several trainers report their steps: the training loop that the programs share, in each of these manners."""
+"""Define how several trainers report steps, over one training loop."""
 
 from dataclasses import dataclass
 
@@ -51,7 +51,7 @@ def training(steps, first=1, model=None):
 
 @dataclass(frozen=True, kw_only=True)
 class Dialect:
-    """One trainer's manner."""
+    """The reporting of one trainer."""
 
     log: str
     """The Python function `log(step, loss)`."""
@@ -60,7 +60,7 @@ class Dialect:
 
     @property
     def prelude(self) -> str:
-        """What a training script of this manner begins with."""
+        """Return the beginning of a training script in this dialect."""
         return _LOOP.format(log=self.log)
 
 

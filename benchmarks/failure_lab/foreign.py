@@ -1,8 +1,8 @@
-"""Another make of routine noise: a recorded failure within the output of a job on another stack.
+"""Put a recorded failure into the output of a job on another stack, as routine noise.
 
-The lines are those of `foreign_lines`. Health chatter goes on before and after the failure, errors are survived in
-between, and what peers print as they go down stands before or after the failure. Every line has the prefix of one
-launcher. The same seed gives the same log.
+The lines are those of `foreign_lines`. Health chatter surrounds the failure, with errors that the
+job survives. The last lines of the peers stand before or after the failure. Every line has the
+prefix of one launcher. The same seed gives the same log.
 """
 
 import random
@@ -30,7 +30,7 @@ class Made:
 
 @dataclass(kw_only=True)
 class _Job:
-    """The job whose output is made up."""
+    """The job whose output is invented."""
 
     draw: random.Random
     prefix: str
@@ -40,11 +40,11 @@ class _Job:
     hosts: tuple[str, ...] = field(default=())
 
     def filled(self, template: str, rank: int | None = None) -> str:
-        """`template` with its values, those of `rank` where that is given."""
+        """Return `template` with its values; with `rank`, that rank's values."""
         return template.format_map(self.values(rank))
 
     def values(self, rank: int | None) -> dict[str, Any]:
-        """The values of one line."""
+        """Return the values of one line."""
         draw = self.draw
         rank = draw.randrange(WORLD) if rank is None else rank
         second = int(self.at_s)
@@ -74,14 +74,14 @@ class _Job:
         }
 
     def printed(self, text: str, origin: int = 0) -> Made:
-        """`text` as the launcher passes it on."""
+        """Return `text` as the launcher prints it."""
         self.at_s += self.draw.random() / 2
         named = _RANK.search(text)
         rank = int(named[1]) % WORLD if named else None
         return Made(self.filled(self.prefix, rank) + text, origin)
 
     def group(self, templates: Sequence[str]) -> list[Made]:
-        """Lines that belong together, of one rank."""
+        """Return lines of one rank that belong together."""
         rank = self.draw.randrange(WORLD)
         values = self.values(rank)
         return [self.printed(template.format_map(values)) for template in templates]
@@ -93,7 +93,7 @@ def surround(failure: Sequence[str], seed: str, *, cascade_first: bool) -> list[
     Args:
         failure: the lines, without line feeds.
         seed: names the log; equal seeds give equal logs.
-        cascade_first: what the peers print as they go down stands before the failure, else after it.
+        cascade_first: the peers' last lines stand before the failure, else after it.
     """
     draw = random.Random(f"foreign/{seed}")
     job = _Job(

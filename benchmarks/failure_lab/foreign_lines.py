@@ -1,7 +1,7 @@
-"""Lines of jobs on other stacks: services in Go, Rust, Java and C++ beside the trainer, other launchers, other peers.
+"""Lines of jobs on other stacks: services in Go, Rust, Java and C++, launchers, peers.
 
-Templates for `foreign`; `{n}`, `{host}`, `{clock}` and the like are drawn anew for each line. No line is taken from
-`routines`, nor from the labelled cases.
+The lines are templates for `foreign`; `{n}`, `{host}`, `{clock}` and other fields are drawn anew
+for each line. No line is taken from `routines`, nor from the labelled cases.
 """
 
 # ruff: noqa: E501  (lines of logs stand as they are printed)

@@ -1,4 +1,4 @@
-"""What healthy jobs print: routine, errors they recover from, and what peers print as they go down."""
+"""Make routine output of healthy jobs, recovered errors, and last lines of peers."""
 
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -8,7 +8,7 @@ from failure_lab.routines import CASCADE, LIBRARY, NOISE, RECOVERED
 
 
 class _Values(Mapping[str, Any]):
-    """The values of one line's templates, drawn when they are asked for."""
+    """The values of a line's template, drawn on access."""
 
     def __init__(self, draw: random.Random, step: int) -> None:
         rank, second = draw.randrange(64), 3 * step
@@ -41,7 +41,7 @@ class _Values(Mapping[str, Any]):
 
 
 def routine(trainer: str, draw: random.Random, lines: int, first_step: int = 1) -> list[str]:
-    """About `lines` lines of a healthy job of `trainer`, with two to five errors that it recovers from."""
+    """Return about `lines` lines of a healthy job of `trainer`, with 2 to 5 recovered errors."""
     noise = NOISE[trainer]
     text = [_filled(template, draw, first_step) for template in noise.start]
     troubles = sorted(draw.uniform(0.1, 0.8) for _ in range(draw.randint(2, 5)))
@@ -60,7 +60,7 @@ def routine(trainer: str, draw: random.Random, lines: int, first_step: int = 1) 
 
 
 def cascade(draw: random.Random, step: int, groups: int = 6) -> list[str]:
-    """What several peers print as the job of step `step` goes down."""
+    """Return the last lines of several peers as the job of step `step` goes down."""
     return [line for _ in range(groups) for line in _group(draw.choice(CASCADE), draw, step)]
 
 

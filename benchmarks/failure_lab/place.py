@@ -1,4 +1,4 @@
-"""The private place in which one program runs: its folder, its limits, and the end of every process it started."""
+"""Make the private place of a program: its folder, its limits, the end of its processes."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ from failure_lab.program import Program
 from holdfast.core.errors import HoldfastError
 
 MARK = "HOLDFAST_LAB_RUN"
-"""The environment variable that every process of a run inherits, so that each is found and ended afterwards."""
+"""The environment variable by which every process of a run is found and ended."""
 
 _TMPFS = {
     "tmpfs": "mkdir -p scratch && mount -t tmpfs -o size=2m tmpfs scratch",
@@ -21,7 +21,7 @@ _TMPFS = {
 
 
 class CannotRun(HoldfastError):
-    """This machine cannot run the program; the message says what is missing."""
+    """This machine cannot run the program; the message names the missing part."""
 
 
 def lay_out(program: Program, folder: Path) -> None:
@@ -33,10 +33,10 @@ def lay_out(program: Program, folder: Path) -> None:
 
 
 def command(program: Program, folder: Path) -> list[str]:
-    """The command line that runs `program`, with its limits before it.
+    """Return the command line that runs `program` under its limits.
 
     Raises:
-        CannotRun: a mount, a privilege or a tool that it needs is not to be had here.
+        CannotRun: a required mount, privilege or tool is missing here.
     """
     return [*_limits(program), *_launch(program, folder)]
 
@@ -62,7 +62,8 @@ def _limits(program: Program) -> list[str]:
         "--",
     ]
     if "owner-only" in program.needs and os.geteuid() == 0:
-        # Root may read and write everything by two capabilities; without them it is refused as anyone is.
+        # Root may read and write everything by two capabilities; without them it is refused as
+        # anyone is.
         before += [_tool("setpriv"), "--bounding-set=-dac_override,-dac_read_search", "--"]
     mounts = [_TMPFS[need] for need in program.needs if need in _TMPFS]
     if mounts:
@@ -88,14 +89,14 @@ def _tool(name: str) -> str:
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nothing listens on."""
+    """Return an unused TCP port of the loopback interface."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
 
 
 def end_all(token: str) -> int:
-    """Kill what is left of the run `token`, ranks in sessions of their own among it; returns how many there were."""
+    """Kill the processes of the run `token`, also in other sessions; return their number."""
     ended: list[psutil.Process] = []
     while left := [one for one in _of_run(token) if one not in ended]:
         for process in left:

@@ -1,4 +1,4 @@
-"""What is known of one failing program."""
+"""Describe one failing program."""
 
 import re
 import textwrap
@@ -17,7 +17,7 @@ RANKS_LIMIT = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """A script that fails, how to run it, and the truth about its failure."""
+    """A failing script, its launch, and the label of its failure."""
 
     id: str
     reason: str
@@ -25,37 +25,38 @@ class Program:
     cause: str
     """The failure in a sentence, for people."""
     root: str
-    """A regular expression that finds the lines that state the root, and no other line of the output."""
+    """A regular expression that matches only the lines that state the root."""
     script: str
-    """The source; indented as it stands in its module. `dialect` is put before it unless it is a shell script."""
+    """The source, with its module's indentation; `dialect` precedes it unless in shell."""
     accept_reasons: tuple[str, ...] = ()
-    """Reasons that are right as well; `reason` is always among them."""
+    """Further right reasons; `reason` is always among them."""
     restart_helps: bool = False
     faulty: Mapping[str, Any] | None = None
-    """Where the failure began (`{"rank": 1}`), if not everywhere."""
+    """The place of the failure (`{"rank": 1}`), if not everywhere."""
     ranks: int = 1
     launcher: Launcher = "torchrun"
     dialect: str | None = "plain"
-    """Whose progress lines the training loop prints; None: the script is complete as it stands."""
+    """The dialect of the training loop's progress lines; None: the script is complete."""
     name: str = "train.py"
     arguments: tuple[str, ...] = ()
     launcher_arguments: tuple[str, ...] = ()
     """Further arguments of torchrun."""
     files: Mapping[str, str | bytes] = field(default_factory=dict)
-    """What lies beside the script, by relative path."""
+    """Files beside the script, by relative path."""
     environment: Mapping[str, str] = field(default_factory=dict)
     needs: tuple[Need, ...] = ()
     memory_bytes: int = 24 << 30
     """Address space of each process."""
     prefix: str = ""
-    """What torchrun puts before a rank's lines, `${rank}` and `${local_rank}` filled in."""
+    """torchrun's prefix of a rank's lines, with `${rank}` and `${local_rank}` filled in."""
     limit_s: float = 120.0
 
     def __post_init__(self) -> None:
         """Refuse what could not be run or labelled.
 
         Raises:
-            ValueError: an unknown reason or dialect, too many ranks, several ranks without torchrun.
+            ValueError: an unknown reason or dialect, too many ranks, several ranks without
+                torchrun.
         """
         for reason in (self.reason, *self.accept_reasons):
             if reason not in CATEGORIES:
@@ -87,7 +88,7 @@ class Program:
         return script if self.dialect is None else DIALECTS[self.dialect].prelude + script
 
     def label(self) -> dict[str, Any]:
-        """The known truth, in the manner of a labelled data set; the caller adds `id` and `root_lines`."""
+        """Return the label in the form of a labelled data set, without `id` and `root_lines`."""
         return {
             "program": self.id,
             "category": self.category,

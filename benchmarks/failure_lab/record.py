@@ -1,7 +1,8 @@
-"""Runs programs and keeps their logs with the truth about them.
+"""Run programs and store their logs with labels.
 
-Leaves in a folder `clean/ID.log`, `ranks/ID/rank-N.log` and `launcher.log` where torchrun launched it, and
-`labels.jsonl`: an object a line, what `Program.label` says plus `id` and `root_lines`, 1-based lines of the log.
+A folder gets `clean/ID.log`; under torchrun also `ranks/ID/rank-N.log` and `launcher.log`; and
+`labels.jsonl` with one object per line: `Program.label` with `id` and `root_lines`, the 1-based
+root lines of the log.
 """
 
 import json
@@ -21,11 +22,11 @@ AT_ONCE = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of one program."""
+    """The result of one program."""
 
     program: str
     problem: str | None = None
-    """Why there is no log, or why it is not what it should be; None where it was recorded."""
+    """Why the log is missing or wrong; None if the program was recorded."""
     skipped: bool = False
     """The machine cannot run it."""
     wall_s: float = 0.0
@@ -38,7 +39,7 @@ def record(
     at_once: int = AT_ONCE,
     runner: Callable[[Program], Recording] = run,
 ) -> Iterator[Outcome]:
-    """Run `programs`, `at_once` at a time, and keep each log in `folder` as soon as it is there."""
+    """Run `programs`, `at_once` at a time, and store each log as soon as it is complete."""
     with ThreadPoolExecutor(at_once) as pool:
         waiting = {pool.submit(runner, program): program for program in programs}
         try:
@@ -64,13 +65,13 @@ def _outcome(program: Program, done: "Future[Recording]", folder: Path) -> Outco
 
 
 def root_lines(program: Program, log: str) -> list[int]:
-    """The 1-based lines of `log` that state the root."""
+    """Return the 1-based lines of `log` that state the root."""
     root = re.compile(program.root)
     return [number for number, line in enumerate(log.split("\n"), 1) if root.search(line)]
 
 
 def read_labels(folder: Path) -> list[dict[str, Any]]:
-    """The labels of `folder`, none where it has none."""
+    """Return the labels of `folder`; an empty list if it has none."""
     path = folder / "labels.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 

@@ -1,6 +1,6 @@
-"""Lines of healthy jobs and of jobs that go down, trainer by trainer: templates, which `noise` fills.
+"""Templates of lines of healthy and dying jobs by trainer, which `noise` fills.
 
-`{step}`, `{rank}`, `{node}` and the like are drawn anew for each line.
+`{step}`, `{rank}`, `{node}` and other fields are drawn anew for each line.
 """
 
 # ruff: noqa: E501  (lines of logs stand as they are printed)
@@ -37,7 +37,7 @@ LIBRARY = (
         " 12 worker processes in total. Our suggested max number of worker in current system is 8."
     ),
 )
-"""What libraries print under every trainer."""
+"""Lines that libraries print under every trainer."""
 
 RECOVERED = (
     (
@@ -247,4 +247,4 @@ CASCADE = (
         "{node}:{pid}:{tid} [{local}] NCCL INFO [Service thread] Connection closed by localRank {local}",
     ),
 )
-"""What a job prints as it goes down, whatever the cause; no group of these says why."""
+"""Last lines of a job, whatever the cause; none of these groups states the cause."""

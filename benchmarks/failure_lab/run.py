@@ -1,4 +1,4 @@
-"""Runs one program in a private folder and keeps what it printed."""
+"""Run one program in a private folder and keep its output."""
 
 import os
 import re
@@ -18,7 +18,7 @@ from failure_lab.program import Program
 from holdfast.testing.s3 import serve
 
 _MARKED = re.compile(r"@@rank(\d+)@@")
-"""Every line of a rank gets this from torchrun, which tells them apart; then what the program wants takes its place."""
+"""torchrun's mark before every line of a rank; the program's own prefix replaces it."""
 
 _HOMES = (
     "/home/ana/llm",
@@ -37,14 +37,14 @@ _LIBRARIES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """What one run of a program printed."""
+    """The output of one run of a program."""
 
     log: str
-    """Everything, in the order in which it came."""
+    """The whole output in its order."""
     ranks: dict[int, str] = field(default_factory=dict)
-    """What each rank printed, where torchrun launched it."""
+    """The output of each rank, if torchrun launched the program."""
     launcher: str = ""
-    """What torchrun itself printed."""
+    """The output of torchrun itself."""
     exit_code: int
     timed_out: bool
     wall_s: float
@@ -95,7 +95,7 @@ def _prefix(program: Program, rank: str) -> str:
 
 
 def _by_rank(text: str) -> tuple[dict[int, str], str]:
-    """What each rank printed, in its order, and what none of them did."""
+    """Return the ordered output of each rank, and the rest."""
     found: dict[int, list[str]] = {}
     others = []
     for line in re.findall(r"[^\n]*\n|[^\n]+", text):
@@ -149,7 +149,7 @@ def _environment(program: Program, token: str) -> dict[str, str]:
 
 
 class _Disguise:
-    """Puts paths and a host name of a cluster in the place of this machine's, which would tell the programs apart."""
+    """Replace this machine's paths and name, which would identify the programs, by a cluster's."""
 
     def __init__(self, program: Program, work: Path) -> None:
         number = sum(program.id.encode())

@@ -1,6 +1,6 @@
-"""From a recorded log the logs that the same failure might have left elsewhere, each with its labels kept right.
+"""Derive from a recorded log the logs that the failure might have left elsewhere, with labels.
 
-| variant | what was done to the log |
+| variant | change of the log |
 |---|---|
 | `permuted` | the ranks' logs one after another, in another order, the launcher's last |
 | `ranks64` | 64 ranks: a faulty rank once, its peers copied, every line with its rank |
@@ -8,7 +8,7 @@
 | `untimed` | without dates and times |
 | `tail_cut` | it ends with the first lines of the root |
 | `root_removed` | without the lines of the root: confidence must fall |
-| `noisy` | at the end of some 1,500 lines of a healthy job, the cascade before the root in half of them |
+| `noisy` | after some 1,500 lines of a healthy job; in half of them the cascade comes first |
 
 A variant that would equal the recorded log is left out.
 """
@@ -61,7 +61,7 @@ class Recorded:
     label: Mapping[str, Any]
     lines: Lines
     ranks: Mapping[int, Lines]
-    """The log of each rank; all of it as rank 0 where no launcher told ranks apart."""
+    """The log of each rank; the whole log as rank 0 if no launcher marked the ranks."""
     launcher: Lines
 
 
@@ -72,11 +72,11 @@ class Variant:
     name: str
     lines: Lines
     changes: Mapping[str, Any]
-    """What its label says otherwise."""
+    """The differences of its label."""
 
 
 def variants(recorded: Recorded, seed: int = 0) -> Iterator[Variant]:
-    """Every variant of `recorded` that differs from it; the same for the same seed."""
+    """Yield every variant that differs from `recorded`; equal seeds give equal variants."""
     for name, make in _MAKERS.items():
         draw = random.Random(f"{seed}/{recorded.program.id}/{name}")
         lines, changes = make(recorded, draw)
@@ -85,7 +85,7 @@ def variants(recorded: Recorded, seed: int = 0) -> Iterator[Variant]:
 
 
 def label_of(recorded: Recorded, variant: Variant) -> dict[str, Any]:
-    """The label of `variant`: its program's, with the lines of the root where they are now."""
+    """Return the label of `variant`: the program's, with the new root lines."""
     found = [number for number, line in enumerate(variant.lines, 1) if line.root]
     return {
         **recorded.label,
@@ -98,7 +98,7 @@ def label_of(recorded: Recorded, variant: Variant) -> dict[str, Any]:
 
 
 def read_recorded(folder: Path) -> Iterator[Recorded]:
-    """What `record` left in `folder`; a log whose program is gone is passed over."""
+    """Yield the recordings in `folder`; skip a log whose program is gone."""
     for label in read_labels(folder):
         if (program := PROGRAMS.get(label["program"])) is None:
             continue
@@ -115,7 +115,7 @@ def read_recorded(folder: Path) -> Iterator[Recorded]:
 
 
 def write_variants(recorded_in: Path, folder: Path, seed: int = 0) -> int:
-    """Make all variants of the logs in `recorded_in` and their `labels.jsonl`; returns how many."""
+    """Make all variants of the logs in `recorded_in` with their labels; return the number."""
     labels = []
     for recorded in read_recorded(recorded_in):
         for variant in variants(recorded, seed):
@@ -172,7 +172,7 @@ def _of_rank(line: Line, rank: int) -> Line:
 
 
 def _merged(streams: Sequence[list[Line]], draw: random.Random) -> list[Line]:
-    """All lines, each stream's in its order, the streams abreast as ranks are that step together."""
+    """Merge the streams line by line, each in its order, as ranks that step together print."""
     placed = [
         ((number + draw.random()) / len(stream), which, number, line)
         for which, stream in enumerate(streams)

@@ -1,4 +1,5 @@
-"""What `benchmarks/recover.py` is made of: `jobs` that are struck, and a part a file.
+"""Parts of `benchmarks/recover.py`.
 
-`ranks` kills and freezes ranks, `nodes` kills nodes, `whole_runs` compares whole runs with several faults.
+`jobs` are struck. `ranks` kills and freezes ranks, `nodes` kills nodes, and `whole_runs` compares
+whole runs with several faults.
 """

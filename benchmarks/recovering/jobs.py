@@ -1,6 +1,6 @@
-"""Jobs of `workers/training.py` under each launcher, whose ranks are struck, and the steps that they write.
+"""Start jobs of `workers/training.py` under each launcher, strike ranks, and read their steps.
 
-Moments are those of the signal and of the lines that the ranks write after each step.
+Times are those of the signal and of the ranks' lines after each step.
 """
 
 import os
@@ -39,11 +39,11 @@ HANG_FLOOR_S = 2.0
 HANG_FACTOR = 8.0
 START_TIMEOUT_S = 90.0
 RECOVERY_BOUND_S = {"SIGKILL": 45.0, "SIGSTOP": 20.0}
-"""How long a round waits for a new step; then it counts as not recovered, and everything is killed."""
+"""The limit for a new step; then the round is not recovered, and all processes are killed."""
 STILL_S = 0.2
 FAULTS = {"SIGKILL": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP}
 ENV_FT_LAUNCHER = "FT_LAUNCHER"
-"""The path of ft_launcher, of NVIDIA's resiliency extension, where that is in an environment of its own."""
+"""The path of ft_launcher (NVIDIA's resiliency extension) in a separate environment."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class Contender:
 
 
 def contenders(world_size: int) -> list[Contender]:
-    """Return ours, torchrun as it is, torchrun with a store for each restart, and ft_launcher if installed."""
+    """Return Holdfast, torchrun in both store modes, and ft_launcher if installed."""
     count = ("--nproc", str(world_size))
     hangs = ("--hang-floor-s", str(HANG_FLOOR_S), "--hang-factor", str(HANG_FACTOR))
     script = (SCRIPT, "--step-s", str(STEP_S))
@@ -73,7 +73,8 @@ def contenders(world_size: int) -> list[Contender]:
     ]
     launcher = os.environ.get(ENV_FT_LAUNCHER) or shutil.which("ft_launcher")
     if launcher is not None:
-        # Its own default of the heartbeats' timeout is minutes; 5 s is the least that its check each 5 s allows.
+        # Its own default of the heartbeats' timeout is minutes; 5 s is the least that its check
+        # each 5 s allows.
         limits = ("--ft-initial-rank-heartbeat-timeout=60", "--ft-rank-heartbeat-timeout=5")
         environment = {"PYTHONPATH": str(Path(holdfast.__file__).parents[1])}
         command = (launcher, *restarts, *limits, *script)
@@ -82,7 +83,7 @@ def contenders(world_size: int) -> list[Contender]:
 
 
 def missing_peers() -> str:
-    """Return a note about the peers that are not here."""
+    """Return a note about the missing peers."""
     if os.environ.get(ENV_FT_LAUNCHER) or shutil.which("ft_launcher"):
         return "ft_launcher: of NVIDIA's resiliency extension, with heartbeats after each step and a limit of 5 s"
     return (
@@ -101,13 +102,13 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """What one fault led to. Seconds since the signal; None where it did not come within the bound."""
+    """The result of one fault, in seconds since the signal; None after the bound."""
 
     first_step_s: float | None
     detected_s: float | None = None
     right_rank: bool = False
     stood_still: bool = False
-    """Whether this process itself did not run for `STILL_S` meanwhile: the machine stood still."""
+    """True if this process stood still for `STILL_S` meanwhile, since the machine did."""
 
 
 Found = dict[tuple[str, str, str], list[Round]]
@@ -115,7 +116,7 @@ Found = dict[tuple[str, str, str], list[Round]]
 
 
 class StandStill:
-    """Watches whether the machine lets a thread run that wakes up each 10 ms."""
+    """Detect standstills of the machine by a thread that wakes every 10 ms."""
 
     def __init__(self) -> None:
         self._gaps: list[tuple[float, float]] = []
@@ -131,12 +132,12 @@ class StandStill:
             before_s = now_s
 
     def within(self, began_s: float, ended_s: float) -> bool:
-        """Return whether the machine stood still at some moment of a stretch."""
+        """Return True if the machine stood still at some moment of a stretch."""
         return any(first_s < ended_s and last_s > began_s for first_s, last_s in self._gaps)
 
 
 def read_steps(folder: Path, rank: int, *, after: int = 0) -> list[Step]:
-    """Return what a rank has written after so many bytes; a line not yet whole is left out."""
+    """Return a rank's steps after so many bytes of its file; leave out an incomplete line."""
     path = folder / f"steps-{rank}.txt"
     if not path.exists():
         return []
@@ -150,7 +151,7 @@ def read_steps(folder: Path, rank: int, *, after: int = 0) -> list[Step]:
 
 
 class Job:
-    """A job of one contender that is struck again and again."""
+    """A job of one contender that is struck repeatedly."""
 
     def __init__(
         self, contender: Contender, world_size: int, folder: Path, process: subprocess.Popen[bytes]
@@ -167,7 +168,11 @@ class Job:
         return read_steps(self._folder, rank, after=self._read[rank])
 
     def await_steps(self, pids: set[int], count: int, bound_s: float) -> float | None:
-        """Return when each rank had made `count` steps in processes other than `pids`; None after the bound."""
+        """Return the time at which each rank has `count` steps in processes other than `pids`.
+
+        Returns:
+            None after the bound.
+        """
 
         def steps() -> list[list[Step]]:
             return [
@@ -206,7 +211,7 @@ class Job:
         return self._with_ledger(one, fault, rank, at_s)
 
     def _with_ledger(self, one: Round, fault: str, rank: int, at_s: float) -> Round:
-        """Return a round of ours with what our supervisor wrote down."""
+        """Return a round of Holdfast with the times of our supervisor's ledger."""
         with Ledger.open(ledger_url(self._folder / ".holdfast")) as ledger:
             incidents = ledger.incidents("r")
         if len(incidents) != self._strikes:
@@ -222,7 +227,7 @@ class Job:
 
 
 def _size(folder: Path, rank: int) -> int:
-    """Return the bytes of whole lines that a rank has written."""
+    """Return the number of bytes of a rank's complete lines."""
     return (folder / f"steps-{rank}.txt").read_bytes().rfind(b"\n") + 1
 
 
@@ -239,7 +244,7 @@ def training(contender: Contender, world_size: int, after_step: int) -> Iterator
 
 
 def fresh_start_s(world_size: int = 2) -> float:
-    """Return the seconds from starting ranks by hand to their first step."""
+    """Return the seconds from starting ranks without a launcher to their first step."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]

@@ -1,8 +1,9 @@
 """Seconds from the death of a node to the first new step of every rank, while a spare waits.
 
-The nodes are agents on this host, with one gloo rank each (`workers/training.py`, the same script for all). Struck are
-the other node that trains, beside torchrun with `--rdzv-backend=c10d --nnodes=2 --max-restarts=3` and a third agent
-that waits, and the node that leads the run. torchrun's store ends with that one, so there is no peer.
+The nodes are agents on this host, with one gloo rank each (`workers/training.py`, the same script
+for all). Struck are the other node that trains, beside torchrun with `--rdzv-backend=c10d
+--nnodes=2 --max-restarts=3` and a third agent that waits, and the node that leads the run.
+torchrun's store ends with that one, so there is no peer.
 """
 
 import random
@@ -25,11 +26,11 @@ from holdfast.core.sockets import free_ports
 from recovering.jobs import SCRIPT, START_TIMEOUT_S, read_steps
 
 SETTLED_S, QUICK_SETTLED_S = 12.0, 8.0
-"""So long after its first steps a job is struck: the spare is there, and each node has a launcher ready."""
+"""Seconds from a job's first steps to the strike: the spare and its launchers are ready."""
 FIRST_STEPS = 15
 """Steps before a node is struck."""
 BOUND_S = 120.0
-"""How long a round waits for a new step; then it counts as not recovered."""
+"""The limit for a new step; after it, the round counts as not recovered."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,9 @@ class Nodes:
         return {step.pid for rank in (0, 1) for step in read_steps(self.folder, rank)}
 
     def training(self, *, is_first: bool) -> psutil.Process:
-        """Return the first node, or the other one that trains: under load the third node may join before the second.
+        """Return the first node, or the other one that trains.
+
+        Under load the third node may join before the second.
 
         Raises:
             DoesNotWork: no other node trains.
@@ -63,7 +66,10 @@ class Nodes:
         return min(max((one.step for one in read_steps(self.folder, r)), default=0) for r in (0, 1))
 
     def new_step_at_s(self, old: set[int]) -> float | None:
-        """Return when both ranks had made a step in processes other than the `old` ones."""
+        """Return the time at which both ranks have a step in processes other than `old`.
+
+        Else None.
+        """
         found = [[s for s in read_steps(self.folder, rank) if s.pid not in old] for rank in (0, 1)]
         return max(steps[0].at_s for steps in found) if all(found) else None
 
@@ -100,7 +106,7 @@ def torchruns(count: int) -> dict[str, Sequence[str]]:
 
 
 def strike(commands: dict[str, Sequence[str]], *, is_first: bool, settled_s: float) -> float | None:
-    """Kill a node with all its processes; return the seconds to the first new step of every rank."""
+    """Kill a node with all its processes; return the seconds to the first new step of all."""
     with nodes(commands) as found:
         time.sleep(settled_s)
         old, at_s = found.pids(), time.time()
@@ -130,7 +136,7 @@ def node_rows(
     is_first: bool,
     is_quick: bool,
 ) -> list[Row]:
-    """Strike a node of ours, and of torchrun's agents where they survive it, in a random order."""
+    """Strike a node of Holdfast, and of torchrun if it survives, in a random order."""
     has_peer = not is_first and not is_quick
     settled_s = QUICK_SETTLED_S if is_quick else SETTLED_S
     found: dict[str, list[float | None]] = {"ours": [], "peer": []}

@@ -1,8 +1,8 @@
-"""Seconds from a fault of a rank to the first new step: `holdfast run` beside the peers' own restarts.
+"""Measure the seconds from a fault of a rank to the first new step, beside the peers.
 
-A random rank is killed with SIGKILL, or frozen with SIGSTOP, at a random moment. A job is struck once right after its
-start (`cold`), then again each time it has trained for `WARM_S`, as a job of hours has (`warm`). A job that does not
-recover ends; the next round starts another one.
+A random rank is killed with SIGKILL, or frozen with SIGSTOP, at a random moment. A job is struck
+once right after its start (`cold`), then again each time that it has trained for `WARM_S`, like a
+job of hours (`warm`). A job that does not recover ends; the next round starts another one.
 """
 
 import math
@@ -28,9 +28,9 @@ from recovering.jobs import (
 )
 
 WARM_S, QUICK_WARM_S = 12.0, 8.0
-"""A job that has trained for so long is warm: 5 s after a first step our processes import what the ranks use."""
+"""The training time of a warm job: 5 s after a first step, imports for the ranks begin."""
 PEERS_EVERY = 4
-"""The peers are struck once in so many groups of ours."""
+"""The peers are struck once in so many groups of Holdfast's strikes."""
 COLD, WARM = "cold", "warm"
 
 
@@ -55,7 +55,7 @@ class Measurement:
         say(f"fresh start: first step after {self.starts_s[-1]:.2f} s")
 
     def strike(self, contender: Contender, cold: str, warm: Sequence[str]) -> int:
-        """Strike a new job, first by the fault `cold`, then by each of `warm`; return how many of `warm` were made."""
+        """Strike a new job by `cold`, then by each of `warm`; return the number of warm strikes."""
         self._quiet.wait()
         made = 0
         with training(contender, self._world_size, self._source.randrange(6, 16)) as found:
@@ -85,8 +85,8 @@ class Measurement:
 def measure(measurement: Measurement, world_size: int, *, is_quick: bool, rounds: int) -> None:
     """Strike `rounds` times by each fault while warm, in groups of ten.
 
-    Each group begins with one cold strike. The peers come in each fourth group, since a torchrun that does not
-    recover takes the whole bound.
+    Each group begins with one cold strike. The peers come in each fourth group, since a torchrun
+    that does not recover takes the whole bound.
     """
     ours, *peers = contenders(world_size)
     source = random.Random(rounds)

@@ -1,8 +1,9 @@
-"""The wall time of whole runs with several faults: ours, checkpoint restarts by torchrun, and no fault at all.
+"""Measure the wall time of whole runs with faults: ours, torchrun with checkpoints, no fault.
 
-Clockwork's protocol for TorchPass, in small: a number of steps with injected faults, to the last step. The ranks are
-killed at steps that are drawn once and are the same for all. The peer saves each `PEER_SAVE_EVERY` steps, as in that
-protocol; ours saves each 5, and also as seldom as the peer, since its saves cost less.
+The protocol is Clockwork's for TorchPass, reduced: a number of steps with injected faults, up to
+the last step. The ranks are killed at steps that are drawn once for all. The peer saves each
+`PEER_SAVE_EVERY` steps as in that protocol. Holdfast saves each 5 steps, since its saves cost less,
+and in further runs as seldom as the peer.
 """
 
 import os
@@ -21,7 +22,7 @@ from recovering.jobs import Contender, contenders, read_steps
 PEER_SAVE_EVERY = 100
 OURS_SAVE_EVERY = 5
 BOUND_FACTOR = 10.0
-"""A run that takes so many times the steps' own time is given up."""
+"""A run is given up after so many times the time of its steps."""
 STEP_S = 0.1
 
 
@@ -45,7 +46,7 @@ class Plan:
 
 
 def wall_s(contender: Contender, plan: Plan, *, save_every: int) -> float | None:
-    """Return the seconds from the first step to the last one of a run; None where the run does not get there."""
+    """Return the seconds from the first to the last step of a run; None without a last step."""
     words = ("--steps", str(plan.steps), "--save-every", str(save_every))
     waiting = list(plan.faults)
     with tempfile.TemporaryDirectory(prefix="holdfast-whole-") as name:

@@ -1,1 +1,1 @@
-"""Simulated training jobs: others' published cases, the study's story, and the package's table of times."""
+"""Simulated training jobs: published cases, the study's story, and the table of times."""

@@ -1,4 +1,4 @@
-"""Set up what others published, as far as their inputs are known."""
+"""Set up published cases, as far as their inputs are known."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,7 +27,7 @@ EXPOSED = ("trained", "steps_again", "saves", "start", "restore", "first_step")
 
 @dataclass(frozen=True)
 class Airesim:
-    """AIReSim (arXiv 2603.07041) at 4,096 servers: what its report says, before and after a repair of its shop."""
+    """AIReSim (arXiv 2603.07041) at 4,096 servers: its figures before and after a repair."""
 
     long_repairs: float
     in_vain: float
@@ -42,7 +42,10 @@ AIRESIM = {
 
 
 def airesim(version: Airesim) -> Scenario:
-    """Return AIReSim's default: all work up to a failure is kept, and no failure strikes its 20-minute recovery."""
+    """Return AIReSim's default scenario.
+
+    All work up to a failure is kept, and no failure strikes its 20-minute recovery.
+    """
     return Scenario(
         name="airesim",
         gpus=4096,
@@ -76,7 +79,7 @@ def airesim(version: Airesim) -> Scenario:
 
 
 def llama3(*, own_rate: bool) -> Scenario:
-    """Return 54 days of 16,384 GPUs with 3 % spares, with Llama 3's rate or with those of other clusters."""
+    """Return 54 days of 16,384 GPUs with 3 % spares, at the rate of Llama 3 or of others."""
     rates = rates_named("llama3") if own_rate else pooled(OTHERS)
     return holdfast(16_384, days=54.0, rates=rates, spikes_per_day=0.0)
 
@@ -87,7 +90,8 @@ def rsc_mean_time_to_failure_h(gpus: int, replications: int, *, of_hardware: boo
     Args:
         gpus: of the job.
         replications: simulated runs.
-        of_hardware: leave out the failures that do not grow with the job, as the authors' projection does.
+        of_hardware: leave out the failures that do not grow with the job, as the authors'
+            projection does.
     """
     rates = rates_named("rsc-1")
     one = holdfast(
@@ -120,7 +124,7 @@ def one_cause(
     failures: int = 1500,
     **changes: Any,
 ) -> Scenario:
-    """Return a job with one cause of failures, nothing that delays a restart, and no limit of spares."""
+    """Return a job with one cause of failures, immediate restarts, and unlimited spares."""
     return Scenario(
         name="one cause",
         gpus=8,
@@ -148,8 +152,9 @@ TORCHPASS_RESTART_S = 1800.0
 def torchpass_ratio(replications: int, restart_s: float = TORCHPASS_RESTART_S) -> float:
     """Return the wall time with checkpoint restarts over that without losses.
 
-    64 H200 make 3,000 steps in 405 min without losses. Faults come once an hour, saves each 100 steps. The time of a
-    restart is not published; 30 min is the upper end of what HyperPod publishes for restarts by hand.
+    64 H200 make 3,000 steps in 405 min without losses. Faults come once an hour, saves each 100
+    steps. The time of a restart is not published; 30 min is the upper end of what HyperPod
+    publishes for restarts by hand.
     """
     work_s = 405 * 60.0
     one = one_cause(

@@ -1,4 +1,7 @@
-"""Replays of a million jobs: CPU time and memory of ours in a process of its own, and a plain simulator beside it."""
+"""Replay a million jobs, beside a plain simulator: CPU time and memory.
+
+Holdfast's replay runs in a separate process.
+"""
 
 import heapq
 import json
@@ -25,7 +28,7 @@ _TYPES = {"Eval": "Evaluation"}
 
 
 def repeated(number: int) -> Replayed:
-    """Return the GPU jobs of the Kalos twin, repeated one after another until there are so many."""
+    """Return the GPU jobs of the Kalos twin, repeated until there are so many."""
     twin = draw(calibration("kalos"), seed=0)
     kept = twin.gpu_num > 0
     submit_s, start_s, end_s = twin.submit_s[kept], twin.start_s[kept], twin.end_s[kept]
@@ -53,7 +56,7 @@ def policy_of(replayed: Replayed) -> Policy:
 
 
 def measured(number: int) -> dict[str, float]:
-    """Replay so many jobs; return the CPU time of predictions, replay and answers, and the peak memory."""
+    """Replay so many jobs; return CPU times and the peak memory."""
     given = repeated(number)
     began_s = time.process_time()
     found = answer(replace(given, jobs=given.jobs.predicted()), policy_of(given))
@@ -66,7 +69,9 @@ def measured(number: int) -> dict[str, float]:
 
 
 def plain(jobs: Jobs, gpus: int) -> tuple[float, float]:
-    """Replay with EASY as it is usually written: an object a job, one count of GPUs, all waiting jobs tried each time.
+    """Replay with EASY as usually written.
+
+    There is one object per job and one count of GPUs, and all waiting jobs are tried each time.
 
     Returns:
         The CPU time and the GPU-seconds that were held.
@@ -127,7 +132,7 @@ def plain(jobs: Jobs, gpus: int) -> tuple[float, float]:
 
 
 def heap_s(number: int) -> float:
-    """Return the CPU seconds that a heap alone takes for the end of each job, with RUNNING jobs in the heap."""
+    """Return the CPU seconds of a heap alone for the end of each job, with RUNNING jobs in it."""
     run_s = np.random.Generator(np.random.Philox(0)).random(number).tolist()
     began_s = time.process_time()
     heap = [(one_s, place) for place, one_s in enumerate(run_s[:RUNNING])]
@@ -166,7 +171,7 @@ def million(*, quick: bool) -> Iterator[Row]:
 
 
 def rows(*, quick: bool, seed: int) -> Iterator[Row]:
-    """Return the figures of the Kalos twin, and those of a plain simulator."""
+    """Yield the figures of the Kalos twin beside a plain simulator's."""
     given = repeated(2000 if quick else PEER_JOBS)
     began_s = time.process_time()
     answer(given, policy_of(given))
@@ -216,5 +221,5 @@ def rows(*, quick: bool, seed: int) -> Iterator[Row]:
 
 
 def main(number: int) -> None:
-    """Print what a replay of so many jobs took."""
+    """Print the cost of a replay of so many jobs."""
     print(json.dumps(measured(number)))

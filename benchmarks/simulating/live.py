@@ -1,8 +1,8 @@
-"""Predict what live runs measured: the storm of `chaos.py`, and the emulated evaluations of `evaluate.py`.
+"""Predict live runs: the storm of `chaos.py`, and the emulated evaluations of `evaluate.py`.
 
-No input follows from what is predicted. The storm's parameters are those of its script; the times of detection and
-restart are those of `recover.json`, `detection.json` and `checkpoint.json`. The storm is one draw of a random process,
-so the prediction is a mean of replications with a band.
+No input depends on the predicted figures. The storm's parameters are those of its script; the times
+of detection and restart are those of `recover.json`, `detection.json` and `checkpoint.json`. The
+storm is one draw of a random process, so the prediction is a mean of replications with a band.
 """
 
 import json
@@ -29,7 +29,7 @@ STEP_S: Final = 0.1
 SAVE_EVERY: Final = 10
 SPARES: Final = 2
 BOOT_S: Final = 20.0
-"""Seconds after which a killed node is back. These six are the storm's own; a test compares them with `chaos.py`."""
+"""Seconds until a killed node is back. A test compares these six values with `chaos.py`."""
 RECOVER_STEP_S: Final = 0.06
 """The last step before the time `first new step` of `recover.json`."""
 WITHIN: Final = 0.05
@@ -40,7 +40,7 @@ JOB: Final[Mapping[Kind, Cause]] = {
     "deadlock": Cause(name="deadlock", by_node=False, shows="hang"),
     "NaN gradients": Cause(name="NaN gradients", by_node=False, shows="nan", loses="none"),
 }
-"""The kinds after which the trainers alone start again."""
+"""The kinds of faults after which only the trainers start again."""
 NODE: Final[Mapping[Kind, Cause]] = {
     "node killed": Cause(name="node killed", by_node=True, loses="node", needs_node=1.0),
     "network cut": Cause(
@@ -49,11 +49,14 @@ NODE: Final[Mapping[Kind, Cause]] = {
     "shim killed": Cause(name="shim killed", by_node=True, needs_node=1.0),
     "launcher killed": Cause(name="launcher killed", by_node=True, needs_node=1.0),
 }
-"""The kinds after which launchers start anew."""
+"""The kinds of faults after which launchers start anew."""
 HARMLESS: Final[frozenset[Kind]] = frozenset(
     {"agent killed", "supervisor killed", "writer killed", "disk full", "slow rank"}
 )
-"""The kinds that end no rank. A slow rank trains on: the fault is in the script, and tests find its node healthy."""
+"""The kinds of faults that end no rank.
+
+A slow rank trains on: the fault is in the script, and tests find its node healthy.
+"""
 SPIKE: Final[Kind] = "bad batch"
 
 
@@ -126,7 +129,8 @@ def storm_scenario(results: Path = RESULTS) -> Scenario:
         ),
         times=Times(
             exit_s=exit_s,
-            # One of the two nodes that train leads. Another node leads once the first one was silent for so long.
+            # One of the two nodes that train leads. Another node leads once the first one was
+            # silent for so long.
             node_s=SILENT_S / 2,
             hang_s=recover["warm SIGSTOP → detected, median"],
             spike_s=detection["loss that jumps: steps to the alarm, slowest"] * STEP_S,
@@ -151,8 +155,8 @@ def storm_scenario(results: Path = RESULTS) -> Scenario:
 def storm(replications: int, seed: int = 0, results: Path = RESULTS) -> Storm:
     """Predict the storm.
 
-    Faults come for `STORM_S`. The run then makes the rest of its steps without any, so that the training that survives
-    is `STORM_S` in the end.
+    Faults come for `STORM_S`. The run then makes the rest of its steps without any, so that the
+    training that survives is `STORM_S` in the end.
     """
     one = storm_scenario(results)
     outcomes = [run(one, seed + number) for number in range(replications)]

@@ -1,8 +1,8 @@
-"""Write the measured times of the package's table from `benchmarks/results/`: how soon we see and mend.
+"""Write the measured times of the package's table from `benchmarks/results/`.
 
     python benchmarks/simulating/packaged_times.py
 
-What is assumed in the table, and the figures that no result gives, are kept.
+Assumed times in the table, and figures without a result, are kept.
 """
 
 import json
@@ -21,7 +21,7 @@ SOURCES: dict[str, tuple[str, str]] = {
 }  # fmt: skip
 """The result file and the measure of each figure."""
 HANG_LIMIT_S = 2.0
-"""The limit that `recover.py` sets; what comes after the limit counts."""
+"""The limit in `recover.py`; only the time after the limit counts."""
 
 
 def measured(results: Path) -> dict[str, float]:

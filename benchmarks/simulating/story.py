@@ -1,4 +1,4 @@
-"""Tell the study's story by simulation: restarts by hand, the study's system, and ours, at four sizes.
+"""Simulate the study's story: restarts by hand, the study's system, and ours, at four sizes.
 
     python benchmarks/simulating/story.py
 
@@ -77,7 +77,7 @@ def _number(value: float) -> str:
 
 
 def comparison_table(rows: list[dict[str, object]], part: str, peers: str) -> str:
-    """Return the Markdown table of the rows of a part that have a peer; `peers` is the peers' heading."""
+    """Return the Markdown table of a part's rows with a peer, with the heading `peers`."""
     lines = [f"| | simulated | {peers} | apart |", "|---|---|---|---|"]
     for row in rows:
         measure, ours, peer = str(row["measure"]), row["ours"], row["peer"]

@@ -1,14 +1,17 @@
-"""Train on one rank of the job that `chaos.py` strikes: two gloo ranks, DDP, and a model whose forward writes buffers.
+"""Train on one rank of the job of `chaos.py`: two gloo ranks, DDP, buffers written in forward.
 
-    chaos_training.py STEPS [--save-every N] [--step-s SECONDS] [--queue-mib MIB] [--checkpoints DIR] [--bare]
+    chaos_training.py STEPS [--save-every N] [--step-s SECONDS] [--queue-mib MIB] [--checkpoints
+    DIR] [--bare]
 
-The results of each step follow from the seed, the batch, the rank and the state, dropout's random generator included.
-After each step, rank R adds a line `pid step` to `steps-R.txt` of the current folder. In the end, rank R writes the
-digests of its state to `final-R.json`. Only rank 0 writes the digests of the buffers, since DDP overwrites the other
-ranks' buffers at the next step. With `--bare`, the script trains without Holdfast, and leaves out the batches that
-`$HOLDFAST_LEAVE_OUT` names.
+The results of each step follow from the seed, the batch, the rank and the state, dropout's random
+generator included. After each step, rank R adds a line `pid step` to `steps-R.txt` of the current
+folder. In the end, rank R writes the digests of its state to `final-R.json`. Only rank 0 writes the
+digests of the buffers, since DDP overwrites the other ranks' buffers at the next step. With
+`--bare`, the script trains without Holdfast, and leaves out the batches that `$HOLDFAST_LEAVE_OUT`
+names.
 
-Each rank holds a lock of its own while it trains. A second process of that rank writes its pid to `twice.txt` and ends.
+Each rank holds a lock of its own while it trains. A second process of that rank writes its pid to
+`twice.txt` and ends.
 """
 
 import argparse
@@ -39,7 +42,7 @@ BALANCE = 1e-3
 
 
 class Model(nn.Module):
-    """A model with BatchNorm's statistics, a queue of features (as in MoCo), and experts balanced without a loss."""
+    """A model with BatchNorm, a queue of features (as in MoCo), and balanced experts."""
 
     def __init__(self, queue_length: int) -> None:
         super().__init__()
@@ -143,7 +146,7 @@ def digests(held: Any, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def hold_lock(rank: str) -> None:
-    """Lock a file for the life of this process; end the process where another one of this rank still lives."""
+    """Lock a file for the life of this process; exit if another process of this rank lives."""
     descriptor = os.open(f"rank-{rank}.lock", os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,7 +1,8 @@
-"""AcmeTrace's own method, in pandas: what its analysis notebook asks of a job trace, and how it goes about it.
+"""AcmeTrace's own method in pandas: the questions of its notebook on a job trace.
 
-Not its code: the same steps on the same questions, so that both are measured alike. A CDF is a filter of all jobs for
-each point of the x axis; a CDF of GPU time a filter and a sum. Prints one JSON object: seconds a question.
+This is not its code, but the same steps on the same questions, for a fair measurement. A CDF is a
+filter of all jobs for each point of the x axis; a CDF of GPU time is a filter and a sum. One JSON
+object is printed: the seconds of each question.
 
     python notebook_jobs.py TRACE.csv
 """

@@ -1,9 +1,10 @@
-"""Times single calls of `run.step`, and of a function that does nothing, alternately and spaced as steps are.
+"""Time single calls of `run.step` and of an empty function, in turn, spaced as steps are.
 
     step_calls.py CALLS RESULT
 
-Writes `{"supervised": …, "step_us": […], "no_op_us": […], "cpu_us": …}`, the microseconds of each call, to the file
-RESULT. `cpu_us` is the CPU time that a call of `run.step` takes, in all threads of this process.
+Writes `{"supervised": …, "step_us": […], "no_op_us": […], "cpu_us": …}`, the microseconds of each
+call, to the file RESULT. `cpu_us` is the CPU time that a call of `run.step` takes, in all threads
+of this process.
 """
 
 import json

@@ -1,10 +1,11 @@
-"""Stock lm-eval over many tasks in one process.
+"""Run stock lm-eval over many tasks in one process.
 
 `python stock_lm_eval.py MODEL TASK_FOLDER OUT.json PLAIN CHAT DEFAULTS`
 
-PLAIN and CHAT are task names separated by commas. lm-eval takes the chat template for all tasks or for none, so its
-`simple_evaluate` is called once for each, with the same model and the same index of tasks. DEFAULTS is "defaults"
-where the index is to have lm-eval's own tasks, as it has unless it is told otherwise, or "none".
+PLAIN and CHAT are task names separated by commas. lm-eval applies the chat template to all tasks or
+to none, so its `simple_evaluate` is called once for each list, with the same model and the same
+index of tasks. DEFAULTS is "defaults" if the index has lm-eval's own tasks, as by default, or
+"none".
 """
 
 import json

@@ -1,8 +1,9 @@
-"""The demonstration's training, with the moment of each of rank 0's steps noted: the same under every launcher.
+"""Run the demonstration's training, and record the time of each step of rank 0.
 
     timed_demo.py RESULT [arguments of holdfast.demo.train …]
 
-At the end the moments (seconds, one clock) are written to the file RESULT; RESULT.training appears at step 10.
+At the end the moments (seconds, one clock) are written to the file RESULT; RESULT.training appears
+at step 10.
 """
 
 import json

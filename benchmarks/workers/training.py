@@ -1,9 +1,9 @@
 """A rank of a small training job: the same script for every launcher that `recover.py` compares.
 
-Predicts the next byte of a module of the standard library, data-parallel over gloo, and stretches each step to
-`--step-s`. After each step a line `time pid step` is added to `steps-RANK.txt` of the current folder.
-`--bare`: without Holdfast and without checkpoints, for the least that a start can cost. Under ft_launcher, each step
-sends a heartbeat, by which that finds hangs.
+Predicts the next byte of a module of the standard library, data-parallel over gloo, and stretches
+each step to `--step-s`. After each step a line `time pid step` is added to `steps-RANK.txt` of the
+current folder. `--bare`: without Holdfast and without checkpoints, for the least that a start can
+cost. Under ft_launcher, each step sends a heartbeat, by which that finds hangs.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Peers for the exact CDF of a wide CSV of telemetry: bare DuckDB, bare Polars, and the notebook's melt and quantile.
+"""Peers for the exact CDF of a wide telemetry CSV: DuckDB, Polars, the notebook's melt.
 
 Prints one JSON object: the samples, their sum and median, so that all can be seen to agree.
 
@@ -76,9 +76,10 @@ def by_notebook(path: str) -> dict[str, float]:
 
 
 def convert_by_duckdb(path: str, out: str) -> dict[str, float]:
-    """(time, device, value), the layout that answers fastest: columns are named by the device's number, then cast.
+    """Convert to (time, device, value), the layout that answers fastest.
 
-    Offsets of the times are not applied: it would take longer.
+    Columns are named by the device's number, then cast. Offsets of the times are not applied, which
+    would take longer.
     """
     import duckdb
 

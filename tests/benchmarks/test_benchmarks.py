@@ -1,4 +1,4 @@
-"""What the benchmarks share: the rows, their JSON, their table. No timings."""
+"""The benchmarks' rows, JSON and tables. No timings."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""How the benchmark of a save counts what is lost to it. No timings."""
+"""The benchmark of a save: its count of lost time. No timings."""
 
 import importlib
 import threading

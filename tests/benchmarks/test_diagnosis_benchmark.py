@@ -1,4 +1,4 @@
-"""What `benchmarks/diagnosis.py` is made of, as far as it can be wrong without being measured. No timings."""
+"""The parts of `benchmarks/diagnosis.py` that can be checked without measuring. No timings."""
 
 import importlib
 import json
@@ -398,7 +398,7 @@ def test_rules_without_a_reason_say_it_no_more(part, tmp_path):
 
 
 def test_what_models_add_to_a_case_that_no_rule_knows(part, case, tmp_path):
-    """Over real HTTP: a perfect model's answer is taken and learned, a wrong model's spoils nothing."""
+    """Over real HTTP, a perfect model's answer is learned; a wrong model's spoils no answer."""
     log = tmp_path / "job.log"
     root = "[rank3]: lease 0x11 on fabric segment gone; quorum of the segment is void"
     log.write_text(f"[rank0]: model built with 42 layers\n{root}\n[rank0]: closing the books\n")

@@ -1,4 +1,4 @@
-"""What `benchmarks/evaluate.py` is made of, as far as it can be wrong without being measured. No timings."""
+"""The parts of `benchmarks/evaluate.py` that can be checked without measuring. No timings."""
 
 import asyncio
 import collections

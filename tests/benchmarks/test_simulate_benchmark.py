@@ -1,4 +1,4 @@
-"""The tables that come from the simulator's benchmark: the package's times, and those of docs/simulation.md."""
+"""The tables from the simulator's benchmark: the package's times, and docs/simulation.md."""
 
 import importlib
 import json

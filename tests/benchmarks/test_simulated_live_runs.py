@@ -1,4 +1,4 @@
-"""The simulator predicts what live runs measured, within 5 %, from inputs that were measured elsewhere."""
+"""The simulator predicts live runs within 5 %, from inputs measured elsewhere."""
 
 import importlib
 import json

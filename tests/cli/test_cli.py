@@ -1,4 +1,4 @@
-"""The command line in process, over a ledger made by hand: what it prints, for people and for programs."""
+"""The command line in process over a prepared ledger: output for people and for programs."""
 
 import errno
 import json
@@ -95,7 +95,7 @@ def home(tmp_path, monkeypatch):
 
 
 def answer(*arguments):
-    """What a command prints; its errors are raised."""
+    """Run a command; return its output, and raise its errors."""
     result = CliRunner().invoke(cli, arguments, standalone_mode=False)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -281,7 +281,7 @@ READING = [
     "--bad-rows", "--capacity", "--durations", "--fetched", "--format", "--map", "--memory", "--metrics", "--reasons",
     "--since", "--step", "--types", "--until", "--zone",
 ]  # fmt: skip
-"""What every command has that reads job records."""
+"""The options of every command that reads job records."""
 
 
 EVALUATING = [
@@ -324,11 +324,11 @@ EVALUATING = [
     "--tp",
     "--url",
 ]
-"""What every command has that evaluates."""
+"""The options of every command that evaluates."""
 
 
 def test_the_command_line_is_what_was_agreed():
-    """A change of this list is a change for every user's scripts: make it on purpose, and say so in CHANGELOG.md."""
+    """A changed list breaks users' scripts: change it on purpose, and record it in CHANGELOG.md."""
     found = {}
     for name in COMMANDS:
         command = cli.get_command(None, name)

@@ -39,7 +39,7 @@ def folder(saved, tmp_path):
 
 
 def ran(*arguments):
-    """What a command prints, and its exit code; its errors are raised."""
+    """Run a command; return its output and its exit code, and raise its errors."""
     result = CliRunner().invoke(cli, ["checkpoint", *map(str, arguments)], standalone_mode=False)
     if result.exception is not None:
         raise result.exception
@@ -353,7 +353,7 @@ def test_the_direction_of_a_metric_is_what_its_name_says_unless_it_is_given(text
     "text", ["delta=1", "loss_over_acc=1", "error_free_rate=1", "blocks=1", "none=1"]
 )
 def test_a_direction_that_nobody_knows_is_asked_for(text):
-    with pytest.raises(BadUse, match="Nobody knows whether more"):
+    with pytest.raises(BadUse, match="does not show whether more"):
         policy_of(last=None, every_steps=None, best=(text,), within=None)
 
 

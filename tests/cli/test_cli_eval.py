@@ -1,4 +1,4 @@
-"""`holdfast eval` in process: what it asks of the library, what it prints of evaluations that lie on the disk."""
+"""`holdfast eval` in process: its calls of the library, and its output for stored evaluations."""
 
 import json
 import subprocess
@@ -94,7 +94,7 @@ def answer_json(*arguments):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Stands in for the library that evaluates: what it was asked, and what it answers."""
+    """A stand-in for the evaluation library: records calls, and returns prepared results."""
     asked = types.SimpleNamespace(calls=[], answers=[evaluation()], statuses=[])
 
     def noted(name):

@@ -1,4 +1,4 @@
-"""`holdfast nodes` in process: what it prints, and with which code it leaves."""
+"""`holdfast nodes` in process: its output and its exit codes."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""`holdfast trace` in process: what it prints and writes, for people and for programs, and what it says of mistakes."""
+"""`holdfast trace` in process: its output, its files, and its errors."""
 
 import csv
 import io
@@ -17,7 +17,7 @@ from holdfast.core.errors import BadUse, HoldfastError
 
 
 def holdfast(*arguments, fails=None):
-    """What the command printed; with `fails`, the error that it raised."""
+    """Run the command; return its output, or with `fails` the error that it raised."""
     found = CliRunner().invoke(cli, ["trace", *map(str, arguments)], catch_exceptions=True)
     if fails is not None:
         assert isinstance(found.exception, fails), found.output

@@ -1,4 +1,4 @@
-"""`holdfast diagnose` in process: what it answers, for people and for programs, and what it says of bad input."""
+"""`holdfast diagnose` in process: its output for people and programs, and its errors."""
 
 import contextlib
 import gzip
@@ -56,7 +56,7 @@ rules:
 
 
 def holdfast(*arguments, given=None, fails=None, code=0):
-    """What the command printed on standard output; with `fails`, the error that it raised."""
+    """Run the command; return its standard output, or with `fails` the error that it raised."""
     found = CliRunner().invoke(
         cli, ["diagnose", *map(str, arguments)], input=given, standalone_mode=False
     )
@@ -528,7 +528,7 @@ def test_the_model_is_asked_about_what_rules_leave_open_and_only_then(
 
 
 def on_terminal(arguments, columns):
-    """What a terminal of so many columns would show, as text."""
+    """Return the text that a terminal of so many columns shows."""
     main, other = pty.openpty()
     environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm"}
     with subprocess.Popen(

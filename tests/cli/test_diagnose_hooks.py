@@ -1,4 +1,7 @@
-"""The Slurm scripts of examples/diagnose, run by sh: Slurm's own commands are stubs, `holdfast diagnose` is real."""
+"""The Slurm scripts of examples/diagnose, run by sh.
+
+Slurm's own commands are stubs; `holdfast diagnose` is real.
+"""
 
 import os
 import subprocess
@@ -24,7 +27,7 @@ STUBS = {
 
 @pytest.fixture
 def slurm(tmp_path):
-    """Run one of the scripts as Slurm would; gives the exit code, and what it called."""
+    """Run one of the scripts as Slurm would; return the exit code and the calls."""
     stubs = tmp_path / "bin"
     stubs.mkdir()
     for name, body in STUBS.items():

@@ -1,4 +1,4 @@
-"""`holdfast incidents confirm | correct` and `holdfast rules`, in process over a ledger made by hand."""
+"""`holdfast incidents confirm | correct` and `holdfast rules`, over a prepared ledger."""
 
 import json
 from dataclasses import replace
@@ -58,7 +58,7 @@ def place(tmp_path):
 
 
 def answer(place, group, *arguments):
-    """What a command prints; its errors are raised."""
+    """Run a command; return its output, and raise its errors."""
     result = CliRunner().invoke(group, arguments, obj=place, standalone_mode=False)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception

@@ -1,4 +1,4 @@
-"""Lines of lm-eval's own command, most as its documentation has them, and what Holdfast makes of them."""
+"""Translation of lm-eval's command lines, most from its documentation."""
 
 import shlex
 

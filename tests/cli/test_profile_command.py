@@ -1,4 +1,4 @@
-"""`holdfast profile`: any command is recorded, and says what it does not have."""
+"""`holdfast profile`: any command is recorded, and missing sources are reported."""
 
 import json
 import subprocess

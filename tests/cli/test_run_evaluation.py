@@ -1,4 +1,4 @@
-"""What evaluates a run's checkpoints beside it, with a watch that is a script of this file's."""
+"""The evaluation beside a run, with a script of this file as the watch."""
 
 import json
 import os
@@ -16,7 +16,8 @@ from holdfast.cli.run.evaluation import RunEvaluation, Wish
 from holdfast.core.errors import BadUse, NotFound
 from holdfast.core.paths import RunPaths
 
-# Notes its pid and words, and ends when it is told by the file; with FAIL in its environment at once, with that.
+# Records its pid and arguments, and ends once the file of the end exists; with FAIL in its
+# environment, at once with that exit code.
 WATCH = """
 import json, os, pathlib, sys, time
 words = sys.argv[2:]
@@ -32,7 +33,7 @@ print("all done", flush=True)
 
 
 class World:
-    """A run's folder, and what was started and said."""
+    """A run's folder, and the started commands and printed lines."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

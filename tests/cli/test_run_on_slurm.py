@@ -1,4 +1,4 @@
-"""`holdfast run --on slurm` in process: wrong use, and the outcome where a job ended before its run."""
+"""`holdfast run --on slurm` in process: wrong use, and a job that ends before its run."""
 
 import io
 import json
@@ -146,7 +146,7 @@ def test_what_several_nodes_say_alike_is_shown_once(monkeypatch):
 def test_a_run_that_fails_on_the_node_that_came_to_lead_leaves_no_job(
     tmp_path, monkeypatch, changes, settled
 ):
-    """The job has lost its batch script with its first node, so that nobody else would end the job."""
+    """Without its first node and its batch script, no other process would end the job."""
     place = Place(ledger=ledger_url(tmp_path), home=tmp_path)
     given = {"state": "failed", "host": socket.gethostname(), "pid": os.getpid(), **changes}
     fields = {"command": ["python"], "options": {}, "cwd": "/", "started_at_s": 1.0, **given}

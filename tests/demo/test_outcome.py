@@ -1,4 +1,4 @@
-"""Each fault beside what was seen and done, from the records of a run alone."""
+"""The table of faults, detections and actions, from the records of a run alone."""
 
 import pytest
 

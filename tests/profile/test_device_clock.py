@@ -8,7 +8,7 @@ MS = 1_000_000
 
 
 class Device:
-    """A device that runs what is queued one after the other, with a clock of its own."""
+    """A device with its own clock that runs queued work in order."""
 
     def __init__(self, *, epoch_ns: int = 77 * MS) -> None:
         self.host_ns = 1_000 * MS
@@ -45,7 +45,7 @@ class Event:
 def steps_of(
     device: Device, times: DeviceTimes, count: int
 ) -> list[tuple[int | None, list[tuple[str, int, int]]]]:
-    """Run steps whose forward takes 30 ms and whose backward takes 60 ms on the device, 1 ms each on the host."""
+    """Run steps of 30 ms forward and 60 ms backward on the device, 1 ms each on the host."""
     found = []
     for step in range(1, count + 1):
         began = times.mark()

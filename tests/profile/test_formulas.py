@@ -38,8 +38,9 @@ def test_the_parameters_of_llama_3_8b_are_the_published_ones():
 
 
 def test_palm_540b_reaches_the_46_2_percent_that_its_paper_prints():
-    # Appendix B and table 3: 540.35e9 parameters, L 118, H 48, Q 256, T 2048, 238.3e3 tokens/s on 6,144 chips of 275
-    # TFLOP/s; 45.7 % without attention. The shape's own parameters differ (parallel layers), so N is put in directly.
+    # Appendix B and table 3: 540.35e9 parameters, L 118, H 48, Q 256, T 2048, 238.3e3 tokens/s on
+    # 6,144 chips of 275 TFLOP/s; 45.7 % without attention. The shape's own parameters differ
+    # (parallel layers), so N is put in directly.
     parameters, attention = 540.35e9, 12 * 118 * 48 * 256 * 2048
     a_chip = 238.3e3 / 6144
     assert utilization(6 * parameters + attention, a_chip, 275) == pytest.approx(0.462, abs=5e-4)
@@ -144,7 +145,8 @@ def layout(**changed):
 
 
 def test_the_attention_matrices_are_the_share_that_the_paper_prints():
-    # arXiv:2205.05198, section 5: 5as/h is 80 for GPT-3 and 64 for MT-NLG; leaving it out saves 70 % and 65 %.
+    # arXiv:2205.05198, section 5: 5as/h is 80 for GPT-3 and 64 for MT-NLG; leaving it out saves 70
+    # % and 65 %.
     for model, term, saved in ((GPT_175B, 80, 0.70), (GPT_530B, 64, 0.65)):
         sbh = 2048 * 4 * model.hidden
         whole = activation_bytes_per_layer(model, layout())

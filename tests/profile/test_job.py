@@ -1,4 +1,4 @@
-"""The file of a job: what is refused, and with which sentence."""
+"""The file of a job: refused content, and the sentence of each error."""
 
 import pytest
 

@@ -19,7 +19,7 @@ MS = 1_000_000
 
 
 def recorded(ranks, steps=3):
-    """Ranks on nodes of eight, with nested phases, counters of GPUs and hosts, memory, and two incidents."""
+    """Ranks on nodes of eight, with nested phases, counters, memory, and two incidents."""
     spans, memory, series = [], [], []
     nodes = [f"node-{number}" for number in range(-(-ranks // 8))]
     for rank in range(ranks):
@@ -67,7 +67,7 @@ def recorded(ranks, steps=3):
 
 
 class Parsed:
-    """A trace as a reader of TrackEvents sees it: tracks by uuid, slices closed by a stack a track, counters."""
+    """A parsed trace of TrackEvents: tracks by uuid, slices closed by a stack per track, counters."""
 
     def __init__(self, data):
         self.trace = protos.Trace.FromString(data)

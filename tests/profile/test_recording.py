@@ -1,4 +1,4 @@
-"""The recording: what is written is read back, on one clock, also after a kill."""
+"""A recording is read back on one clock, also after a kill."""
 
 import json
 import signal
@@ -165,7 +165,8 @@ def test_a_reader_takes_the_newest_parts_and_begins_at_one_moment_in_all_files(
     size_bytes = sum(file.stat().st_size for file in tmp_path.iterdir())
     whole = (tmp_path / "spans-rank1.jsonl").stat().st_size
 
-    # The file of rank 1 has one part, which began first: the limit leaves that part out, and older ones.
+    # The file of rank 1 has one part, which began first: the limit leaves that part out, and older
+    # ones.
     some = Recording.read(tmp_path, most_bytes=(size_bytes - whole) // 2)
 
     assert everything.left_out_bytes == 0

@@ -66,13 +66,14 @@ class Place:
         )
 
     def holdfast(self, *arguments: str, timeout_s: float = TIMEOUT_S) -> tuple[int, str, str]:
-        """Run a command to its end; returns its exit code and what it printed."""
+        """Run a command to its end; return its exit code and its output."""
         with self.start(*arguments) as process:
             out, err = process.communicate(timeout=timeout_s)
         return process.returncode, out, err
 
     def look(self, *arguments: str) -> tuple[int, str, str]:
-        """Run a command that starts no process, in this process; return its exit code and its output.
+        """Run a command that starts no process, in this process; return its exit code and its
+        output.
 
         A process of its own would import for longer than the command takes.
         """
@@ -103,7 +104,7 @@ class Place:
         return RunPaths(self.home, run)
 
     def wait_for_step(self, run: str, step: int) -> None:
-        """Wait until the run's journal has `step` or a later one: single steps may be lost with a killed agent."""
+        """Wait until the run's journal has `step` or a later one; a killed agent may lose steps."""
         self.wait_until(lambda: self._last_step(run) >= step)
 
     def _last_step(self, run: str) -> int:
@@ -120,7 +121,7 @@ class Place:
 
     @classmethod
     def child(cls, node: subprocess.Popen, module: str) -> psutil.Process:
-        """Return the child of a `holdfast run` that runs a module, once it is there: its agent, supervisor_process …"""
+        """Wait for the child of a `holdfast run` that runs a module such as `agent`; return it."""
 
         def found() -> list[psutil.Process]:
             return [

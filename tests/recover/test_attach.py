@@ -1,4 +1,4 @@
-"""The rank's side by itself: outside supervision, and what it refuses."""
+"""The rank's side alone: outside supervision, and with wrong arguments."""
 
 import math
 import signal
@@ -55,7 +55,7 @@ def test_attach_imports_neither_torch_nor_the_ledger():
 
 
 class _Sent:
-    """Stands in for the channel: keeps what is sent, refuses nothing but what cannot be a line."""
+    """A stand-in for the channel: keeps all messages, and refuses only those that fit no line."""
 
     def __init__(self):
         self.messages = []
@@ -297,7 +297,7 @@ connects()
 
 
 def test_a_loop_that_outruns_the_channel_still_reports_its_last_step():
-    """While nothing is taken, reports beyond a bound are skipped, never the newest one nor an event."""
+    """Without a reader, reports beyond a bound are skipped, but not the newest, and no event."""
     go_on = threading.Event()
 
     class Slow(_Sent):

@@ -1,4 +1,4 @@
-"""What the supervisor makes of what shims and ranks tell."""
+"""The supervisor's state of an attempt after messages of shims and ranks."""
 
 from dataclasses import replace
 

@@ -46,7 +46,7 @@ class Server(ChannelServer):
 
 
 def with_server(scenario, timeout_s=240):
-    """Run `scenario(server, heard)` beside a listening server; returns what was heard."""
+    """Run `scenario(server, heard)` beside a listening server; return the received messages."""
     heard = []
 
     async def run():
@@ -142,7 +142,7 @@ assert evaluation.returncode == 0
 
 
 def test_a_rank_that_attaches_takes_its_place_from_a_program_that_it_started_before():
-    """The program made a Checkpointer, which connects by itself; it goes on, and nothing more is heard of it."""
+    """The program makes a Checkpointer, which connects by itself, and goes on without messages."""
 
     async def scenario(server, heard):
         environment = {
@@ -222,7 +222,7 @@ def test_a_hello_with_token_and_place_is_heard():
 
 
 def heard_of_a_stranger(first, answer=b""):
-    """Connect, send `first(token)` and nothing more, and be answered with `answer`; returns what was heard."""
+    """Send only `first(token)`, and expect the answer `answer`; return the received messages."""
 
     async def scenario(server, heard):
         host, port = server.address.split(":")
@@ -292,7 +292,7 @@ def test_encode_bounds_a_message_and_decode_takes_objects_only():
 
 
 def test_a_rank_repeats_to_the_next_agent_what_that_must_know():
-    """The socket stays open while no agent serves it; what is sent meanwhile waits."""
+    """The socket stays open while no agent serves it; messages wait meanwhile."""
     heard = []
     listening = loopback_listener()
     address = "{}:{}".format(*listening.getsockname())

@@ -97,7 +97,10 @@ def test_a_job_that_trains_is_not_touched_while_the_wall_clock_jumps_by_hours(wo
 
 
 def one_fault(world, jumps_s):
-    """Train, lose a rank, train on from a checkpoint; the clock jumps at each stage. Return the account."""
+    """Train, lose a rank, train on from a checkpoint; the clock jumps at each stage.
+
+    Return the account.
+    """
     first, second, third, fourth = jumps_s
     world.host.advance(2.0)
     world.begin(1)

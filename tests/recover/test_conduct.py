@@ -1,4 +1,4 @@
-"""What the conduct of a run leaves for the supervisor that follows."""
+"""The records of a run's conduct for the next supervisor."""
 
 import asyncio
 import math
@@ -57,7 +57,10 @@ def supervisor(tmp_path):
 
 
 def moved(supervisor, *events):
-    """Have a supervisor begin a move, which dies after `events`; return the phase in which the next one goes on."""
+    """Have a supervisor begin a move, which dies after `events`.
+
+    Return the phase in which the next one goes on.
+    """
     conduct = supervisor()._conduct
     conduct.state = replace(conduct.state, phase=Phase.RUNNING)
     conduct.stopping.ask_ranks = lambda _view: None
@@ -131,7 +134,7 @@ def test_a_job_that_cannot_start_on_fewer_nodes_waits_for_all_nodes(supervisor):
 def test_a_launch_that_needs_other_launchers_is_not_taken_for_one_below_those_that_were_kept(
     supervisor,
 ):
-    """Else the failure of its start is laid to the launchers, and the job is started once more in vain."""
+    """Otherwise the launchers are blamed for its failed start, and the job starts again in vain."""
 
     async def play():
         conduct = supervisor()._conduct
@@ -176,7 +179,7 @@ class Sent:
 
 @pytest.fixture
 def leading_pod(supervisor, monkeypatch):
-    """Return a supervisor in a pod, its own node and another one, and what the run was asked."""
+    """Return a supervisor in a pod, its node, another node, and the requests to the run."""
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     one, asked = supervisor(), []
     nodes, conduct = one._nodes, one._conduct

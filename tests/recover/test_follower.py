@@ -1,4 +1,4 @@
-"""`LogFollower`: what it says while the logs are written is what `diagnose` says of them afterwards."""
+"""`LogFollower`: its diagnosis of growing logs equals that of `diagnose` at the end."""
 
 import random
 from contextlib import ExitStack, closing

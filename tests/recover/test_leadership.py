@@ -1,4 +1,4 @@
-"""Which supervisor leads, by files that all nodes share, and by a row of a real PostgreSQL."""
+"""The election of the leading supervisor, by shared files and by a row of a real PostgreSQL."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Real runs whose loss breaks because of their data: they go back, leave the batches out, and lose nothing else."""
+"""Real runs whose data break the loss: they go back and leave only those batches out."""
 
 import json
 import os
@@ -101,7 +101,7 @@ def outcome(place, value, *, workers=0, kills=""):
 
 
 def by_hand(place, value, first, last):
-    """What the weights are where the same batches are left out by hand, without a supervisor."""
+    """Return the weights with the same batches left out by hand, without a supervisor."""
     folder = place.folder / "by-hand"
     folder.mkdir()
     environment = {**os.environ, "VALUE": value, "OMP_NUM_THREADS": "1"}

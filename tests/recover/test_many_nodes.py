@@ -61,7 +61,7 @@ class Cluster:
         return name, int(pid)
 
     def finish(self):
-        """End the training; return the exit codes and what the nodes have said."""
+        """End the training; return the exit codes and the output of the nodes."""
         (self.place.folder / "finish").touch()
         ends = {name: (node.communicate(timeout=240)[1], node) for name, node in self.nodes.items()}
         return {name: (node.returncode, err) for name, (err, node) in ends.items()}
@@ -128,11 +128,15 @@ def faking(real):
 
 os.open, io.open = faking(os.open), faking(io.open)
 """
-"""A module that Python imports at its start: the node's sources of signals are files of the test."""
+"""A module that Python imports at its start: the node's sources of signals are files of the test.
+"""
 
 
 class WithSpare(Cluster):
-    """Two nodes whose ranks train, and a spare, n3; the sources of their signals are files in `hosts`."""
+    """Two nodes whose ranks train, and a spare, n3.
+
+    The sources of their signals are files in `hosts`.
+    """
 
     def __init__(self, place, hosts):
         super().__init__(place, "--", "python", place.job(UNTIL_FINISHED))
@@ -283,7 +287,8 @@ def test_in_a_slurm_job_a_spare_replaces_a_node_that_died(place, tmp_path_factor
         left = {"n1", "n2", "n3"} - {lost}
         place.wait_until(lambda: {rank.read_text().split()[0] for rank in ranks} == left)
         place.wait_for_step(run, 2003)
-        # Slurm itself would notice a minute later, and until then wait for the node's end of the job.
+        # Slurm itself would notice a minute later, and until then wait for the node's end of the
+        # job.
         slurm.run(["scontrol", "update", f"nodename={lost}", "state=down", "reason=dead"])
         (place.folder / "finish").touch()
         place.wait_until(lambda: not slurm.run(["squeue", "--noheader"]).strip())
@@ -351,7 +356,7 @@ def test_with_a_postgresql_another_node_takes_over_though_no_folder_is_shared(pl
 @pytest.mark.slow
 @pytest.mark.skipif(Hosts.missing() is not None, reason=str(Hosts.missing()))
 def test_a_cut_cable_of_the_control_channel_loses_nothing(place):
-    """Ranks that do not need each other go on; what they report arrives once the cable is back."""
+    """Independent ranks go on; their reports arrive once the cable is back."""
     options = {"cwd": place.folder, "stderr": subprocess.PIPE, "text": True}
     with Hosts.made(["n1", "n2"]) as hosts:
         meeting = ["--nnodes", "2", "--rendezvous", f"{hosts.addresses['n1']}:29500"]

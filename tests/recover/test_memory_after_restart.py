@@ -1,4 +1,4 @@
-"""Real runs whose ranks are killed: the next attempt restores from memory, and the end of the run frees it."""
+"""Real runs with killed ranks: the next attempt restores from memory; the run's end frees it."""
 
 import pytest
 
@@ -47,7 +47,10 @@ def test_a_killed_rank_s_job_goes_on_from_the_memory_of_its_node(place):
 
 @pytest.mark.slow
 def test_a_run_that_is_given_up_leaves_no_memory_behind(place):
-    """It restores from memory until the supervisor has had enough; the fixture holds that no process is left."""
+    """It restores from memory until the supervisor has had enough.
+
+    The fixture holds that no process is left.
+    """
     options = ["run", "--name", "r", "--max-restarts", "1"]
     code, _, err = place.holdfast(*options, "--", "python", place.job(TRAIN), "always")
     assert code != 0, err

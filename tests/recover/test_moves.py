@@ -127,7 +127,7 @@ def test_the_next_supervisor_goes_on_with_a_job_that_was_to_grow():
 
 
 def test_no_order_of_events_during_a_move_loses_a_stop_a_failure_or_the_run():
-    """Both moves, and all orders of up to four events: no state waits without a deadline, or forgets why."""
+    """Both moves, all orders of up to four events: each state has a deadline and a reason."""
     leave = NodeToLeave(node="n2", why="a notice")
     kinds = (StateSaved(), CannotSave(), RankFailed(), JobFrozen(), StopAsked("me"), Tick())
     for move, length in itertools.product((leave, NodesBack()), range(5)):

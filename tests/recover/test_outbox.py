@@ -1,4 +1,4 @@
-"""What an agent keeps for the supervisor, and when the agent sends it."""
+"""The messages that an agent keeps for the supervisor, and the time at which it sends them."""
 
 import pytest
 

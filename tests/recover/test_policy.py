@@ -1,4 +1,4 @@
-"""The policy is a pure function: every claim of its docstring, and properties over random histories."""
+"""The pure policy: every claim of its docstring, and properties over random histories."""
 
 from dataclasses import replace
 
@@ -117,7 +117,7 @@ def test_never_loops_on_the_same_root_at_the_same_step(second_step):
 
 
 def run_through(failures, limits=LIMITS, state=None):
-    """Fail at each (time, root, step, checkpoint), with time for every wait in between; returns the last state."""
+    """Fail at each (time, root, step, checkpoint), with time to wait; return the last state."""
     state, actions = state or State(phase=Phase.RUNNING), []
     for at_s, root, step, checkpoint in failures:
         state, _ = play([(at_s - 0.01, Tick())], state, limits)
@@ -188,7 +188,7 @@ def test_a_silent_job_that_fails_again_just_after_its_gain_waits():
 
 
 def test_two_kills_from_outside_within_one_checkpoint_interval_end_nothing():
-    """A checkpoint every 500 steps: the second kill comes while what the first one cost is made up for."""
+    """With a checkpoint every 500 steps, the second kill comes before the lost work is redone."""
     limits, state = RestartLimits(), State(phase=Phase.RUNNING)
     state, _ = play(crash(600, step=1400, checkpoint=1000, killed_from_outside=True), state, limits)
     waits, now_s = [], 600.0
@@ -233,7 +233,7 @@ def test_what_fails_at_the_same_step_again_after_a_rollback_gained_nothing():
 
 
 def test_steps_that_are_lost_again_and_again_are_no_gain():
-    """Each attempt saves at step 6,000, and each next one finds that damaged and begins from step 5,000."""
+    """Each attempt saves at step 6,000; the next finds that damaged and begins from 5,000."""
     state, now_s = State(phase=Phase.RUNNING), 0.0
     for step in (9_000, 6_010, 6_040, 6_020):
         now_s += 1000
@@ -256,7 +256,7 @@ def test_a_job_that_reports_steps_and_makes_none_is_not_taken_for_one_of_which_n
 
 
 def test_what_ends_a_run_does_not_advise_a_restart():
-    """The rules' advice for what a restart mends says that one goes on."""
+    """Leave out advice that is only to restart: the run has ended."""
     failing = [(0, Begin()), *crash(5), *crash(10)]
     end = play(failing)[1][-1]
     assert "Mend it." not in end.outcome
@@ -279,7 +279,7 @@ def test_another_root_at_the_same_step_is_restarted_after_a_wait():
 
 
 def test_what_failed_before_its_first_step_gets_a_new_launcher():
-    """What was kept of the attempt before may be why, so that not even an error of the script ends the run."""
+    """A kept launcher may be the cause, so not even an error of the script ends the run."""
     early = crash(8, has_stepped=False, helps=False)
     state, actions = play([(0, Begin()), *crash(5), *early])
     launches = [action for action in actions if isinstance(action, Launch)]
@@ -505,7 +505,7 @@ def test_ranks_do_not_wait_for_one_that_failed_to_stop():
 
 @pytest.mark.parametrize("returncode", [0, 1])
 def test_a_job_that_ends_by_itself_while_asked_to_stop_is_stopped(returncode):
-    """Its own handler may have saved and left, which is no completion; one that was done resumes and ends at once."""
+    """Its handler may have saved and left; a job that was done ends at once when resumed."""
     _, actions = play([(0, Begin()), (5, StopAsked("x")), (6, JobExited(returncode))])
     assert (actions[-1].state, actions[-1].exit_code) == ("stopped", 4)
 

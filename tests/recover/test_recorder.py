@@ -1,4 +1,4 @@
-"""What is written down, when, and what happens when it cannot be."""
+"""The recorder: its records, their time, and its behaviour if writing fails."""
 
 import math
 import threading
@@ -140,7 +140,7 @@ def test_what_a_dead_supervisor_had_learnt_is_remembered(recorder, ledger, clock
 
 @pytest.mark.parametrize("has_stepped", [True, False])
 def test_a_dead_supervisor_s_rollback_is_remembered(recorder, ledger, clock, has_stepped):
-    """Attempt 2 began from the state of step 40, since the checkpoint of step 100 was lost, and came to step 60."""
+    """Attempt 2 began at step 40, since the checkpoint of step 100 was lost, and reached 60."""
     for attempt, begun_from, saved, failed_at in ((1, 0, 100, 100), (2, 40, 60, 60)):
         recorder.attempt_began(attempt)
         assert recorder.checkpoint_step is None

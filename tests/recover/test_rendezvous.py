@@ -1,4 +1,4 @@
-"""How many nodes a run has, and where they meet."""
+"""The number of a run's nodes, and their meeting place."""
 
 import stat
 

@@ -31,7 +31,7 @@ for step in range(start + 1, 100_000):
 
 
 class Job:
-    """A run of two gloo ranks, and what is seen of its processes."""
+    """A run of two gloo ranks, and the observed processes."""
 
     def __init__(self, place):
         self._place = place
@@ -95,7 +95,10 @@ def _runs(process, module, *, at):
 
 
 def test_trainers_are_started_again_below_whatever_is_there(place):
-    """New interpreters at first, forks of warm processes later; a new launcher where a shim is gone."""
+    """New interpreters at first, forks of warm processes later.
+
+    A new launcher where a shim is gone.
+    """
     job = Job(place)
     job.trainers(1)[1].kill()
     second = job.trainers(2)

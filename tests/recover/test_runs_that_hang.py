@@ -1,4 +1,4 @@
-"""Real runs that hang, pause, or lose a rank or their launcher: what is ended, and which rank is named."""
+"""Real runs that hang, pause, or lose a rank or their launcher, and the ranks blamed for it."""
 
 import pytest
 
@@ -9,7 +9,7 @@ GLOO_FAULTS = [
     (1, "sys.exit(0)"),
     (0, "os._exit(0)"),
 ]
-"""Which rank of each attempt, and what happens to it."""
+"""The faulty rank of each attempt, and its fault."""
 GLOO = """
 import os, pathlib, sys, threading, time
 import torch
@@ -34,7 +34,8 @@ for step in range(1, 4 * attempt + 5):
     if step == 4 * attempt and attempt <= len(faults) and dist.get_rank() == faults[attempt - 1]:
         fault()
 """
-"""Two ranks that wait for each other in the backward pass; a fault strikes in each attempt after a step was reported.
+"""Two ranks that wait for each other in the backward pass; a fault strikes in each attempt after a
+step was reported.
 
 Their Checkpointers go on looking into the store that rank 0 serves.
 """
@@ -88,7 +89,7 @@ def cited(incident) -> str:
 
 @pytest.fixture(scope="module")
 def faulty(shared_place):
-    """A run of two ranks that had all the faults, one an attempt: what it printed, and its incidents."""
+    """A run of two ranks with one fault per attempt: its output and its incidents."""
     what = "\n".join(
         f"    if attempt == {number}:\n        {fault}"
         for number, (_, fault) in enumerate(GLOO_FAULTS, 1)

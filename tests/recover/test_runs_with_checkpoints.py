@@ -1,4 +1,4 @@
-"""Real runs of a job that uses torch and the Checkpointer: stopping with state saved, and storage that fails."""
+"""Real runs of a job with torch and the Checkpointer: stops with saved state, failing storage."""
 
 import errno
 import os
@@ -39,7 +39,7 @@ def run_arguments(place, folder, *, ranks=2, size=1000, every=1000, steps=100_00
 
 
 def test_a_stop_saves_the_same_step_on_all_ranks_and_a_resume_goes_on_from_it(place):
-    """Nothing is due for a thousand steps: what is saved was saved for the stop."""
+    """No save is due for a thousand steps, so every save was made for the stop."""
     folder = place.folder / "checkpoints"
     arguments, begun_from = run_arguments(place, folder), 0
     for how in ("SIGTERM", "holdfast runs stop", "Ctrl-C"):
@@ -81,7 +81,8 @@ def test_resume_after_the_supervisor_was_killed_goes_on_from_the_last_checkpoint
     with place.ledger() as ledger:
         _first, second = ledger.attempts("r")
         assert (second.start_step, second.last_step) == (newest, 60)
-        # Those before are there as far as they became durable while the supervisor lived to hear of it.
+        # Those before are there as far as they became durable while the supervisor lived to hear of
+        # it.
         after = [one.step for one in ledger.checkpoints("r") if one.step > newest]
         assert after == list(range(newest + 10, 61, 10))
     report = place.folder / "report.html"

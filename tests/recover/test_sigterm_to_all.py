@@ -1,4 +1,4 @@
-"""SIGTERM to every process of a job at once, as systemd and Slurm send it: saved once, at one step of all ranks."""
+"""SIGTERM to every process of a job, as by systemd and Slurm: one save at one step of all ranks."""
 
 from contextlib import suppress
 
@@ -45,7 +45,10 @@ FORMS = {
         "run.step(step)",
     ),
 }
-"""Attached; one that only has a Checkpointer; one that has workers of a DataLoader, which get the signal, too."""
+"""Attached; one that only has a Checkpointer.
+
+One that has workers of a DataLoader, which get the signal, too.
+"""
 
 
 def train(place, form="attached"):
@@ -77,9 +80,9 @@ def undisturbed(steps):
 
 @pytest.mark.slow
 def test_sigterm_to_every_process_saves_once_and_a_resume_is_bit_identical(place):
-    """Nothing is due for a thousand steps: what is saved was saved for the stop.
+    """No save is due for a thousand steps, so every save was made for the stop.
 
-    With workers, then resumed as a script that does not attach, and once more to its end.
+    The run has workers; it is resumed by a script that does not attach, then once more to its end.
     """
     arguments, begun_from = train(place, "workers"), 0
     for number in (1, 2):

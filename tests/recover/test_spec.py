@@ -1,4 +1,4 @@
-"""What a run is, checked before it starts."""
+"""The checks of a run's specification before the start."""
 
 import shutil
 import sys

@@ -1,4 +1,4 @@
-"""Where a rank's main thread stands: read in real processes, and judged from stacks as ranks send them."""
+"""A rank's main thread: its stack in real processes, and the verdict on stacks of ranks."""
 
 import json
 import subprocess

@@ -47,7 +47,7 @@ def test_leaving_is_complete_when_every_rank_left():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_ranks_that_run_freely_all_stop_at_the_same_step(seed):
-    """Real threads: each rank saves at every step, a stop is asked for at a random moment."""
+    """With real threads, each rank saves at every step and a stop is requested at random."""
     source = random.Random(seed)
     world = 3
     agreements = [_StopAgreement() for _ in range(world)]
@@ -86,7 +86,7 @@ def test_ranks_that_run_freely_all_stop_at_the_same_step(seed):
 
 
 def test_ranks_that_report_no_steps_are_found_by_their_votes():
-    """Else the proposals would double from 0, past the step of a long training by as much as it has made."""
+    """Otherwise proposals would double from 0, far beyond the step of a long training."""
     vote = StopVote(frozenset({0, 1}), None)
     agreements = [_StopAgreement(), _StopAgreement()]
     for agreement, step in zip(agreements, (1030, 1029), strict=True):

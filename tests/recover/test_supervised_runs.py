@@ -1,4 +1,7 @@
-"""Real runs, real faults: torchrun, two ranks, signals. The jobs need no torch, so a run takes seconds."""
+"""Real runs, real faults: torchrun, two ranks, signals.
+
+The jobs need no torch, so a run takes seconds.
+"""
 
 import fcntl
 import os
@@ -50,7 +53,7 @@ for step in range(start + 1, 21):
         assert time.monotonic() < deadline
         time.sleep(0.001)
 """
-"""Two ranks that wait for each other after every step, as collectives make them, and save every fifth."""
+"""Two ranks that wait for each other after every step, like collectives; they save every fifth."""
 
 QUICK_HANG = ["--hang-floor-s", "1"]
 
@@ -86,7 +89,7 @@ FAULTS = [
 
 @pytest.fixture(scope="module")
 def eventful(shared_place):
-    """A run of two ranks with a fault in each attempt, the last of which ends it: place, exit code, outputs."""
+    """A run of two ranks with a fault per attempt; the last ends it: place, exit code, outputs."""
     faults = "".join(
         f"    if (os.environ['HOLDFAST_ATTEMPT'], rank, step) == ('{attempt}', 1, {step}):\n        {fault}\n"
         for attempt, (step, fault) in enumerate(FAULTS, 1)
@@ -108,7 +111,7 @@ def assert_was_killed(incident):
 
 
 def test_a_killed_rank_is_found_and_the_run_goes_on(eventful):
-    """Killed from outside twice at the same step, it is restarted twice: which rule says so decides it."""
+    """A rank killed from outside twice at the same step is restarted twice."""
     place, _, out, _ = eventful
     for incident in incidents(place)[:2]:
         assert_was_killed(incident)
@@ -282,7 +285,10 @@ while not pathlib.Path("finish").exists():
 
 
 def test_whatever_is_killed_no_process_is_left_and_the_run_goes_on(place):
-    """kill -9 of the node's process, and of each one between it and the ranks; no rank is blamed for a launcher."""
+    """kill -9 of the node's process, and of each one between it and the ranks.
+
+    No rank is blamed for a launcher.
+    """
     script = place.job(UNTIL_FINISHED)
     with place.start("run", "--name", "r", "--nproc", "2", "--", "python", script) as process:
         place.wait_for_step("r", 1003)
@@ -320,7 +326,10 @@ def test_whatever_is_killed_no_process_is_left_and_the_run_goes_on(place):
 
 
 def test_a_killed_supervisor_or_agent_ends_no_rank(place):
-    """The next one takes over the attempt that is going on; a rank that is killed meanwhile is not missed."""
+    """The next one takes over the attempt that is going on.
+
+    A rank that is killed meanwhile is not missed.
+    """
     script = place.job(UNTIL_FINISHED)
     with place.start("run", "--name", "r", "--nproc", "2", "--", "python", script) as process:
         place.wait_for_step("r", 1003)
@@ -435,7 +444,7 @@ def test_a_spent_budget_is_an_exit_code_of_its_own(place):
 def test_a_full_disk_under_the_records_costs_records_and_not_the_training(
     place, small_disk, fill, monkeypatch
 ):
-    """Ledger, journal and logs on a disk that fills: the job, whose own files are elsewhere, completes."""
+    """Ledger, journal and logs are on a full disk: the job, with its files elsewhere, completes."""
     monkeypatch.setattr(type(place), "home", small_disk / "home")
     script = place.job(train("pass").replace("range(start + 1, 21)", "range(start + 1, 200)"))
     with place.start(

@@ -1,4 +1,4 @@
-"""Checkpoints that come as in a trace: batches of evaluation jobs, and what the plan says of such a stream."""
+"""Checkpoints that arrive as in a trace: batches of evaluation jobs, and the plan's note."""
 
 from datetime import UTC, datetime, timedelta
 

@@ -1,4 +1,4 @@
-"""What `holdfast eval plan` says of an evaluation that nobody ran."""
+"""The prediction of `holdfast eval plan` for an evaluation that was never run."""
 
 import itertools
 import json

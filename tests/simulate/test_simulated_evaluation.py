@@ -47,7 +47,8 @@ def test_a_virtual_engine_by_hand():
     while engine.next_s < NEVER_S:
         now_s = engine.next_s
         happened += [(request, begun_s, now_s) for request, begun_s in engine.advance()]
-    # Two prompts are read, a second each; a step of both; then there is a place to read the third before the last step.
+    # Two prompts are read, a second each; a step of both; then there is a place to read the third
+    # before the last step.
     assert happened == [(1, 1.0, 4.0), (2, 4.0, 5.0), (0, 0.0, 6.5)]
 
 

@@ -1,4 +1,4 @@
-"""A demo's three runs as they would stand in a ledger, made by the rules of a job and not by running one."""
+"""Write the ledger of a demo's three runs without running a job."""
 
 import math
 import random

@@ -23,7 +23,7 @@ VOID = {"meta", "br", "img", "link", "input", "hr"}
 
 
 class Page(HTMLParser):
-    """A page taken apart: its text, its attributes, its elements, and whether each of them is closed."""
+    """A parsed page: its text, attributes and elements, and whether each element is closed."""
 
     def __init__(self, path):
         super().__init__()

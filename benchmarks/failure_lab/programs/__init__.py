@@ -1,4 +1,4 @@
-"""Every failing program of the laboratory, a module a group."""
+"""All failing programs of the laboratory, one module per group."""
 
 from collections.abc import Mapping
 
@@ -44,4 +44,4 @@ _GROUPS = (
 PROGRAMS: Mapping[str, Program] = {
     program.id: program for group in _GROUPS for program in group.PROGRAMS
 }
-"""By id, in the order of their groups."""
+"""The programs by id, in the order of their groups."""

@@ -1,4 +1,4 @@
-"""Divisions by zero, and attributes that are not there."""
+"""Divisions by zero, and missing attributes."""
 
 from failure_lab.program import Program
 

@@ -1,4 +1,4 @@
-"""Arguments nobody knows, and other programs that are called and fail."""
+"""Unknown arguments, and called programs that fail."""
 
 from failure_lab.program import Program
 

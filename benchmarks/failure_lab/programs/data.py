@@ -39,7 +39,7 @@ def fail(how):
     if how == "gone":
         os._exit(9)
 """
-"""A data set one of whose samples ends the worker that reads it."""
+"""A data set with a sample that ends the worker that reads it."""
 
 
 def _loop(how: str, workers: int = 2) -> str:

@@ -1,4 +1,4 @@
-"""Files that are missing, full, too many, read-only or somebody else's."""
+"""Files that are missing, full, too many, read-only, or owned by another user."""
 
 from failure_lab.program import Program
 

@@ -1,4 +1,7 @@
-"""NVLink, CUDA and ECC errors: the driver's Xid lines (NVIDIA, "XID Errors"), CUDA's error strings, NCCL's warnings."""
+"""NVLink, CUDA and ECC errors: the driver's Xid lines, CUDA's error strings, NCCL's warnings.
+
+Source of the Xid lines: NVIDIA, "XID Errors".
+"""
 
 # ruff: noqa: E501  (lines of logs stand as they are printed)
 

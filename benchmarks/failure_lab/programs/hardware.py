@@ -1,4 +1,4 @@
-"""Programs in which a rank prints what only a GPU, a driver, a card or a scheduler could, and dies as it would."""
+"""Programs with a rank that prints the lines of a failing device or scheduler, and dies."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ CUDA kernel errors might be asynchronously reported at some other API call, so t
 For debugging consider passing CUDA_LAUNCH_BLOCKING=1
 Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
 """
-"""What PyTorch adds to every CUDA error (c10/cuda/CUDAException.cpp)."""
+"""PyTorch's addition to every CUDA error (c10/cuda/CUDAException.cpp)."""
 
 Place = tuple[str, str, str]
 """A place of torch at which Python calls into C++: the file, a part of the line, the function."""
@@ -48,7 +48,7 @@ def _dies():
 
 
 def _at(path, text, name, error):
-    """A function whose frame is that line of torch: where an error of the device comes out of C++."""
+    """Return a function with the frame of a torch line at which a device error leaves C++."""
     path = os.path.join(os.path.dirname(torch.__file__), path)
     with open(path, encoding="utf-8") as file:
         line = next(number for number, one in enumerate(file) if text in one)
@@ -83,11 +83,12 @@ def hardware(
     restart_helps: bool = True,
     faulty: Mapping[str, Any] | None = None,
 ) -> Program:
-    """A training program whose rank `rank` prints `prints` at `step` and then ends; its peers wait in an all-reduce.
+    """Return a program whose rank `rank` prints `prints` at `step` and then ends.
 
-    `raises` is an exception class and its message; the script calls `module`.`function`, and the exception comes from
-    `within`. Without it `exits` is run (SIGABRT by default, as after an exception that no thread catches). An empty
-    `faulty` says that no rank is to blame.
+    Its peers wait in an all-reduce. `raises` is an exception class and its message: the script
+    calls `module`.`function`, and the exception is raised from `within`. Without `raises`, `exits`
+    is run; the default is SIGABRT, as after an uncaught exception of a thread. An empty `faulty`
+    blames no rank.
     """
     error, message = raises or ("SystemExit", "")
     source = _MODULE.format(

@@ -1,4 +1,4 @@
-"""Keys and positions that are not there."""
+"""Missing keys and positions."""
 
 from failure_lab.program import Program
 

@@ -1,4 +1,4 @@
-"""Memory that runs out: on the GPU, in the host's address space, by the kernel's and Slurm's killers."""
+"""Memory that runs out: on the GPU, in the address space, by the kernel's or Slurm's killer."""
 
 # ruff: noqa: E501  (lines of logs stand as they are printed)
 

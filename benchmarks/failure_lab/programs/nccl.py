@@ -1,4 +1,4 @@
-"""Collectives that time out, and peers that went away."""
+"""Collectives that time out, and lost peers."""
 
 # ruff: noqa: E501  (lines of logs stand as they are printed)
 

@@ -1,4 +1,4 @@
-"""The network: InfiniBand's and the interface's faults, name resolution, refused and closed connections."""
+"""Network failures: InfiniBand, interfaces, name resolution, refused or closed connections."""
 
 # ruff: noqa: E501  (lines of logs stand as they are printed)
 

@@ -1,4 +1,4 @@
-"""Lost nodes: the kernel's last words, Slurm's, Kubernetes' and Ray's."""
+"""Lost nodes: the last lines of the kernel, Slurm, Kubernetes and Ray."""
 
 from failure_lab.program import Program
 from failure_lab.programs.hardware import hardware

@@ -1,4 +1,4 @@
-"""Ends that are nobody's error: killed and stopped ranks, time limits, preemption."""
+"""Ends without an error: killed and stopped ranks, time limits, preemption."""
 
 # ruff: noqa: E501  (lines of logs stand as they are printed)
 

@@ -1,4 +1,4 @@
-"""Object storage that refuses, is slow, or is not there; every request is really made."""
+"""Object storage that refuses, is slow, or is missing; every request is real."""
 
 from failure_lab.program import Program
 

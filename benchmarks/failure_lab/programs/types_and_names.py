@@ -1,4 +1,4 @@
-"""Types and names that are not what the code expects."""
+"""Types and names other than the code expects."""
 
 from failure_lab.program import Program
 

@@ -1,1 +1,1 @@
-"""The command line: one file a command, each parses, calls its room and prints; `main` finds them."""
+"""The command line: one file per command parses, calls its room and prints."""

@@ -1,4 +1,4 @@
-"""`holdfast checkpoint ls | verify | show | diff | pin | unpin | prune | export | restore | import`."""
+"""`holdfast checkpoint`: list, verify, compare, keep, delete and convert checkpoints."""
 
 import importlib.util
 import os
@@ -30,10 +30,11 @@ JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 
 
 class _AbsolutePath(click.Path):
-    """As a path is shown, whoever asks and from where: `.` has no name that a step could be read from."""
+    """Resolve to an absolute path, since `.` has no step number in its name."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        # Empty, as from a variable that is not set: `prune` is not to take the working directory for it.
+        # An empty path comes from a variable that is not set: `prune` must not take the working
+        # directory instead.
         try:
             path = local_path(
                 value,
@@ -69,7 +70,8 @@ def ls(folder: Path, *, as_json: bool) -> None:
 def verify(path: Path, *, as_json: bool) -> int:
     """Check every byte of a checkpoint, or of all in a folder.
 
-    Leaves with 1 if any is damaged or incomplete, with 4 if one that PyTorch wrote by itself cannot be checked in full.
+    Leaves with 1 if any is damaged or incomplete, with 4 if one that PyTorch wrote by itself cannot
+    be checked in full.
     """
     _check_folder(path)
     found = checkpoints_at(path)
@@ -117,7 +119,8 @@ def show(checkpoint: Path, *, with_tensors: bool, as_json: bool) -> None:
 def diff(a: Path, b: Path, *, as_json: bool) -> int:
     """Say what differs between two checkpoints, bit for bit.
 
-    Leaves as diff(1) does: with 0 where they are the same, 1 where they differ, 2 where they cannot be read.
+    Leaves as diff(1) does: with 0 where they are the same, 1 where they differ, 2 where they cannot
+    be read.
     """
     try:
         _check_torch()
@@ -140,7 +143,7 @@ def diff(a: Path, b: Path, *, as_json: bool) -> int:
 
 @command.command()
 @CHECKPOINT
-@click.option("--why", metavar="TEXT", help="Shown beside it.")
+@click.option("--why", metavar="TEXT", help="The reason, which is shown with the checkpoint.")
 @JSON
 def pin(checkpoint: Path, why: str | None, *, as_json: bool) -> None:
     """Keep a CHECKPOINT from ever being deleted."""
@@ -162,7 +165,7 @@ def unpin(checkpoint: Path, *, as_json: bool) -> None:
 @command.command()
 @FOLDER
 @RULES
-@click.option("--dry-run", is_flag=True, help="Say what would go, and delete nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would be deleted, and delete nothing.")
 @JSON
 def prune(
     folder: Path,
@@ -176,8 +179,8 @@ def prune(
 ) -> int:
     """Delete the checkpoints of a folder that no rule keeps, and say why each of the others stays.
 
-    Whatever the rules, the newest stays, and the newest that is verified, and what is pinned, wanted or damaged.
-    Leaves with 1 if one that is to go could not be deleted.
+    These stay whatever the rules: the newest, the newest verified, the pinned, the wanted and the
+    damaged checkpoints. Leaves with 1 if one that is to go could not be deleted.
     """
     from holdfast.checkpoint import prune as prune_folder
 
@@ -198,7 +201,9 @@ def prune(
 
 @command.command()
 @CHECKPOINT
-@click.option("--safetensors", "output", metavar="DIR", required=True, type=PATH, help="To make.")
+@click.option(
+    "--safetensors", "output", metavar="DIR", required=True, type=PATH, help="The new folder."
+)
 @click.option(
     "--hf-config",
     metavar="DIR",
@@ -211,7 +216,10 @@ def prune(
 def export(
     checkpoint: Path, output: Path, hf_config: Path, name_map: Path | None, *, as_json: bool
 ) -> None:
-    """Write the model of a CHECKPOINT as a Hugging Face folder: configuration, tokenizer, safetensors."""
+    """Write the model of a CHECKPOINT as a Hugging Face folder.
+
+    The folder has the configuration, the tokenizer and the weights as safetensors.
+    """
     _check_torch()
     with shown() as progress:
         progress("reading names", 0, None)
@@ -239,7 +247,7 @@ def export(
 
 @command.command()
 @CHECKPOINT
-@click.option("--to", "output", metavar="FILE", required=True, type=PATH, help="To make.")
+@click.option("--to", "output", metavar="FILE", required=True, type=PATH, help="The new file.")
 @click.option(
     "--entry",
     "entries",
@@ -276,17 +284,19 @@ def restore(checkpoint: Path, output: Path, entries: tuple[str, ...], *, as_json
 
 @command.command("import")
 @click.argument("source", metavar="SOURCE", type=PATH)
-@click.option("--to", "folder", metavar="DIR", required=True, type=PATH, help="To put it into.")
+@click.option(
+    "--to", "folder", metavar="DIR", required=True, type=PATH, help="The folder to copy into."
+)
 @click.option(
     "--step",
     metavar="N",
     required=True,
     type=click.IntRange(min=0),
-    help="Which step SOURCE is of.",
+    help="The training step of SOURCE.",
 )
 @JSON
 def import_(source: Path, folder: Path, step: int, *, as_json: bool) -> None:
-    """Copy a checkpoint that PyTorch wrote by itself into DIR, where Checkpointer.restore finds it."""
+    """Copy a checkpoint that PyTorch wrote by itself into DIR for Checkpointer.restore."""
     _check_torch()
     with shown() as progress:
         progress("looking", 0, None)
@@ -323,7 +333,10 @@ def _check_folder(folder: Path) -> None:
 
 
 def _is_taken_for_dcps(path: Path) -> bool:
-    """Whether a checkpoint is one without a manifest that Holdfast did not write, or that has no name of a step."""
+    """Return True for a checkpoint that PyTorch wrote by itself.
+
+    That is one without a manifest whose name has no step, or whose files Holdfast did not write.
+    """
     if not has_only_metadata(path):
         return False
     _check_torch()

@@ -14,7 +14,7 @@ _TIME = re.compile(r"(\d+(?:\.\d+)?) ?(s|min|h|d|w)")
 _LESS_IS_BETTER = {"loss", "perplexity", "ppl", "error"}
 _MORE_IS_BETTER = {"acc", "accuracy", "match", "f1", "score", "reward"}
 _SAY_NOTHING = {"norm", "none"}
-"""Of a metric of lm-evaluation-harness: how it was normalised, and its filter."""
+"""Words in lm-evaluation-harness's metric names for the normalisation and the filter."""
 _OPTIONS = (
     click.option("--last", type=click.IntRange(min=1), metavar="N", help="Keep the newest N."),
     click.option(
@@ -46,10 +46,10 @@ def RULES(function: Callable[..., Any]) -> Callable[..., Any]:  # noqa: N802 - b
 def policy_of(
     *, last: int | None, every_steps: int | None, best: tuple[str, ...], within: str | None
 ) -> Retention:
-    """The policy that the options make.
+    """Return the policy of the options.
 
     Raises:
-        BadUse: one of them is not of its form.
+        BadUse: an option is malformed.
     """
     return Retention(
         last=last,
@@ -81,7 +81,11 @@ def _best(text: str) -> Best:
 
 
 def _mode_of(metric: str) -> Literal["min", "max"]:
-    """Which is better, where the name says it: a wrong guess would delete the best."""
+    """Return whether less or more of a metric is better.
+
+    Raises:
+        BadUse: the name does not show which; a wrong guess would delete the best checkpoint.
+    """
     words = [
         word
         for word in re.split(r"[^a-z0-9]+", metric.lower())
@@ -93,6 +97,6 @@ def _mode_of(metric: str) -> Literal["min", "max"]:
     other = _MORE_IS_BETTER if less else _LESS_IS_BETTER
     if less == more or not other.isdisjoint(words):
         raise BadUse(
-            f"Nobody knows whether more {metric!r} is better. Write {metric}:max=N or {metric}:min=N."
+            f"The name {metric!r} does not show whether more is better. Write {metric}:max=N or {metric}:min=N."
         )
     return "min" if less else "max"

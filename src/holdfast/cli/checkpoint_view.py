@@ -1,4 +1,4 @@
-"""How `holdfast checkpoint` prints what it found."""
+"""Print the results of `holdfast checkpoint`."""
 
 import math
 from dataclasses import asdict
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 
 def mib(size_bytes: int) -> str:
-    """Mebibytes, as all of these tables have them."""
+    """Format a size in mebibytes for a table."""
     return f"{size_bytes / 2**20:.1f}"
 
 
 def marks_in_words(marks: Annotations) -> str:
-    """What is marked, in the order in which it matters."""
+    """Return a checkpoint's marks in words, the most important first."""
     said = []
     if marks.damaged is not None:
         said.append("found damaged")
@@ -48,7 +48,7 @@ def marks_in_words(marks: Annotations) -> str:
 
 
 def print_checkpoints(folder: Path, found: "Sequence[Row]", *, as_json: bool) -> None:
-    """A row a checkpoint."""
+    """Print one row per checkpoint."""
     if as_json:
         print_json("checkpoints", {"checkpoints": [_row(one) for one in found]})
         return
@@ -86,7 +86,7 @@ def print_contents(
     with_tensors: bool,
     as_json: bool,
 ) -> None:
-    """What one checkpoint holds."""
+    """Print the content of one checkpoint."""
     manifest = opened.manifest
     if as_json:
         nobody = {
@@ -139,7 +139,7 @@ def print_contents(
 
 
 def print_comparison(a: Path, b: Path, compared: "CheckpointComparison", *, as_json: bool) -> None:
-    """What differs."""
+    """Print the differences between two checkpoints."""
     if as_json:
         different = [
             {**asdict(one), "max_abs_difference": _finite(one.max_abs_difference)}
@@ -166,7 +166,7 @@ def print_comparison(a: Path, b: Path, compared: "CheckpointComparison", *, as_j
 
 
 def print_pin(path: Path, *, pinned: bool, as_json: bool) -> None:
-    """What is so now."""
+    """Print whether a checkpoint is pinned now."""
     if as_json:
         print_json("pin", {"path": str(path), "pinned": pinned})
         return
@@ -176,7 +176,7 @@ def print_pin(path: Path, *, pinned: bool, as_json: bool) -> None:
 
 
 def print_pruned(folder: Path, pruned: "PruneResult", *, dry_run: bool, as_json: bool) -> None:
-    """What goes, and why the others stay."""
+    """Print the checkpoints that go, and why the others stay."""
     going = [verdict.info for verdict in pruned.verdicts if not verdict.stays]
     if as_json:
         rows = [

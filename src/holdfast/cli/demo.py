@@ -32,7 +32,7 @@ CAUSE_LIMIT = 160
     type=int,
     default=0,
     show_default=True,
-    help="Of the weights, the data order and the faults.",
+    help="The seed of the weights, the data order and the faults.",
 )
 @click.option(
     "--out",

@@ -50,9 +50,7 @@ class Wanted:
 @click.command()
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-@click.option(
-    "--explain", is_flag=True, help="Also why: what speaks for and against each candidate."
-)
+@click.option("--explain", is_flag=True, help="Also the points for and against each candidate.")
 @click.option(
     "--each",
     is_flag=True,
@@ -64,7 +62,7 @@ class Wanted:
 @click.option(
     "--remember",
     is_flag=True,
-    help="Look in the ledger's incidents for ones like it, and add this one.",
+    help="Compare with the ledger's incidents, and add this one.",
 )
 @click.option(
     "--model/--no-model",
@@ -89,9 +87,9 @@ def command(
 ) -> int:
     """Say how a job ended, and why it failed, citing the lines, who is at fault and what to do.
 
-    PATHs are all of one job: its log, one file a rank, its output folder, a kernel log, sacct --json, Flight Recorder
-    dumps; plain, .gz or .zst; a pattern in quotes; - is standard input. Leaves with 0 if it was answered, Unknown too.
-    With --json an error is an object too.
+    PATHs are all of one job: its log, one file a rank, its output folder, a kernel log, sacct
+    --json, Flight Recorder dumps; plain, .gz or .zst; a pattern in quotes; - is standard input.
+    Leaves with 0 if it was answered, Unknown too. With --json an error is an object too.
     """
     as_json |= each
     if compressed and explain and not as_json:
@@ -142,7 +140,7 @@ def _print_object(fields: dict[str, Any]) -> None:
 
 
 def _print_each(paths: Iterable[str], wanted: Wanted) -> int:
-    """A line for each path; 0 if any was answered."""
+    """Print a line for each path; return 0 if any was answered."""
     answered = False
     for path in paths:
         fields: dict[str, Any]
@@ -160,7 +158,7 @@ def _print_each(paths: Iterable[str], wanted: Wanted) -> int:
 
 
 def _expanded(paths: Iterable[str]) -> list[str]:
-    """Each path, and each that fits a pattern which names none itself."""
+    """Return the paths, each pattern replaced with the paths that it matches."""
     found = []
     for path in paths:
         fits = (
@@ -174,7 +172,10 @@ def _expanded(paths: Iterable[str]) -> list[str]:
 
 @contextmanager
 def _readable(paths: Iterable[str], wanted: Wanted) -> Iterator[None]:
-    """Make standard input readable twice where that is needed: for the lines around the root, and to compress."""
+    """Make standard input readable twice if the command needs both passes.
+
+    The lines around the root and the compressed log each need a second pass.
+    """
     from holdfast.diagnose.study import stdin_kept
 
     with ExitStack() as stack:
@@ -204,7 +205,7 @@ def _studied(paths: Iterable[str], wanted: Wanted) -> "Study":
 def _beyond_rules(
     diagnosis: "Diagnosis", compressed: "Compressed", wanted: Wanted, show: Progress
 ) -> "Diagnosis":
-    """The answer once memory and model were asked, as far as they are to be."""
+    """Return the diagnosis after the ledger's incidents and the model, as far as wanted."""
     suggested = None
     if diagnosis.ended_well:  # there is no cause to look for, and no incident
         return diagnosis
@@ -248,10 +249,10 @@ def _rules(known: "Known | None", folder: Path | None) -> "RuleSet":
 
 
 def asked_endpoint() -> "Endpoint":
-    """The model that `--model` asks.
+    """Return the model for `--model`.
 
     Raises:
-        BadUse: the environment names none, or one that cannot be used.
+        BadUse: the environment names no model, or one that cannot be used.
     """
     from holdfast.diagnose.agents import endpoint_from_environment
 
@@ -264,7 +265,7 @@ def asked_endpoint() -> "Endpoint":
 
 
 def _fields(study: "Study", wanted: Wanted) -> dict[str, Any]:
-    """The answer as JSON, with what was asked for beside it."""
+    """Return the answer as JSON, with the requested extras."""
     fields = study.diagnosis.to_json()
     if wanted.explain:
         from holdfast.cli.diagnosis_why import as_json

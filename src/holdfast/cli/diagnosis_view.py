@@ -1,4 +1,4 @@
-"""A diagnosis for a person: the cause in a sentence, who is at fault, what to do, and the lines that say so."""
+"""Print a diagnosis for a person: cause, fault, action and the lines that show them."""
 
 import os
 import sys
@@ -37,13 +37,18 @@ OUTCOMES: Final[Mapping[Outcome, str]] = {
 }
 FOLLOWED_SHOWN: Final = 8
 ASIDE_SHOWN: Final = 2
-"""Lines of what was recovered from, and of the teardown."""
+"""The most lines shown of recovered failures and of the teardown."""
 _RANGE_SHOWN: Final = 16
 """Parts of a list of ranks that are written out."""
 
 
 def print_diagnosis(study: Study, *, why: bool = False) -> None:
-    """Print it on standard output; `why`: also how the rules came to it."""
+    """Print a diagnosis on standard output.
+
+    Args:
+        study: the diagnosis and its explanation.
+        why: also print how the rules found the root.
+    """
     console = Console(
         width=None if sys.stdout.isatty() else PIPE_WIDTH,
         highlight=False,
@@ -126,7 +131,7 @@ def _add_hint(table: Table, study: Study) -> None:
 
 
 def _outcome(study: Study) -> str:
-    """How the job ended, with the line that states the end."""
+    """Return how the job ended, with the line that states the end."""
     found = study.diagnosis
     name = OUTCOMES[found.outcome]
     return name if found.end_line is None else f"{name} ({_place(study, found.end_line)})"
@@ -139,7 +144,7 @@ def _sure(found: Diagnosis) -> str:
 
 
 def at_fault(scope: Mapping[str, Any]) -> str:
-    """Who is at fault, in words: `rank 3, node gn07, GPU 0000:b3:00`."""
+    """Return the place of the fault in words: `rank 3, node gn07, GPU 0000:b3:00`."""
     names = {
         "rank": "rank",
         "local_rank": "local rank",
@@ -161,7 +166,7 @@ def at_fault(scope: Mapping[str, Any]) -> str:
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """`0-3, 7` for 0, 1, 2, 3, 7; the end of a long list is left out."""
+    """Format numbers as `0-3, 7` for 0, 1, 2, 3, 7; cut a long list."""
     parts: list[list[int]] = []
     for number in sorted(set(numbers)):
         if parts and number == parts[-1][-1] + 1:
@@ -206,7 +211,7 @@ def _root(study: Study) -> Table | None:
 
 
 def _followed(study: Study) -> Iterator[tuple[str, Text]]:
-    """What the root brought about, one row for each kind of line with how many ranks say so."""
+    """Yield the effects of the root: one row per kind of line, with the number of ranks."""
     if not study.by_rules:  # then only the diagnosis itself knows
         for one in study.diagnosis.evidence:
             if one.role == "cascade":
@@ -248,7 +253,7 @@ def _cited(study: Study, role: Role) -> Table:
 
 
 def _place(study: Study, line: LogLine) -> str:
-    """A line with its place, as short as it is clear beside the root's."""
+    """Return a line with its number, and with several logs its file below their common folder."""
     if len(study.files) == 1:
         return f"line {line.line}: {line.text}"
     folder = os.path.commonpath([file.path.parent.absolute() for file in study.files])
@@ -295,5 +300,5 @@ def _notes(notes: Iterable[str]) -> Table:
 
 
 def _one_line(text: str, style: str = "") -> Text:
-    """A line that is cut where the terminal ends."""
+    """Return a line that is cut at the width of the terminal."""
     return Text(clean(text).replace("\n", " "), style=style, no_wrap=True, overflow="ellipsis")

@@ -1,4 +1,4 @@
-"""Why the rules chose a root: each candidate with what speaks against it, in plain words and as JSON."""
+"""Explain the choice of a root: list each candidate and the points against it."""
 
 from typing import Any, Final
 
@@ -9,11 +9,11 @@ from holdfast.core.words import clean, percent, plainly, shorten
 from holdfast.diagnose import Cluster, Explanation, Reckoning
 
 SHOWN: Final = 4
-"""Candidates that a person is shown."""
+"""The number of candidates that are printed."""
 _LISTED: Final = 8
-"""Candidates in the JSON."""
+"""The number of candidates in the JSON."""
 _NAMED: Final = 4
-"""Other lines that are named of each way they may stand to a candidate."""
+"""The most other lines that are named for each relation to a candidate."""
 INTRODUCTION: Final = (
     "Each line that may have begun the failure is tried as its root, and what speaks against it is added up: 1 point"
     " more is 2.7 times less likely. The least sum is the root; where in the log a line stands plays no part."
@@ -26,7 +26,7 @@ HOW: Final = {
 
 
 def in_words(explanation: Explanation) -> Table:
-    """A table of the likeliest candidates."""
+    """Return a table of the likeliest candidates."""
     table = Table.grid(padding=(0, 2))
     table.add_column(justify="right", no_wrap=True)
     table.add_column(overflow="fold")
@@ -51,7 +51,7 @@ def in_words(explanation: Explanation) -> Table:
 
 
 def as_json(explanation: Explanation) -> list[dict[str, Any]]:
-    """The likeliest candidates, the root first."""
+    """Return the likeliest candidates, the root first."""
     return [
         {
             "rule": cluster.first.rule.id,
@@ -90,7 +90,7 @@ def _headline(cluster: Cluster, share: float) -> str:
 
 
 def _doubts(cluster: Cluster) -> str:
-    """What made it dearer than others of its kind."""
+    """Return the extra points against a candidate, in words."""
     if cluster.first.demoted:
         return ", though another line of the same traceback says it better"
     if cluster.first.recovered:

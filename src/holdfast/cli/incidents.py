@@ -25,7 +25,7 @@ _WITHOUT_RUN = "m"
 
 @click.group()
 def command() -> None:
-    """List and show incidents and what was done; confirm or correct a diagnosis, which later ones learn from."""
+    """List and show incidents; confirm or correct a diagnosis, from which later ones learn."""
 
 
 @command.command()
@@ -79,7 +79,7 @@ def ls(place: Place, run_id: str | None, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def show(place: Place, incident_id: str, as_json: bool) -> None:
-    """Show an incident: the diagnosis with cited lines, the action taken, and a person's verdict."""
+    """Show an incident: diagnosis, cited lines, action taken, and a person's verdict."""
     with Ledger.open(place.ledger) as ledger:
         if incident_id.startswith(_WITHOUT_RUN):
             from holdfast.diagnose.memory import memory_of
@@ -156,12 +156,15 @@ def confirm(place: Place, incident_id: str, action: str, as_json: bool) -> None:
 def correct(
     place: Place, incident_id: str, reason: str, lines: tuple[str, ...], action: str, as_json: bool
 ) -> None:
-    """Say what the reason of an incident was in truth. A rule is learned from it if that spoils no other answer."""
+    """Say what the reason of an incident was in truth.
+
+    A rule is learned from it if that spoils no other answer.
+    """
     _judge(place, incident_id, reason=reason, lines=lines, action=action, as_json=as_json)
 
 
 def judge_incident(place: Place, incident_id: str, *, reason: str = "", by: str) -> str:
-    """Record a person's verdict on an incident, learn from the verdict, and return the result in a sentence.
+    """Record a person's verdict on an incident, learn from the verdict, and return the result.
 
     Args:
         place: the place of the records.
@@ -231,7 +234,7 @@ def _judge(
 
 
 def _kept(place: Place, incident: Incident | None) -> "list[Kept]":
-    """The compressed log of a run's incident, while its files are there."""
+    """Return the compressed log of a run's incident while its files exist."""
     if incident is None:
         return []
     folder = RunPaths(place.home, incident.run_id).attempt_logs(incident.attempt)
@@ -243,7 +246,7 @@ def _kept(place: Place, incident: Incident | None) -> "list[Kept]":
 
 
 def _line_at(place: str, incident: Incident | None) -> str:
-    """The text of `FILE:LINE`: of the file, else as the diagnosis cites it."""
+    """Return the text of `FILE:LINE` from the file, else from the diagnosis."""
     name, _, number = place.rpartition(":")
     if not name or not number.isdigit() or int(number) < 1:
         raise BadUse(

@@ -1,4 +1,4 @@
-"""`holdfast logs`: what a run's ranks printed."""
+"""`holdfast logs`: print the output of a run's ranks."""
 
 import sys
 import time
@@ -97,7 +97,7 @@ def _nothing(paths: RunPaths, attempt: int, rank: int | None) -> str:
 
 
 def _show(tail: LogTail) -> None:
-    """Print all that was not shown yet."""
+    """Print all lines that were not shown yet."""
     for chunk, _ in tail.read():
         sys.stdout.buffer.write(chunk)
     sys.stdout.buffer.flush()
@@ -106,7 +106,7 @@ def _show(tail: LogTail) -> None:
 def _follow(
     place: Place, paths: RunPaths, rank: int | None, attempt: int | None, *, launcher: bool
 ) -> None:
-    """Show everything and what comes, over rotations and restarts, until the run ends."""
+    """Print the log and follow it over rotations and restarts until the run ends."""
     tails: dict[Path, LogTail] = {}
     with Ledger.open(place.ledger) as ledger, ExitStack() as opened:
         shown = attempt or max((one.number for one in ledger.attempts(paths.run_id)), default=1)

@@ -1,4 +1,4 @@
-"""`holdfast`: finds the command, turns errors into one sentence and an exit code.
+"""`holdfast`: find the command, and turn errors into one sentence and an exit code.
 
 0 done, 1 the job failed for the user's reason, 2 bad use, 3 budget spent, 4 incomplete.
 """
@@ -55,12 +55,12 @@ COMMANDS = {
         "List, verify, compare, prune and convert checkpoints.",
     ),
 }
-"""Where each command lives; its module is imported only when it is called, so that `--help` answers at once."""
+"""The module of each command, imported only when it is called: `--help` answers at once."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where the records are: click's context object."""
+    """The place of the records: click's context object."""
 
     home: Path
     ledger: str
@@ -97,7 +97,10 @@ def cli(context: click.Context, ledger: str | None) -> None:
 
 
 def _open_closed_streams() -> None:
-    """Put the null device where a standard stream is closed (`>&-`): else the next file would get its number."""
+    """Open the null device where a standard stream is closed (`>&-`).
+
+    Otherwise the next file that is opened would get the number of the stream.
+    """
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(fd)
@@ -110,7 +113,7 @@ def _open_closed_streams() -> None:
 
 
 def main() -> None:
-    """The `holdfast` program."""
+    """Run the `holdfast` program."""
     _open_closed_streams()
     try:
         code = cli.main(standalone_mode=False)
@@ -126,7 +129,8 @@ def main() -> None:
             click.echo(f"holdfast: {said}", err=True)
         sys.exit(130)
     except BrokenPipeError:
-        # The reader of a pipe (`| head`) left; there is nobody to tell, not even when Python flushes at its end.
+        # The reader of a pipe (`| head`) left: no error can be shown, not even the one of Python's
+        # flush at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except OSError as error:

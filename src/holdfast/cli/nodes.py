@@ -31,7 +31,7 @@ def command() -> None:
 @click.option(
     "--rendezvous",
     metavar="HOST:PORT",
-    help="Where they meet: one of them, and a free port.  [default: of Slurm]",
+    help="A node and a free port where the nodes meet.  [default: of Slurm]",
 )
 @click.option("--cordon", "cordons", is_flag=True, help="Cordon the bad nodes.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
@@ -46,7 +46,8 @@ def check(
     srun holdfast nodes check --cordon
     holdfast nodes check --nnodes 3 --rendezvous node1:29600
 
-    Leaves with 0 where all nodes are good, 1 where a bad one was found, and 4 where the tests cannot tell.
+    Leaves with 0 where all nodes are good, 1 where a bad one was found, and 4 where the tests
+    cannot tell.
     """  # noqa: D301 - click wants the character itself
     from holdfast.recover import check_nodes, check_this_host, keep_verdicts, meeting_of, priors_of
 
@@ -204,7 +205,7 @@ def _one_line(text: str, what: str) -> str:
     """Return a text without the blanks at both ends.
 
     Raises:
-        BadUse: the text is blank, is too long for the ledger, or has control characters such as a line end.
+        BadUse: the text is blank, too long for the ledger, or has control characters.
     """
     stripped = text.strip()
     if not stripped or not stripped.isprintable() or len(stripped) > MAX_LENGTH:
@@ -216,7 +217,9 @@ def _one_line(text: str, what: str) -> str:
 
 @command.command()
 @click.argument("name", metavar="NODE")
-@click.option("--why", required=True, metavar="TEXT", help="The reason, for whoever looks at it.")
+@click.option(
+    "--why", required=True, metavar="TEXT", help="The reason, which is shown with the node."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def cordon(place: Place, name: str, why: str, as_json: bool) -> None:
@@ -231,7 +234,7 @@ def cordon(place: Place, name: str, why: str, as_json: bool) -> None:
 
 
 def cordon_node(place: Place, name: str, why: str, *, by: str) -> Sequence[str]:
-    """Cordon a node in the ledger and in the scheduler, and return what the scheduler says.
+    """Cordon a node in the ledger and in the scheduler; return the scheduler's answers.
 
     Raises:
         BadUse: the name or the reason is not one line.
@@ -244,7 +247,7 @@ def cordon_node(place: Place, name: str, why: str, *, by: str) -> Sequence[str]:
 
 
 def return_cordoned_node(place: Place, name: str, *, force: bool) -> Sequence[str]:
-    """Let runs use a cordoned node again, and return what the scheduler says.
+    """Let runs use a cordoned node again; return the scheduler's answers.
 
     Raises:
         NotFound: no such node was tested or cordoned.
@@ -258,7 +261,7 @@ def return_cordoned_node(place: Place, name: str, *, force: bool) -> Sequence[st
 
 @command.command("return")
 @click.argument("name", metavar="NODE")
-@click.option("--force", is_flag=True, help="Also where it has passed no test since.")
+@click.option("--force", is_flag=True, help="Return the node even without a passed test since.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def return_(place: Place, name: str, force: bool, as_json: bool) -> None:
@@ -272,6 +275,6 @@ def return_(place: Place, name: str, force: bool, as_json: bool) -> None:
 
 
 def _say(sentences: Sequence[str]) -> None:
-    """Print on standard error, which is no part of what --json prints."""
+    """Print on standard error, which is no part of the output of --json."""
     for sentence in sentences:
         click.echo(sentence, err=True)

@@ -1,4 +1,4 @@
-"""How commands print: one JSON object for programs, tables for people."""
+"""Print results: one JSON object for programs, tables for people."""
 
 import json
 import re
@@ -11,11 +11,11 @@ import click
 
 _LAST_SENTENCE = re.compile(r"(?s)(.*[.?!)])\s+([A-Z].*?\S)$")
 PIPE_WIDTH = 240
-"""Characters a line where there is no terminal to ask."""
+"""Characters per line if standard output is no terminal."""
 
 
 def print_json(schema: str, fields: dict[str, Any], *, version: int = 1) -> None:
-    """One object, with the name and version of its schema first."""
+    """Print one object, with the name and version of its schema first."""
     click.echo(
         json.dumps({"schema": f"holdfast.{schema}", "version": version, **fields}, default=str)
     )
@@ -33,7 +33,7 @@ def error_object(error: Exception, next_step: str = "") -> dict[str, Any]:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Columns as wide as they need, so that ids can be copied; only the last one folds."""
+    """Print columns as wide as their cells, so that ids can be copied; only the last one folds."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -49,7 +49,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
 
 
 def when(at_s: float | None) -> str:
-    """A time as people of this place read it."""
+    """Format a time in the local time zone."""
     return (
         ""
         if at_s is None
@@ -58,7 +58,7 @@ def when(at_s: float | None) -> str:
 
 
 def seconds(value_s: float | None) -> str:
-    """A duration with its unit."""
+    """Format a duration with its unit."""
     if value_s is None:
         return ""
     if value_s < 1:

@@ -41,7 +41,7 @@ TRACE = click.option(
     default=30.0,
     show_default=True,
     metavar="D",
-    help="Days that it runs.",
+    help="The job's length in days.",
 )
 @click.option(
     "--replications",
@@ -51,7 +51,9 @@ TRACE = click.option(
     metavar="N",
     help="Simulated runs, for the mean and the 5 % to 95 % band.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of all that is random.")
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="The seed of all random draws."
+)
 @click.option(
     "--page",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -74,8 +76,8 @@ def command(
 ) -> None:
     """Advise on the next job, from the ledger's records of RUNs, or of all runs.
 
-    The job is simulated with the rate of failure that the records give, as certain as they make it. The tornado shows
-    which inputs the effective training time rests on.
+    The job is simulated with the rate of failure that the records give, as certain as they make it.
+    The tornado shows which inputs the effective training time rests on.
     """
     from holdfast.simulate.pretrain import advise, write_plan
 
@@ -104,7 +106,7 @@ def records_of(place: Place, runs: Sequence[str], trace: str | None = None) -> "
     Args:
         place: the ledger and the folder of the journals.
         runs: the runs; all runs if none is named.
-        trace: job records to read in their place; pretraining jobs alone where the records have types.
+        trace: job records to read instead; pretraining jobs alone if the records have types.
 
     Raises:
         NotFound: the ledger has no such run.

@@ -1,4 +1,4 @@
-"""Progress of work that may take longer than two seconds: a bar on a terminal, plain lines elsewhere."""
+"""Show the progress of work that takes more than two seconds: a bar, else plain lines."""
 
 import sys
 import time
@@ -8,15 +8,15 @@ from contextlib import contextmanager
 import click
 
 QUIET_S = 2.0
-"""Work that ends sooner says nothing; plain lines come no faster than this."""
+"""Shorter work shows no progress; plain lines come at most this often."""
 
 Progress = Callable[[str, float, float | None], None]
-"""`progress(what, done, total)`: what is under way and how much of it is done; total None where nobody knows."""
+"""`progress(what, done, total)`: the work and its amount; total is None if it is unknown."""
 
 
 @contextmanager
 def shown() -> Iterator[Progress]:
-    """A `Progress` that shows on standard error."""
+    """Yield a `Progress` that shows on standard error."""
     if not sys.stderr.isatty():
         yield _plain_lines()
         return

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def command() -> None:
-    """List, show, check and withdraw the rules of the diagnosis: packaged, learned, and your own."""
+    """List, show, check and withdraw the diagnosis rules: packaged, learned, and your own."""
 
 
 @command.command()
@@ -56,7 +56,7 @@ def ls(place: Place, learned: bool, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def show(place: Place, rule_id: str, as_json: bool) -> None:
-    """Show a rule as its file would hold it, and what it was learned from."""
+    """Show a rule in the form of its file, and the source of a learned rule."""
     import yaml
 
     with Ledger.open(place.ledger) as ledger:
@@ -95,7 +95,7 @@ def withdraw(place: Place, rule_id: str, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def check(place: Place, file: Path, as_json: bool) -> None:
-    """Try a file of rules of your own: its form, and each rule's examples beside the packaged rules."""
+    """Check a file of your own rules: its form, and its examples with the packaged rules."""
     from holdfast.diagnose.memory import faults_of, own_topics, read_topic
 
     topic = read_topic(file)
@@ -115,18 +115,18 @@ def check(place: Place, file: Path, as_json: bool) -> None:
 
 @command.group()
 def good() -> None:
-    """Runs that ended well: what they print is routine, and no failure's root."""
+    """Record and list runs that ended well: their lines are routine, and no failure's root."""
 
 
 @good.command("add")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option(
-    "--model", is_flag=True, help="Ask the model of HOLDFAST_LLM_URL too what of it is routine."
+    "--model", is_flag=True, help="Also let the model of HOLDFAST_LLM_URL find routine lines."
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def good_add(place: Place, paths: tuple[str, ...], model: bool, as_json: bool) -> None:
-    """Record the logs of one run that ended well, and learn from them what is routine."""
+    """Record the logs of one run that ended well, and learn its routine lines."""
     from holdfast.cli.diagnose import asked_endpoint
     from holdfast.diagnose.memory import add_good_run
 
@@ -157,7 +157,7 @@ def good_add(place: Place, paths: tuple[str, ...], model: bool, as_json: bool) -
 def _ask_for_filters(
     place: Place, ledger: Ledger, paths: Sequence[str], good_id: int, endpoint: "Endpoint"
 ) -> tuple[list[str], tuple[str, ...]]:
-    """The ids of the filters that a model's votes added, and what failed or was refused."""
+    """Return the ids of the filters that a model's votes added, and notes on refusals."""
     from holdfast.diagnose import find_files
     from holdfast.diagnose.agents import propose_filters, segments_of
     from holdfast.diagnose.memory import Known, keep_filters
@@ -204,7 +204,7 @@ def _topics(place: Place) -> "list[Topic]":
 
 
 def _plain(topic: Any, rule: Any, *, whole: bool = False) -> dict[str, Any]:
-    """A packaged rule, or one of the user's own."""
+    """Return the fields of a packaged rule or of one of the user's own."""
     fields = {
         "id": rule.id,
         "author": topic.name,

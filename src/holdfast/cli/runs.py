@@ -186,7 +186,7 @@ def rm(place: Place, run_ids: tuple[str, ...], as_json: bool) -> None:
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Default: in the first run's folder.",
+    help="The page.  [default: in the first run's folder]",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj

@@ -1,4 +1,4 @@
-"""`holdfast simulate`: a cluster's jobs, a training job of so many GPUs, and an evaluation, in virtual time."""
+"""`holdfast simulate`: a cluster's jobs, a training job, or an evaluation in virtual time."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 NAMES = ("manual", "study", "holdfast")
 OWN = "own"
 SHOWN = 8
-"""Causes of failures that a person is shown."""
+"""The number of causes of failures that are printed."""
 
 
 @click.group()
@@ -40,7 +40,7 @@ command.add_command(cluster)
     default=30.0,
     show_default=True,
     metavar="D",
-    help="Days that it runs.",
+    help="The job's length in days.",
 )
 @click.option(
     "--scenario",
@@ -54,7 +54,7 @@ command.add_command(cluster)
     default="table3",
     show_default=True,
     metavar="NAME",
-    help="How often what fails: table3, llama3, rsc-1, rsc-2, h200, opt; own: as in the ledger or --trace.",
+    help="The rates of failure: table3, llama3, rsc-1, rsc-2, h200, opt; own: as in the ledger or --trace.",
 )
 @TRACE
 @click.option("--interval-s", type=click.FloatRange(1), metavar="S", help="Training between saves.")
@@ -79,7 +79,9 @@ command.add_command(cluster)
     metavar="N",
     help="Runs, for the mean and the 5 % to 95 % band.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of all that is random.")
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="The seed of all random draws."
+)
 @click.option(
     "--search",
     is_flag=True,

@@ -43,7 +43,9 @@ PRETRAINING = "Pretrain"
 @click.option(
     "--decoupled", is_flag=True, help="Replay again with a coordinator for each evaluation."
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of all that is random.")
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="The seed of all random draws."
+)
 @click.option(
     "--page",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -62,9 +64,9 @@ def cluster(
     page: Path | None,
     as_json: bool,
 ) -> None:
-    """Replay a trace's jobs: waits by type, use of the GPUs, what evaluation does to both.
+    """Replay a trace's jobs: waits by type, use of the GPUs, and the effect of evaluation on both.
 
-    JOBS are job records in a form that `holdfast trace` knows, or a twin.
+    JOBS are job records in a form that `holdfast trace` recognises, or a twin.
 
     \b
     holdfast simulate cluster twin/trace_kalos.csv --decoupled

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 FILE = click.Path(path_type=Path, dir_okay=False)
 TWINS = ("seren", "kalos")
 TWIN_SAMPLES = 1000
-"""Of each device: four hours."""
+"""The default number of samples per device: four hours."""
 SIMULATORS = ("sia", "helios", "tiresias", "tethys", "swf")
 
 
 class _Interruptible(click.Group):
-    """Ends in order, with its scratch folder removed, on Ctrl-C and on SIGTERM, which `scancel` sends."""
+    """A group that removes its scratch folder on Ctrl-C and on SIGTERM, which `scancel` sends."""
 
     def invoke(self, context: click.Context) -> Any:
         if threading.current_thread() is threading.main_thread():
@@ -47,7 +47,7 @@ class _Interruptible(click.Group):
 
 
 def _of_the_engine(error: Exception) -> BaseException | None:
-    """What an error of DuckDB's means to the person who waits for it; None: nothing more than it says."""
+    """Return DuckDB's error as an error for the user; None if its own text suffices."""
     said = str(error).partition("\n")[0]
     if (
         isinstance(error, RuntimeError) and said == "Query interrupted"
@@ -68,8 +68,8 @@ def _of_the_engine(error: Exception) -> BaseException | None:
 def command() -> None:
     """Show where a cluster's GPU time goes, from job records and telemetry.
 
-    JOBS are files or folders of job records, or ledgers; `holdfast trace formats` lists the forms that are known.
-    NAME=FILE gives its cluster a name.
+    JOBS are files or folders of job records, or ledgers; `holdfast trace formats` lists the forms
+    that are known. NAME=FILE gives its cluster a name.
     """
     try:
         import duckdb  # noqa: F401 - what every command here needs first
@@ -85,7 +85,7 @@ def command() -> None:
     "--compare",
     multiple=True,
     metavar="NAME=JOBS",
-    help="Another trace to stand beside; repeatable.",
+    help="Another trace to compare with; repeatable.",
 )
 @click.option(
     "-o",
@@ -96,12 +96,14 @@ def command() -> None:
     help="Folder of the report.",
 )
 @click.option("--paper", is_flag=True, help="Also every figure as PDF and PNG fit for a paper.")
-@click.option("--title", default="", help="Of the page.")
+@click.option("--title", default="", help="The title of the page.")
 @click.option(
     "--pue", type=click.FloatRange(1.0), help="Power usage effectiveness.  [default: 1.25]"
 )
 @click.option(
-    "--grid-intensity", type=click.FloatRange(0.0), help="Of the grid, tCO2e/MWh.  [default: 0.478]"
+    "--grid-intensity",
+    type=click.FloatRange(0.0),
+    help="The grid's carbon, tCO2e/MWh.  [default: 0.478]",
 )
 @click.option(
     "--carbon-free",
@@ -199,7 +201,7 @@ FINDING_FIELDS = ("id", "sentence", "value", "unit", "study", "holds", "why")
 
 @command.command()
 @reads_jobs
-@click.option("--strict", is_flag=True, help="Leave with code 1 if anything was found.")
+@click.option("--strict", is_flag=True, help="Exit with code 1 if a check found anything.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_context
 def check(
@@ -268,7 +270,7 @@ def convert(jobs: tuple[str, ...], reading: dict[str, Any], output: Path) -> Non
 def query(
     sql: str, jobs: tuple[str, ...], reading: dict[str, Any], as_csv: bool, as_json: bool
 ) -> None:
-    """Answer a SELECT over the normalised tables: jobs, and samples and devices where there is telemetry."""
+    """Answer a SELECT over the normalised tables: jobs; with telemetry, samples and devices."""
     if len(sql.split()) == 1 and Path(sql).exists():
         raise BadUse(
             f"{sql} is a file, where the question was expected. Give the SELECT first, then JOBS."
@@ -290,12 +292,12 @@ def query(
 
 
 def _known(cell: Any) -> Any:
-    """Nothing for NaN, by which NumPy says that there is nothing."""
+    """Return None for NaN, with which NumPy marks a missing value."""
     return None if isinstance(cell, float) and math.isnan(cell) else cell
 
 
 def _finite(value: Any) -> Any:
-    """As JSON can hold it, which has no word for NaN and the infinite: null."""
+    """Return a value for JSON, which has no NaN or infinity: null stands for both."""
     match value:
         case float():
             return value if math.isfinite(value) else None
@@ -314,7 +316,7 @@ def _finite(value: Any) -> Any:
     "--like",
     required=True,
     metavar="seren|kalos|JOBS",
-    help="What the twin is like: published, or yours.",
+    help="The trace to imitate: a published one, or yours.",
 )
 @click.option(
     "-n",
@@ -352,7 +354,7 @@ def _finite(value: Any) -> Any:
     "--map",
     "column_map",
     type=GIVEN_FILE,
-    help="A TOML file that says which column of yours is what.",
+    help="A TOML file that maps your columns to Holdfast's.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def twin(

@@ -1,4 +1,4 @@
-"""How commands of `holdfast trace` read job records: the argument JOBS, the options of reading, and the trace."""
+"""Read job records for `holdfast trace`: the argument JOBS, the options, and the trace."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
@@ -90,7 +90,7 @@ READING = (
         help="What the engine may hold in memory; the rest spills to disk.",
     ),
 )
-"""How job records are read: the fields of `holdfast.trace.LoadOptions`, of the same names."""
+"""The options for job records: fields of `holdfast.trace.LoadOptions` with the same names."""
 READING_NAMES = (
     "metrics", "metrics_step_s", "metrics_folder", "format", "column_map", "reasons", "types", "capacity", "zone",
     "since", "until", "duration", "bad_rows", "memory_limit_mb",
@@ -116,7 +116,7 @@ def reads_jobs(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def loaded(jobs: tuple[str, ...], reading: Mapping[str, Any]) -> "Iterator[Trace]":
-    """The trace that JOBS and the options of `READING` give.
+    """Read the trace of JOBS and the options of `READING`.
 
     Raises:
         BadUse: --since and --until left no job. Further, as `holdfast.trace.load`.
@@ -139,7 +139,10 @@ def refuse_nothing(jobs: int, reading: Mapping[str, Any]) -> None:
 
 
 def lacks_gpus(trace: "Trace") -> "list[Note]":
-    """Return the notes that no job has a GPU, where that is so of every cluster that is not only compared with."""
+    """Return the notes that no job has a GPU; empty if a cluster has such jobs.
+
+    Clusters that are only compared with do not count.
+    """
     from holdfast.trace import NO_GPUS
 
     notes = [note for note in trace.notes if note.check == NO_GPUS]

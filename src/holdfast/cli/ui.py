@@ -1,4 +1,4 @@
-"""`holdfast ui`: the console, and the functions by which its actions are carried out."""
+"""`holdfast ui`: serve the console, and carry out its actions."""
 
 import socket
 from collections.abc import Callable, Sequence

@@ -1,9 +1,10 @@
 """Profile one run: counters of its nodes, phases of its ranks.
 
-`sources` measure the counters of a node; `sampler`, one process a node, writes them. `phases` finds what a rank does by
-hooks in the rank. Both append to a `recording`, which reports read. `captures` trace a few steps with
-PyTorch's own profiler on request. `iterations` finds steps where nothing is instrumented.
-`report`, the second face, adds up a recording; `formulas` has the theory and `synthetic` jobs that did not run.
+`sources` measure the counters of a node; `sampler`, one process a node, writes them. `phases` finds
+what a rank does by hooks in the rank. Both append to a `recording`, which reports read. `captures`
+trace a few steps with PyTorch's own profiler on request. `iterations` finds steps where nothing is
+instrumented. `report`, the second face, adds up a recording; `formulas` has the theory and
+`synthetic` jobs that did not run.
 """
 
 from holdfast.core.phases import ENV_NODE, own_node

@@ -33,15 +33,21 @@ from holdfast.profile.recording import Recording
 
 STEPS: Final = 3
 EVENT_BYTES: Final = 400
-"""Bytes of one event in a trace before compression; `benchmarks/profile.py` prints the measured number."""
+"""Bytes of one event in a trace before compression.
+
+`benchmarks/profile.py` prints the measured number.
+"""
 HISTORY_ENTRIES: Final = 100_000
-"""The allocations of which a snapshot keeps the history; each takes some kilobytes of host memory at most."""
+"""The allocations of which a snapshot keeps the history.
+
+Each takes some kilobytes of host memory at most.
+"""
 BLOCK_BYTES: Final = 1_000
 """Bytes of one block or entry in a snapshot's file, with the names of its stack."""
 OOM_BYTES: Final = 256 << 20
 """The largest snapshot that is written when the device is out of memory."""
 OOM_SNAPSHOTS: Final = 4
-"""The most of these snapshots in a run: the first ones, whichever ranks and attempts they are of."""
+"""The most of these snapshots in a run: the first ones of any rank and attempt."""
 OUTLIER_STEPS: Final = 100
 COMPUTING: Final = ("data", "forward", "backward", "optimizer")
 """The phases of a rank's own work; the others wait for other ranks or for storage."""
@@ -151,7 +157,10 @@ def outlier_rank(recording: Recording) -> int | None:
 
 
 class Captures:
-    """The captures of one rank. `look` and `finish` run in the thread that writes; `on_step` in the training thread."""
+    """The captures of one rank.
+
+    `look` and `finish` run in the thread that writes; `on_step` in the training thread.
+    """
 
     def __init__(self, folder: Path, rank: int) -> None:
         """Look at nothing yet; a request from before this process is not carried out."""
@@ -346,7 +355,7 @@ class Captures:
             attach(self._out_of_memory)
 
     def _out_of_memory(self, *_: Any) -> None:
-        """Write a snapshot the first time the device is out of memory; PyTorch calls this before it raises."""
+        """Write a snapshot when the device is first out of memory, before PyTorch raises."""
         if self._has_seen_oom:
             return
         self._has_seen_oom = True
@@ -361,7 +370,10 @@ class Captures:
                     raise
 
     def _free_place(self) -> Path | None:
-        """Take one of the run's places for a snapshot; None: all are taken. Ranks come at the same time."""
+        """Take one of the run's places for a snapshot; None: all are taken.
+
+        Ranks come at the same time.
+        """
         for number in range(OOM_SNAPSHOTS):
             place = self._folder / f"oom-{number}"
             with contextlib.suppress(FileExistsError):

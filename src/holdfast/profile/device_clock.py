@@ -1,8 +1,8 @@
 """Put the times of a device on the host's clock, without a synchronisation.
 
-CUDA events give the time between two of them, and nothing about the host. But the device reaches an event
-after the host has recorded the event, and before the host sees the event completed. Each event so bounds the offset of
-the two clocks from both sides, and an idle device bounds it closely.
+CUDA events give the time between two of them, and nothing about the host. But the device reaches an
+event after the host has recorded the event, and before the host sees the event completed. Each
+event so bounds the offset of the two clocks from both sides, and an idle device bounds it closely.
 """
 
 from collections import deque
@@ -70,7 +70,10 @@ class Marked:
 
 
 class DeviceTimes:
-    """Reads the events of past steps once the device has reached them. Use it in one thread only."""
+    """Reads the events of past steps once the device has reached them.
+
+    Use it in one thread only.
+    """
 
     def __init__(self, make_event: Callable[[], Event], now_ns: Callable[[], int]) -> None:
         """Record nothing yet.
@@ -99,7 +102,7 @@ class DeviceTimes:
         self._steps.append((step, phases))
 
     def completed(self) -> list[tuple[int | None, list[tuple[str, int, int]]]]:
-        """Return the steps whose events the device has reached, each with its phases by the host's clock."""
+        """Return the steps that the device has reached, with their phases by the host's clock."""
         found = []
         while self._steps and self._is_complete(self._steps[0][1]):
             step, phases = self._steps.popleft()

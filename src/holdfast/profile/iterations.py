@@ -56,8 +56,8 @@ def from_lines(lines: Iterable[tuple[int, int]]) -> list[Iteration]:
     """Return the iterations between the lines of a log.
 
     Args:
-        lines: for each line that names a step, the line's time in Unix nanoseconds and the step, in their order. A step
-            that is named again, or goes back after a restart, begins anew.
+        lines: for each line that names a step, the line's time in Unix nanoseconds and the step, in
+            their order. A step that is named again, or goes back after a restart, begins anew.
     """
     found = []
     before: tuple[int, int] | None = None
@@ -76,8 +76,9 @@ def from_lines(lines: Iterable[tuple[int, int]]) -> list[Iteration]:
 def from_utilisation(series: Series) -> list[Iteration]:
     """Return the iterations that the utilisation of one GPU shows.
 
-    An iteration begins at the first value of at least `HIGH` and ends at the last such value before a stretch of values
-    below `LOW` that lasts `LEAST_LOW_S`. The last iteration of a series may go on, and is left out.
+    An iteration begins at the first value of at least `HIGH` and ends at the last such value before
+    a stretch of values below `LOW` that lasts `LEAST_LOW_S`. The last iteration of a series may go
+    on, and is left out.
     """
     found: list[Iteration] = []
     start_ns: int | None = None
@@ -102,8 +103,8 @@ def iterations_of(recording: Recording) -> tuple[list[Iteration], str]:
     """Return the iterations of a recording, and what shows them.
 
     Returns:
-        the iterations in the order of time, and `phases`, `log`, the name of a metric, or an empty text if nothing
-        shows any.
+        the iterations in the order of time, and `phases`, `log`, the name of a metric, or an empty
+        text if nothing shows any.
     """
     first_rank = min(recording.ranks, default=None)
     mine = [one for one in recording.spans if one.rank == first_rank and one.step is not None]

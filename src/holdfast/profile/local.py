@@ -112,14 +112,15 @@ def record(
 ) -> Iterator[Path]:
     """Record the block: the phases of this rank, and the counters of this node.
 
-    Under `holdfast run` and `holdfast profile` the node is sampled already, and the block adds the phases alone. Else
-    the process with the local rank 0 samples the node. In a process that is recorded already, the block adds nothing.
+    Under `holdfast run` and `holdfast profile` the node is sampled already, and the block adds the
+    phases alone. Else the process with the local rank 0 samples the node. In a process that is
+    recorded already, the block adds nothing.
 
     Args:
-        folder: the folder of the recording, the same on all ranks; None: the launcher's, else a new one in
-            `$HOLDFAST_HOME/profiles`.
-        modules: the modules whose forward and backward are phases. None are needed: the recorder finds the modules
-            whose parameters an optimizer steps, at the optimizer's first step.
+        folder: the folder of the recording, the same on all ranks; None: the launcher's, else a new
+            one in `$HOLDFAST_HOME/profiles`.
+        modules: the modules whose forward and backward are phases. None are needed: the recorder
+            finds the modules whose parameters an optimizer steps, at the optimizer's first step.
 
     Yields:
         The folder.

@@ -1,7 +1,7 @@
 """Hook modules so that a pickle, a copy and a script of a hooked module hold no hook.
 
-A script may save its whole model (`torch.save(model)`), and the model must load where Holdfast is not installed.
-TorchScript compiles the hooks of a module, and refuses those that it cannot compile.
+A script may save its whole model (`torch.save(model)`), and the model must load where Holdfast is
+not installed. TorchScript compiles the hooks of a module, and refuses those that it cannot compile.
 """
 
 import contextlib
@@ -31,7 +31,8 @@ class ModuleHook:
         self._call(*args)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # For a class that pickles its hooks by itself, as torch.fx.GraphModule: a function that does nothing.
+        # For a class that pickles its hooks by itself, as torch.fx.GraphModule: a function that
+        # does nothing.
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
@@ -119,7 +120,10 @@ def _keep_out_of_scripts() -> Callable[[], None]:
 
 @contextlib.contextmanager
 def _taken_off(root: "nn.Module") -> Iterator[None]:
-    """Take the hooks off a module and its parts during the block; each keeps its place in the order."""
+    """Take the hooks off a module and its parts during the block.
+
+    Each keeps its place in the order.
+    """
     tables: list[tuple[Any, OrderedDict[int, Any]]] = [
         (table, OrderedDict(table))
         for module in root.modules()

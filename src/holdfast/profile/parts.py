@@ -1,4 +1,4 @@
-"""The parts of a recording's files that a reader can hold in memory: the newest ones, from one moment on."""
+"""Select the newest parts of a recording's files that fit into a reader's memory."""
 
 import contextlib
 import itertools
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 MOST_BYTES: Final = 512 * 1024 * 1024
-"""The most bytes of files that one reader takes: a rank's phases of a week, or the counters of a node of three days."""
+"""The most bytes per reader: a rank's phases of a week, or a node's counters of 3 days."""
 _PART: Final = re.compile(r"\.\d+$")
 _FIRST_LINES: Final = 8
 """A part begins with its writer and with the clocks."""
@@ -23,7 +23,8 @@ class Chosen:
 
     Attributes:
         paths: in the order in which they were given.
-        from_ns: Unix nanoseconds; what ended before is left out, so that all files begin at one moment.
+        from_ns: Unix nanoseconds; what ended before is left out, so that all files begin at one
+            moment.
         left_out_bytes: the size of the other parts.
     """
 

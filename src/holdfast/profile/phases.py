@@ -41,9 +41,9 @@ SPANS_A_STEP: Final = 1024
 WAITING_STEPS: Final = 4096
 """The most steps that wait for the disk; further ones are left out and counted."""
 JOINED_NS: Final = 1_000_000
-"""In a process without steps, spans of one phase that are no further apart become one span …"""
+"""In a process without steps, spans of one phase at most this far apart become one span."""
 LONGEST_JOINED_NS: Final = 1_000_000_000
-"""… of at most so long: the tokens of a generation would be a span each."""
+"""The longest joined span. Unjoined, each token of a generation would be a span."""
 MEMORY_EVERY_NS: Final = 1_000_000_000
 FLUSH_S: Final = 2.0
 
@@ -150,7 +150,8 @@ class PhaseRecorder:
         """End the present step.
 
         Args:
-            step: the steps completed; None: an optimizer has stepped, which counts until a script reports steps.
+            step: the steps completed; None: an optimizer has stepped, which counts until a script
+                reports steps.
         """
         if is_reported := step is not None:
             self._is_counted = True
@@ -175,14 +176,18 @@ class PhaseRecorder:
 
     def between_steps(self) -> None:
         """Begin or end a capture, if a step has ended."""
-        # Not in the optimizer's hooks: they run in a region that PyTorch records. The end of a region writes to memory
-        # that a profiler frees when the profiler is stopped within the region.
+        # Not in the optimizer's hooks: they run in a region that PyTorch records. The end of a
+        # region writes to memory that a profiler frees when the profiler is stopped within the
+        # region.
         if self._has_stepped and not self._captures.is_idle:
             self._captures.on_step()
         self._has_stepped = False
 
     def close(self) -> None:
-        """Write the remaining spans and stop. Closing twice is harmless; a fork of this process closes nothing."""
+        """Write the remaining spans and stop.
+
+        Closing twice is harmless; a fork of this process closes nothing.
+        """
         if os.getpid() != self._pid or self._closed.is_set():
             return
         if self._open_span is not None:
@@ -273,7 +278,8 @@ def start_phases(
         rank: the rank of this process.
         node: the name of its node.
         attempt: the number of the run's attempt.
-        modules: the modules whose forward and backward are phases; none: those whose parameters an optimizer steps.
+        modules: the modules whose forward and backward are phases; none: those whose parameters an
+            optimizer steps.
     """
     global _recorder, _hooks  # noqa: PLW0603 - one process is one rank: its hooks are process-wide by nature
     stop_phases()
@@ -297,7 +303,8 @@ def start_evaluation(node: int) -> None:
     """Record the phases of an evaluation's process, if its launcher has set `$HOLDFAST_PROFILE`.
 
     Args:
-        node: the number of the node, which stands for a rank: engines and harness processes of a node share a file.
+        node: the number of the node, which stands for a rank: engines and harness processes of a
+            node share a file.
     """
     global _recorder  # noqa: PLW0603 - see `start_phases`
     if folder := os.environ.get(ENV_PROFILE):
@@ -370,8 +377,8 @@ def _guarded(hook: Callable[_P, None]) -> Callable[_P, None]:
 def _is_traced() -> bool:
     """Return True while PyTorch compiles a program or captures a CUDA graph.
 
-    A hook would become part of either. A compilation of a full graph refuses the hook's calls, and a query of an event
-    makes a capture fail.
+    A hook would become part of either. A compilation of a full graph refuses the hook's calls, and
+    a query of an event makes a capture fail.
     """
     torch = sys.modules.get("torch")
     if torch is None:
@@ -538,7 +545,10 @@ def _mark() -> Mark:
 
 
 def timed_data(batches: Any) -> Iterator[Any]:
-    """Yield the batches of any iterable, each wait for one recorded as `data`. A DataLoader is recorded by itself."""
+    """Yield the batches of any iterable, each wait for one recorded as `data`.
+
+    A DataLoader is recorded by itself.
+    """
     iterator = iter(batches)
     while True:
         start_ns = time.monotonic_ns()

@@ -3,10 +3,11 @@
     RUN/profile/samples-NODE.jsonl     counters, written by the node's sampler
     RUN/profile/spans-rankR.jsonl      phases and memory, written by the rank R
 
-Each file has one writer at a time and holds one JSON object a line. A writer only appends whole lines, so a file can be
-read while it is written. A killed writer loses at most the lines that it had not written; a torn last line is left out
-by readers and cut off by the next writer. A file that has reached `PART_BYTES` is renamed to `FILE.N`, with rising
-numbers; the oldest parts beyond `KEPT_PARTS` are deleted. Each part can be read alone. The lines are:
+Each file has one writer at a time and holds one JSON object a line. A writer only appends whole
+lines, so a file can be read while it is written. A killed writer loses at most the lines that it
+had not written; a torn last line is left out by readers and cut off by the next writer. A file that
+has reached `PART_BYTES` is renamed to `FILE.N`, with rising numbers; the oldest parts beyond
+`KEPT_PARTS` are deleted. Each part can be read alone. The lines are:
 
 | `kind` | fields |
 |---|---|
@@ -19,8 +20,9 @@ numbers; the oldest parts beyond `KEPT_PARTS` are deleted. Each part can be read
 | `memory` | `t_monotonic_ns`, `step`, `allocated_bytes`, `reserved_bytes`, `peak_bytes` |
 | `dropped` | `spans`: the spans that were left out because the disk was too slow |
 
-Times in the files are monotonic, because a wall clock can be set. `Recording.read` converts them to Unix nanoseconds by
-the newest `clock` line before them, so that one axis holds for all nodes, ranks and incidents.
+Times in the files are monotonic, because a wall clock can be set. `Recording.read` converts them to
+Unix nanoseconds by the newest `clock` line before them, so that one axis holds for all nodes, ranks
+and incidents.
 """
 
 import contextlib
@@ -50,7 +52,7 @@ KEPT_PARTS: Final = 15
 """The finished parts of a file that are kept beside the newest one."""
 CLOCK_EVERY_NS: Final = 60_000_000_000
 STEADY_NS: Final = 1_000_000
-"""A change of the wall clock against the monotonic clock that is below this is the reading's own error."""
+"""Smaller changes between wall clock and monotonic clock are errors of reading them."""
 TOTALS: Final = ("J", "s", "B")
 _TAIL_BYTES: Final = 1 << 16
 _FILE: Final = re.compile(
@@ -322,7 +324,7 @@ class RecordingWriter:
         self._write([{"kind": "source", "name": name, "text": text}])
 
     def spans(self, step: int | None, spans: Sequence[tuple[str, int, int]]) -> None:
-        """Write the phases of one step: the name, the start and the end of each, in monotonic ns."""
+        """Write the phases of one step: name, start and end of each, in monotonic ns."""
         if not spans:
             return
         base_ns = min(start_ns for _, start_ns, _ in spans)
@@ -540,7 +542,7 @@ def _lines(file: Path) -> Iterator[Any]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the files of a recording, each file's parts in the order in which they were written."""
+    """Return the files of a recording, each with its parts in the order of writing."""
     found = []
     for path in folder.iterdir() if folder.is_dir() else ():
         if match := _FILE.fullmatch(path.name):
@@ -573,7 +575,10 @@ def _cut_torn_line(fd: int) -> None:
 
 
 def _short(unit: str, value: float) -> float:
-    """Return a number with few digits; totals that only grow keep more, because readers subtract them."""
+    """Return a number with few digits.
+
+    Totals that only grow keep more, because readers subtract them.
+    """
     rounded = float(f"{value:.12g}" if unit in TOTALS else f"{value:.4g}")
     return int(rounded) if rounded.is_integer() else rounded
 

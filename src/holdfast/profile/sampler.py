@@ -1,11 +1,13 @@
 """Sample one node: a process of its own, so that neither its load nor its end touches training.
 
-    the node's agent, or `holdfast profile` ── sampler ── reader (only where a GPU's driver is loaded)
+    the node's agent, or `holdfast profile` ── sampler ── reader (only where a GPU's driver is
+    loaded)
 
-`sampler FOLDER NODE INTERVAL_S` reads the host itself and the GPUs through a `reader`, and appends to the node's file
-of the recording. The standard input has JSON lines `{"ranks": {RANK: PID}}`, and its end ends the sampler. A driver's
-call that never returns costs the GPUs' values alone. The sampler then kills the silent reader and starts another one,
-after a longer wait each time. A process that hangs in the kernel outlives SIGKILL; at most `MOST_STUCK` are left so.
+`sampler FOLDER NODE INTERVAL_S` reads the host itself and the GPUs through a `reader`, and appends
+to the node's file of the recording. The standard input has JSON lines `{"ranks": {RANK: PID}}`, and
+its end ends the sampler. A driver's call that never returns costs the GPUs' values alone. The
+sampler then kills the silent reader and starts another one, after a longer wait each time. A
+process that hangs in the kernel outlives SIGKILL; at most `MOST_STUCK` are left so.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Find and hook the modules that the optimizers of a process train, which may be several models.
 
-The hooked modules of an optimizer are the outermost ones with parameters that the optimizer steps. Where these are
-never called (LightningModule), their parts are hooked in their place.
+The hooked modules of an optimizer are the outermost ones with parameters that the optimizer steps.
+Where these are never called (LightningModule), their parts are hooked in their place.
 """
 
 import weakref
@@ -18,14 +18,17 @@ if TYPE_CHECKING:
 MOST_ROOTS: Final = 16
 """The most hooked modules of one optimizer."""
 SILENT_STEPS: Final = 3
-"""Steps of an optimizer without a forward of its modules, after which their parts are hooked in their place."""
+"""Optimizer steps without a forward of its modules before their parts are hooked instead."""
 MOST_SEARCHES: Final = 8
-"""The most searches for modules: each takes up to a second, and an optimizer may hold copies of the parameters."""
+"""The most searches for modules: each takes up to a second, maybe in vain for copied parameters."""
 
 
 @dataclass
 class _Trained:
-    """The modules that one optimizer trains. Weak, so that a model that the script drops gives its memory back."""
+    """The modules that one optimizer trains.
+
+    Weak, so that a model that the script drops gives its memory back.
+    """
 
     roots: "list[weakref.ref[Module]]" = field(default_factory=list)
     forwards: int = 0
@@ -66,7 +69,7 @@ class TrainedModules:
         self._forwards[module] = self._forwards.get(module, 0) + 1
 
     def note_step(self, optimizer: "Optimizer") -> None:
-        """Look for the modules of an optimizer, when it begins its first step or its modules stay silent."""
+        """Find an optimizer's modules at its first step, or when its modules stay silent."""
         if self._is_given:
             return
         trained = self._of.setdefault(optimizer, _Trained())

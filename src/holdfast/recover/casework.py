@@ -127,7 +127,10 @@ class Casework:
             self._losses.replays.begin(self._incident.incident_id, self._anomaly)
 
     async def _roll_back(self, anomaly: Anomaly, finding: Finding) -> int | None:
-        """Abandon state that may be broken; return the healthy checkpoint's step, None without one."""
+        """Abandon state that may be broken.
+
+        Return the healthy checkpoint's step, None without one.
+        """
         try:
             step = await self._losses.go_back(anomaly, finding)
         except (HoldfastError, OSError) as error:

@@ -60,11 +60,11 @@ FIRST_TRIES = 3
 RETRY_S = 0.2
 MOST_WORLD_SIZE = 1 << 20
 BROKEN_FRAMES = 3
-"""So many connections of one process may end with a frame that is no message; then it is cut off."""
+"""The limit of a process' connections that end with an invalid frame; then it is cut off."""
 OF_THE_CHANNEL = ("hello", "gone", "cut_off")
-"""The kinds of messages that come from the channel itself, and from no rank after its first message."""
+"""The kinds of messages of the channel itself, which no rank sends after its first message."""
 STRANGERS = 256
-"""Connections that may be open without having said hello; more are closed, so that they cannot use up the files."""
+"""The limit of open connections without a hello; more are closed, to keep descriptors free."""
 
 
 def encode(message: dict[str, Any]) -> bytes:
@@ -99,7 +99,7 @@ def decode(body: bytes) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """Who speaks on a connection, as its `hello` said."""
+    """The sender on a connection, from its `hello`."""
 
     role: str
     attempt: int
@@ -108,7 +108,7 @@ class Peer:
     world_size: int
     pid: int
     is_attached: bool = False
-    """Whether its script called `attach`, and not only made a Checkpointer."""
+    """True if the sender's script called `attach`; False if it only made a Checkpointer."""
 
     @classmethod
     def of_this_process(cls, role: str) -> Self:
@@ -129,8 +129,8 @@ OnMessage = Callable[[Peer, dict[str, Any]], None]
 class ChannelServer:
     """The agent's end. Call all of it from one event loop; `on_message` is called there too.
 
-    A `hello`, the end of a connection (`kind` "gone") and a peer that is cut off (`cut_off`, with `why`) are passed on
-    like any message.
+    A `hello`, the end of a connection (`kind` "gone") and a peer that is cut off (`cut_off`, with
+    `why`) are passed on like any message.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class ChannelServer:
         token: str,
         suspect: Callable[[Peer], str] = lambda _peer: "",
     ) -> None:
-        """Serve nobody yet.
+        """Start without connections.
 
         Args:
             on_message: receives the messages.
@@ -251,7 +251,7 @@ class ChannelServer:
             writer.close()
 
     async def _greet(self, reader: asyncio.StreamReader) -> tuple[Peer | None, bool]:
-        """Return who connects, None for strangers, and whether it was connected to an agent before."""
+        """Return the sender (None for strangers), and True if it was connected before."""
         if self._strangers >= STRANGERS:
             return None, False
         self._strangers += 1
@@ -298,7 +298,8 @@ class ChannelServer:
             return peer
         if not peer.is_attached or holder.is_attached or holder in self._watched:
             return None
-        # A program that a rank starts before it attaches, such as an evaluation, may have connected in its place.
+        # A program that a rank started before attaching, such as an evaluation, may have connected
+        # instead of the rank.
         writer = self._writers.pop(holder)
         writer.write(encode({"kind": "displaced"}))
         writer.close()
@@ -318,7 +319,7 @@ class ChannelClient:
         """Connect and be admitted.
 
         Raises:
-            ChannelError: nobody listens there, or the agent did not admit this process.
+            ChannelError: no agent listens there, or the agent did not admit this process.
         """
         self._address = address
         self._token = token

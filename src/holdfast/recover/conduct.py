@@ -150,7 +150,7 @@ class Conduct:
         self.state, _ = policy.decide(self._spec.restarts, self.state, event, now_s)
 
     def go_on_watching(self) -> None:
-        """Follow the logs of an attempt that was taken over, and wait for the end of the attempt."""
+        """Follow the logs of an attempt that was taken over, and wait for its end."""
         self._follow_logs()
         self.tasks.spawn(self._see_through())
 
@@ -196,7 +196,7 @@ class Conduct:
                 raise HandedOver
 
     def grow_if_possible(self) -> None:
-        """Have the ranks save and leave if there are nodes for a larger launch than the present one."""
+        """Have the ranks save and leave if a launch on more nodes is possible now."""
         is_free = self.state.phase is policy.Phase.RUNNING and not self.state.keeps_size
         if self._spec.mode == "act" and is_free and self.launches.can_grow and self.view.steps:
             self._observe("nodes", {"text": "nodes are back: saving, then going on with more"})
@@ -255,7 +255,7 @@ class Conduct:
                 self._end(action)
 
     def _launch_anew(self) -> None:
-        """Record that the attempt needs other launchers, even if the policy allows the present ones."""
+        """Record that the attempt needs new launchers, even if the policy allows the old ones."""
         self.launches.attempt = self.view.number
         self.state = replace(self.state, in_place=False)
 

@@ -1,4 +1,4 @@
-"""Reads the logs of a running attempt as they are written, so that its diagnosis is ready when it fails.
+"""Read the logs of a running attempt as they grow, so that its diagnosis is ready at a failure.
 
 A restart does not wait until gigabytes of logs are read.
 """
@@ -33,7 +33,7 @@ class LogFollower:
     """Follows the logs in one folder. All but `follow` block, and may be called from any thread."""
 
     def __init__(self, folder: Path, known: Callable[[], Known] = Known) -> None:
-        """`known` gives what was learned from past incidents; it is called when first something is read."""
+        """Create a follower; `known` returns the learned rules, and is called at the first read."""
         self._folder = folder
         self._load = known
         self._tails: dict[Path, LogTail] = {}
@@ -50,7 +50,7 @@ class LogFollower:
                 return  # the diagnosis meets it again, and tells
 
     def read(self) -> None:
-        """Take in what was written since."""
+        """Read the lines written since the last call."""
         with self._lock:
             self._read()
 
@@ -71,7 +71,7 @@ class LogFollower:
 
     @functools.cached_property
     def _known(self) -> tuple[Known, tuple[str, ...]]:
-        """What was learned, and a sentence where that cannot be had."""
+        """Return the learned rules, and a sentence if they cannot be read."""
         try:
             known = self._load()
             known.rules  # noqa: B018 - rules of a user that contradict others are found here
@@ -100,7 +100,10 @@ class LogFollower:
                         break
 
     def _kept(self) -> tuple[Kept, ...]:
-        """What stands out in the logs: they are read again, which only a case needs that no rule knows."""
+        """Return the unusual lines of the logs, which are read again.
+
+        Only a case without a matching rule needs them.
+        """
         files = find_files([self._folder]).files
         known, _ = self._known
         return compress(files, scan(files, known.rules), known.filters).lines

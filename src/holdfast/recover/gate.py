@@ -1,8 +1,9 @@
 """Find which checkpoints are healthy: the training went well for some steps after them.
 
-A loss shows a broken state only after the step that broke it, so the newest checkpoints may hold a broken state. A
-rollback goes to healthy checkpoints alone. Retention never deletes the newest healthy one, and one candidate at a time
-is held until it is healthy, since retention may keep less than the steps that this takes.
+A loss shows a broken state only after the step that broke it, so the newest checkpoints may hold a
+broken state. A rollback goes to healthy checkpoints alone. Retention never deletes the newest
+healthy one, and one candidate at a time is held until it is healthy, since retention may keep less
+than the steps that this takes.
 """
 
 from collections.abc import Callable
@@ -20,7 +21,7 @@ NOT_HEALTHY = (
 
 HOLDER = "holdfast run"
 HELD_FOR_S = 24 * 3600.0
-"""A hold that nobody releases, since the run has ended, is over after this time."""
+"""The time after which a hold is over that an ended run has not released."""
 
 
 @dataclass(kw_only=True)
@@ -30,13 +31,13 @@ class CheckpointGate:
     healthy_after: int
     """So many steps with an ordinary loss after a checkpoint make the checkpoint healthy."""
     folders: set[Path] = field(default_factory=set)
-    """The folders into which the run has saved; others, such as that of a pretrained model, are not the run's."""
+    """The folders of the run's own saves; others, such as a pretrained model's, do not count."""
     healthy: dict[Path, int] = field(default_factory=dict)
     """The newest checkpoint that was marked healthy in each folder, by its step."""
     _candidates: dict[Path, tuple[Path, int]] = field(default_factory=dict)
 
     def saved(self, path: Path, step: int) -> bool:
-        """Take in a checkpoint that is durable; return whether it is a candidate from now on, to be held."""
+        """Record a durable checkpoint; return True if it becomes a candidate, to be held."""
         self.folders.add(path.parent)
         if path.parent in self._candidates:
             return False
@@ -44,7 +45,7 @@ class CheckpointGate:
         return True
 
     def restored(self, step: int) -> list[Path]:
-        """Take in the step that an attempt goes on from; return the candidates that the training has left behind."""
+        """Record the step from which an attempt continues; return the candidates beyond it."""
         return self._take(lambda candidate: candidate > step)
 
     def lost(self, path: Path) -> None:
@@ -53,7 +54,7 @@ class CheckpointGate:
             del self._candidates[path.parent]
 
     def passed(self, step: int) -> list[Path]:
-        """Take in a step with an ordinary loss; return the checkpoints that are healthy with this step."""
+        """Record a step with an ordinary loss; return the checkpoints that became healthy."""
         healthy = {
             path: candidate
             for path, candidate in self._candidates.values()
@@ -71,7 +72,8 @@ class CheckpointGate:
         """Abandon the checkpoints of each folder that are newer than a healthy one below a step.
 
         Returns:
-            The step to go on from; None, and nothing is changed, if not every folder has a healthy checkpoint.
+            The step to go on from; None, and nothing is changed, if not every folder has a healthy
+            checkpoint.
 
         Raises:
             NotFound, OSError: see `checkpoint.roll_back`.
@@ -102,7 +104,7 @@ def let_go(path: Path, now_s: float) -> str | None:
 
 
 def mark_healthy(path: Path, step: int, now_s: float) -> str | None:
-    """Mark a checkpoint as healthy because of the steps up to `step`; return why that is not possible."""
+    """Mark a checkpoint as healthy by the steps up to `step`; return the reason if impossible."""
     why = f"the loss was ordinary up to step {step}"
     return _tried(lambda: note_healthy(path, by=HOLDER, now_s=now_s, why=why)) or let_go(
         path, now_s

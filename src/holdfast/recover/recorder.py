@@ -135,7 +135,10 @@ class Recorder:
 
     @_or_complain
     def flush(self) -> None:
-        """Have the events that wait written, in one transaction; complain about earlier failures."""
+        """Have the events that wait written, in one transaction.
+
+        Complain about earlier failures.
+        """
         self._complain_of_earlier()
         waiting, self._waiting = self._waiting, []
         if waiting:

@@ -1,7 +1,7 @@
-"""Whether a run is alive: a lock on a file in its folder, held by the supervisor and inherited by the guard.
+"""Lock a run's folder while the run is alive: the supervisor and its guard hold the lock.
 
-The kernel lets go of it when the last of the two is gone, so no process id can be mistaken and no stale file
-needs cleaning. The folder must be on a disk of this host.
+The guard inherits the lock. The kernel releases the lock when both are gone, so no process id can
+be mistaken, and no stale file needs cleaning. The folder must be on a disk of this host.
 """
 
 import fcntl
@@ -63,7 +63,7 @@ def holder_pid(path: Path) -> int | None:
 
 
 def is_alive(path: Path) -> bool:
-    """Whether some process holds the lock."""
+    """Return True if a process holds the lock."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -102,7 +102,7 @@ def state_of(run: Run, home: Path) -> str:
 
 
 def state_on_this_host(run_id: str, state: str, home: Path) -> str:
-    """Return the state of a run of this host, as `state_of` does, from the run's id and its state in the ledger."""
+    """Return the state of a run of this host from its id and its ledger state, as `state_of`."""
     if state == "running" and not is_alive(RunPaths(home, run_id).lock):
         return "lost"
     return state

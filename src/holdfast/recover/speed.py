@@ -32,7 +32,7 @@ class Speed:
         self._throughput = Throughput()
 
     def tick(self, view: AttemptView, now_s: float) -> None:
-        """Request the ranks' collectives when a report is due, and record the findings from the answers."""
+        """Request the ranks' collectives when a report is due, and record the findings."""
         ranks = set(view.detector.living)
         is_due = self._slow.due(now_s, view.detector.median_step_s)
         if is_due and 1 < len(ranks) == view.world_size and not view.detector.in_section:

@@ -1,4 +1,4 @@
-"""Stop a run with its state saved: who has asked for it, the ranks' vote, and ranks that got SIGTERM."""
+"""Stop a run with its state saved: requests, the ranks' vote, and ranks with a SIGTERM."""
 
 import asyncio
 import math
@@ -13,15 +13,18 @@ from holdfast.recover.nodes import Nodes
 from holdfast.recover.recorder import Recorder
 
 SIGTERM_HOLD_S = 5.0
-"""How long after a rank's SIGTERM the supervisor's own may come."""
+"""The longest time between a rank's SIGTERM and the supervisor's own."""
 LEAD_S = 0.5
-"""How far ahead of the ranks the first proposal lies, so that the proposal reaches all ranks before the step does."""
+"""The lead of the first proposal over the ranks' steps, so that it reaches all ranks in time."""
 VOTES = 1_000_000
 """More proposals than one supervisor makes."""
 
 
 class StopVote:
-    """The search for one step at which every rank can still stop. See `attach._StopAgreement` for the ranks' side."""
+    """The search for a step at which every rank can stop.
+
+    `attach._StopAgreement` is the ranks' side.
+    """
 
     def __init__(
         self, ranks: frozenset[int], median_step_s: float | None, *, first: int = 0
@@ -64,7 +67,7 @@ class StopVote:
 
 
 class Stopping:
-    """The stop of one run, once somebody has asked for it."""
+    """The stop of one run, after a request."""
 
     def __init__(
         self,
@@ -74,14 +77,14 @@ class Stopping:
         tell: Callable[[policy.Event], None],
         observe: Callable[[str, Mapping[str, Any]], None],
     ) -> None:
-        """Begin before anybody has asked.
+        """Start without a request.
 
         Args:
             asked: the file to which each call of `holdfast runs stop` adds a byte.
-            nodes: of the run.
-            recorder: of the run.
+            nodes: the nodes of the run.
+            recorder: the recorder of the run.
             tell: passes an event to the policy.
-            observe: passes on what happens.
+            observe: passes on each event of the run.
         """
         self._asked = asked
         self._nodes = nodes
@@ -102,14 +105,14 @@ class Stopping:
             self.ask(*self._waiting)
 
     def ask(self, by: str, where: str, count: int) -> None:
-        """Save state and stop; asked again at one place, stop at once.
+        """Save state and stop; at a repeated request from one place, stop at once.
 
         A scheduler sends SIGTERM on every node, and each node passes that on.
 
         Args:
-            by: who asks.
-            where: the place at which that was asked: a node's id, or another name.
-            count: how often it was asked there by now.
+            by: the sender of the request.
+            where: the place of the request: a node's id, or another name.
+            count: the number of requests from that place so far.
         """
         if not self._has_begun:
             if self._waiting is None or count >= self._waiting[2]:
@@ -130,7 +133,7 @@ class Stopping:
         self.ask("holdfast runs stop", "the run's folder", count)
 
     def restart(self) -> None:
-        """Take in that a new attempt begins, of which nothing was asked."""
+        """Record the begin of a new attempt, for which there is no request yet."""
         self._vote = None
 
     def ask_ranks(self, view: AttemptView) -> None:
@@ -179,9 +182,10 @@ class Stopping:
             self._nodes.send(vote.propose(view.last_step), to="rank")
 
     def _hold_sigterm(self, peer: Peer, is_present: Callable[[], bool]) -> None:
-        """Give a rank that got SIGTERM back to its signal, where the run is not asked to stop within a while.
+        """Have a rank act on its SIGTERM if no stop of the run is requested within a while.
 
-        A scheduler sends SIGTERM to every process of a job, this one among them, and the ranks first save their state.
+        A scheduler sends SIGTERM to every process of a job, this one included, and the ranks first
+        save their state.
         """
 
         def release() -> None:

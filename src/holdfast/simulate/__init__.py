@@ -1,10 +1,15 @@
-"""WHAT IF: the policies of other rooms under a virtual clock.
+"""Simulate evaluations, training jobs and clusters: the live policies under a virtual clock.
 
-`evaluate` predicts an evaluation: the same policy that runs it live, engines (`engine_model`) and wires as arithmetic;
-`workload` is what goes in, `arrivals` finds when the checkpoints of a trace came, `ideal` is its lower bound, `plan`
-what `holdfast eval plan` shows. The policies of others, run in the same simulator, are in the benchmarks
-(`benchmarks/evaluation/peer_policies.py`).
+| module | one idea |
+|---|---|
+| `evaluate` | predicts an evaluation with the policy that runs it live |
+| `engine_model` | an engine as arithmetic |
+| `workload` | the simulated tasks, models and nodes |
+| `arrivals` | the times at which the checkpoints of a trace arrived |
+| `ideal` | the lower bound of a simulated evaluation |
+| `plan` | the prediction for `holdfast eval plan` |
+| `pretrain` | training jobs with the policy of `recover`: `holdfast simulate pretrain`, `holdfast plan` |
+| `cluster` | the jobs of a trace: `holdfast simulate cluster` |
 
-`pretrain` simulates training jobs with the policy of `recover`: what `holdfast simulate pretrain` and `holdfast plan`
-show. `cluster` replays the jobs of a trace: `holdfast simulate cluster`.
+Policies of other systems run in the same simulator in `benchmarks/evaluation/peer_policies.py`.
 """

@@ -1,4 +1,7 @@
-"""Find when checkpoints came to be evaluated in a trace: evaluation jobs are submitted in batches, one a checkpoint."""
+"""Find the arrivals of checkpoints in a trace.
+
+Evaluation jobs are submitted in batches, one batch per checkpoint.
+"""
 
 from collections.abc import Iterable
 from typing import Final
@@ -6,15 +9,18 @@ from typing import Final
 from holdfast.core.errors import BadUse
 
 GAP_S: Final = 600.0
-"""A pause between two submissions from which on the next one belongs to another checkpoint."""
+"""The least pause between submissions of two checkpoints, in seconds."""
 LEAST_JOBS: Final = 10
-"""Fewer jobs at a time are a person's trial and no checkpoint's evaluation; the study's batches have about 60."""
+"""The fewest jobs of a checkpoint's evaluation; the study's batches have about 60.
+
+Fewer jobs at a time are a person's trial.
+"""
 MOST: Final = 100
-"""Checkpoints that are simulated: the first ones of the trace."""
+"""The number of checkpoints that are simulated: the first ones of the trace."""
 
 
 def arrivals_of(jobs: str) -> tuple[float, ...]:
-    """Return when the checkpoints of a trace came, in seconds since the first one.
+    """Return the arrivals of the checkpoints of a trace, in seconds since the first one.
 
     Args:
         jobs: job records in a form that `holdfast.trace` recognises.

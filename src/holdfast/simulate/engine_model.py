@@ -1,7 +1,8 @@
-"""An engine under virtual time: exactly what `engines.simulated` does in real time, an event a prompt or answer.
+"""An engine under virtual time: the arithmetic of `engines.simulated`.
 
-Prompts are read one after another, each holding the engine up, while the batch has a place; then all sequences take
-steps together. Between two events nothing changes, so the next one is computed, not waited for.
+An engine reads prompts one after another while the batch has a place; each prompt holds the engine
+up. Then all sequences take steps together. The state changes only at events, so the time of the
+next event is computed.
 """
 
 from collections import deque
@@ -13,7 +14,7 @@ NEVER_S = float("inf")
 
 
 class VirtualEngine:
-    """One engine. `next_s` is when something happens next by itself; then call `advance`."""
+    """One engine. Call `advance` at `next_s`, the time of the engine's next event."""
 
     __slots__ = (
         "_curve",
@@ -40,7 +41,7 @@ class VirtualEngine:
 
     @property
     def held(self) -> int:
-        """How many it has not answered."""
+        """The number of unanswered requests."""
         return len(self._waiting) + len(self._decoding) + (self._reading is not None)
 
     def submit(self, now_s: float, requests: list[tuple[int, int, int]]) -> None:
@@ -52,14 +53,14 @@ class VirtualEngine:
             self._plan()
 
     def recall(self, wanted: set[int]) -> list[int]:
-        """Give up those not begun."""
+        """Withdraw the requests that have not begun."""
         given = [request[0] for request in self._waiting if request[0] in wanted]
         if given:
             self._waiting = deque(request for request in self._waiting if request[0] not in wanted)
         return given
 
     def advance(self) -> list[tuple[int, float]]:
-        """What happens at `next_s`: the answers that are done, each with when it was begun."""
+        """Process the event at `next_s`; return each finished answer with its begin."""
         now_s = self.next_s
         done: list[int] = []
         if self._reading is not None:
@@ -80,7 +81,7 @@ class VirtualEngine:
         return [(request, self.begun_s.pop(request)) for request in done]
 
     def _go_on_to(self, now_s: float) -> None:
-        """Whole steps are finished before a prompt is read."""
+        """Finish whole steps before a prompt is read."""
         if self._decoding:
             if len(self._decoding) >= self._curve.max_batch:
                 return

@@ -1,8 +1,13 @@
-"""An evaluation under virtual time: the policy that runs it live, engines and wires as arithmetic.
+"""Simulate an evaluation: the live policy, with engines and wires as arithmetic.
 
-What is modelled: weights read once per cluster over contended storage and exchanged among peers, engine starts and
-swaps, continuous batching (`engine_model`), answers that are sent in lots, the latency of every message, slots for
-metrics, a judge's quota. What is not: the harness's own time (a constant), failures, a KV cache that overflows.
+Modelled are:
+
+- weights, read once per cluster over contended storage and exchanged among peers,
+- engine starts and swaps, and continuous batching (`engine_model`),
+- answers that are sent in lots, and the latency of every message,
+- slots for metrics, and a judge's quota.
+
+Not modelled are the harness's own time (a constant), failures, and a KV cache that overflows.
 """
 
 import random
@@ -56,14 +61,14 @@ CHUNK = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a simulated evaluation.
+    """The result of a simulated evaluation.
 
     Attributes:
-        makespan_s: until the last score.
-        bound: what no schedule could go below, of the true costs.
-        timeline: for a Gantt and the account; empty unless recorded.
-        requests, samples: done.
-        decisions, decide_s: events that the policy answered and the CPU time it took for it.
+        makespan_s: seconds until the last score.
+        bound: the lower bound of any schedule, from the true costs.
+        timeline: for a Gantt chart and the account; empty unless recorded.
+        requests, samples: the numbers done.
+        decisions, decide_s: the events that the policy decided on, and its CPU time in seconds.
     """
 
     makespan_s: float
@@ -93,11 +98,11 @@ def simulate(
     """Run a workload on a cluster under Holdfast's own policy.
 
     Args:
-        workload: what to do, with its true costs.
-        cluster: on what.
-        history: what the policy knows of the samples beforehand.
-        config: of the policy; its round trip defaults to the cluster's.
-        seed: of the order in which tasks hand in their samples.
+        workload: the tasks and models, with their true costs.
+        cluster: the simulated cluster.
+        history: the policy's knowledge of the samples beforehand.
+        config: the policy's configuration; its round trip defaults to the cluster's.
+        seed: the seed of the order in which tasks submit their samples.
         record: keep every span for the timeline.
         timed: measure the policy's own time.
 

@@ -5,10 +5,11 @@ from holdfast.simulate.workload import SimCluster, Workload
 
 
 def bound_of(workload: Workload, cluster: SimCluster) -> Bound:
-    """What no schedule goes below on this cluster: engines that start at once, weights that come as fast as wires are.
+    """Return the lower bound of any schedule on this cluster.
 
-    The starts of engines, the copy into the device and the building of requests cannot be avoided and count; messages,
-    swaps and slow engines do not.
+    The bound assumes that engines start at once and that weights arrive at the speed of the wires.
+    Engine starts, copies into the device and the building of requests cannot be avoided and count;
+    messages, swaps and slow engines do not count.
     """
     curve = cluster.curve
     first_bytes = workload.models[0].size_bytes if workload.models else 0.0

@@ -1,7 +1,7 @@
-"""What an evaluation would take: its requests as the harness builds them, their costs as the ledger has them.
+"""Predict an evaluation from the harness's requests and the ledger's costs.
 
-The same policy that would run it is run under virtual time, on the engines as an earlier evaluation measured them. What
-is known of no earlier evaluation is assumed, and said in a note.
+The live policy runs under virtual time, on engines as an earlier evaluation measured them. A note
+states each figure that is assumed for lack of an earlier evaluation.
 """
 
 import statistics
@@ -38,15 +38,18 @@ def plan(
     device_memory_gib: float | None = None,
     arrivals_s: Sequence[float] = (),
 ) -> Plan:
-    """Predict an evaluation; nothing is run but the harness's own preparation, on this machine.
+    """Predict an evaluation; only the harness's own preparation runs, on this machine.
 
     Args:
-        suite: as `holdfast.evaluate.evaluate`.
-        model: likewise.
-        options: likewise; how many nodes there would be, and engines on each: as told, else as many as a live node
-            starts with this machine's GPUs, or with those that a cluster would be asked for.
-        device_memory_gib: of each GPU it would run on, or of a node for engines on CPUs; None: this machine's.
-        arrivals_s: the arrivals of a stream's checkpoints, in seconds; none: one model, which is there at once.
+        suite: as in `holdfast.evaluate.evaluate`.
+        model: as in `holdfast.evaluate.evaluate`.
+        options: as in `holdfast.evaluate.evaluate`. Without a number of engines per node, as many
+            are simulated as a live node would start with this machine's GPUs, or with the GPUs that
+            a cluster would be requested for.
+        device_memory_gib: the memory of each GPU, or of a node for engines on CPUs; None: this
+            machine's.
+        arrivals_s: the arrivals of a stream's checkpoints, in seconds; empty: one model, present
+            from the start.
 
     Raises:
         BadUse: suite, model or options are wrong, or the model does not fit the devices.
@@ -95,7 +98,7 @@ def plan(
 
 
 def _stream_note(timeline: Timeline, arrivals_s: Sequence[float]) -> str:
-    """Return how long the checkpoints of a stream waited for their last score."""
+    """Return a sentence on the waits of a stream's checkpoints for their last score."""
     done_s = [0.0] * len(arrivals_s)
     for request in timeline.requests:
         done_s[request.model] = max(done_s[request.model], request.t1)
@@ -110,7 +113,7 @@ def _stream_note(timeline: Timeline, arrivals_s: Sequence[float]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _Engines:
-    """The engines as they are simulated, and the rate at which weights come; `note` says where the figures are from."""
+    """The simulated engines and the rate at which weights arrive; `note` has their source."""
 
     curve: Curve
     start_s: float
@@ -119,7 +122,7 @@ class _Engines:
 
 
 def _engines(inputs: PlanInputs) -> _Engines:
-    """Engines as an earlier evaluation measured them, else as they are assumed."""
+    """Return engines as an earlier evaluation measured them, else as assumed."""
     assumed = SimCluster()
     if (measured := inputs.measured) is not None:
         return _Engines(
@@ -142,7 +145,7 @@ def _engines(inputs: PlanInputs) -> _Engines:
 
 
 def _task(inputs: PlanInputs, number: int) -> SimTask:
-    """A task as it is expected to be: what is predicted is taken for true."""
+    """Return a task with its predicted costs as the true ones."""
     samples = inputs.samples[number]
     priors = Priors.from_history(inputs.history, inputs.task_names)
     limits = [

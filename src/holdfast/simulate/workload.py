@@ -1,4 +1,4 @@
-"""What is simulated: tasks of samples with their true costs, and the cluster that does them."""
+"""Define a simulation's input: tasks with their true costs, and the cluster."""
 
 import random
 from array import array
@@ -14,7 +14,7 @@ GPU_7B = Curve(
     step_sequence_s=0.0002,
     max_batch=128,
 )
-"""About what an engine of one GPU does with a 7B model: a guess, not a measurement."""
+"""Rates of an engine of one GPU with a 7B model: a guess, not a measurement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,12 +22,13 @@ class SimTask:
     """One benchmark. The columns are by sample; the policy sees none of the true values.
 
     Attributes:
-        name: as the history knows it.
-        prompt_tokens: of each request of a sample.
-        new_tokens: what a sample's request generates in truth; 0 throughout for log-probabilities.
+        name: the task's name in the history.
+        prompt_tokens: the prompt tokens of each request of a sample.
+        new_tokens: the tokens that a sample's request truly generates; all 0 for log-probabilities.
         max_new_tokens: the limit that the policy sees.
-        metric_s: CPU seconds of each sample's metric; 0 throughout where there is none.
-        choices: requests of a sample; they share a prefix, and more than one only without generation.
+        metric_s: CPU seconds of each sample's metric; all 0 without a metric.
+        choices: requests of a sample; they share a prefix, and more than one only without
+            generation.
     """
 
     name: str
@@ -42,13 +43,13 @@ class SimTask:
 
     @property
     def has_metric(self) -> bool:
-        """Whether samples have a metric of their own."""
+        """Return True if samples have a metric of their own."""
         return any(self.metric_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimModel:
-    """A checkpoint to evaluate, there from `release_s` on."""
+    """A checkpoint to evaluate, available from `release_s` on."""
 
     release_s: float = 0.0
     size_bytes: float = 15e9
@@ -62,7 +63,7 @@ class Workload:
     models: tuple[SimModel, ...] = (SimModel(),)
 
     def history(self, noise: float, seed: int) -> list[TaskHistory]:
-        """What an earlier evaluation saw: the true values, each off by a log-normal factor of sigma `noise`."""
+        """Return a past evaluation: the true values times log-normal noise of sigma `noise`."""
         rng = random.Random(seed)
         return [
             TaskHistory(
@@ -81,27 +82,28 @@ def _noisy(values: Sequence[float], noise: float, rng: random.Random) -> "array[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimCluster:
-    """Nodes, engines, wires. Every constant of the simulation that is not the workload's.
+    """Nodes, engines and wires: the constants of a simulation besides the workload's.
 
     Attributes:
-        nodes, engines_per_node, metric_slots: how many there are; slots are a node's.
-        curve: what engines truly cost, the same that they tell.
-        slowness: by how much the true times of an engine exceed its curve, engine number to factor.
+        nodes, engines_per_node, metric_slots: the numbers of each; slots are per node.
+        curve: the true cost of engines, which the engines also report.
+        slowness: the factor by which an engine's true times exceed its curve, by engine number.
         store_bytes_per_s: of the remote storage, all readers together.
         node_bytes_per_s: of one node's storage NIC.
-        fabric_bytes_per_s: between peers, each way of one node.
+        fabric_bytes_per_s: between peers, each way per node.
         device_bytes_per_s: from a node's memory into an engine.
-        node_start_s: until a node's agent is there.
-        engine_start_s: an engine's process and all it does before it needs weights.
-        swap_s: other weights into a running engine, beyond their copying.
-        process_start_s: imports of one harness process, which only the peers' policies start for each trial.
-        prepare_s: from the start until the harness has built the requests.
+        node_start_s: seconds until a node's agent is up.
+        engine_start_s: seconds to start an engine's process, before it needs weights.
+        swap_s: seconds beyond the copy to swap the weights of a running engine.
+        process_start_s: seconds of imports of one harness process, which only the peers' policies
+            start for each trial.
+        prepare_s: seconds from the start until the harness has built the requests.
         latency_s: of a message, one way.
-        flush_s: an engine sends its answers at most so often.
-        coordinator_s: of the coordinator's time for a message.
-        metric_start_s: beyond each metric's own time.
-        judge_per_s: metrics that a judge's quota admits in a second; 0 for no limit.
-        prefetch: whether the next model's weights are read while one is evaluated.
+        flush_s: the least seconds between two batches of answers of an engine.
+        coordinator_s: the coordinator's time per message.
+        metric_start_s: the overhead of each metric.
+        judge_per_s: metrics per second that a judge's quota admits; 0 for no limit.
+        prefetch: True to read the next model's weights while one is evaluated.
     """
 
     nodes: int = 1
@@ -127,13 +129,14 @@ class SimCluster:
 
     @property
     def engines(self) -> int:
-        """Of all nodes."""
+        """The number of engines on all nodes."""
         return self.nodes * self.engines_per_node
 
     def fetch_s(self, size_bytes: float) -> float:
-        """A model into every node's memory: 1/N read from storage by each, the rest from its peers meanwhile.
+        """Return the seconds to bring a model into every node's memory.
 
-        Chunks pass through, so the slowest of the three ways is what it takes.
+        Each node reads 1/N from storage and the rest from its peers at the same time. Chunks pass
+        through, so the slowest of the three ways sets the time.
         """
         return max(
             size_bytes / self.store_bytes_per_s,

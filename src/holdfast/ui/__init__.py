@@ -1,4 +1,4 @@
-"""The page about runs, one offline file that answers first and proves below; and the console, live pages.
+"""Show runs: on a page, one offline file with the answer first; and in the console, live.
 
 Enter `RunSummary` objects of `holdfast.core.accounting`, leaves an HTML file. The stages, in order:
 

@@ -23,7 +23,11 @@ BADGE_LEVELS = 4
 
 
 def loss_chart(summary: RunSummary, *, name: str, narrow: bool) -> str | None:
-    """The loss curve with lost segments, validation points and numbered incidents; None without any loss."""
+    """Return the loss curve with lost segments, validation points and incidents.
+
+    Returns:
+        None without a loss.
+    """
     curve = summary.loss
     finite = [point for point in curve.surviving if math.isfinite(point.value)]
     if not finite and not curve.lost and not curve.validation:
@@ -126,7 +130,10 @@ def _line(
 
 
 def _thinned(points: Sequence[Point]) -> Sequence[Point]:
-    """At most `POINTS_LIMIT` points: of each bucket its lowest and its highest, so that no spike is lost."""
+    """Return at most `POINTS_LIMIT` points: the lowest and the highest of each bucket.
+
+    So no spike is lost.
+    """
     if len(points) <= POINTS_LIMIT:
         return points
     buckets = POINTS_LIMIT // 2
@@ -219,5 +226,5 @@ COLOUR = page.stand_ins(VARIABLES)
 
 
 def inline_svg(figure: "Figure", *, name: str, label: str) -> str:
-    """The figure, drawn in the colours of `COLOUR`, as an `<svg>` element: see `holdfast.core.page.inline_svg`."""
+    """Return a figure as an `<svg>` element in the colours of `COLOUR`."""
     return page.inline_svg(figure, name=name, label=label, variables=VARIABLES)

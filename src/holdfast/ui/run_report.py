@@ -12,8 +12,8 @@ TEMPLATES = Path(__file__).parent / "templates"
 def write_report(path: Path, summaries: Sequence[RunSummary], *, title: str) -> None:
     """Write one self-contained page about runs: the first in full, the others below it in short.
 
-    The page needs no network and runs no script. Text from logs is escaped, its control characters made visible.
-    Equal summaries give equal bytes.
+    The page needs no network and runs no script. Text from logs is escaped, its control characters
+    made visible. Equal summaries give equal bytes.
 
     Args:
         path: where the page goes; its folder is made.

@@ -16,7 +16,7 @@ from holdfast.ui.headline import context, headline, key_figures
 
 CARDS_LIMIT = 100
 WHOLE = re.compile(r"(\d+ \S+|[^\s-]+-\S+)")
-"""A number with what it counts, or a word with a hyphen."""
+"""Matches a number with its noun, or a word with a hyphen."""
 
 CAUSES = {
     "productive": ("Steps that survive", "training time of the final state"),
@@ -39,12 +39,12 @@ COLOURS: Mapping[LostCause, str] = {
     "after_end": "other",
     "unexplained": "other",
 }
-"""The cause of the time line whose colour a cause of the lost-time account has; others are part of a restart."""
+"""The account's cause whose colour a time line's cause has; others belong to a restart."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """The final weights beside those of the reference run."""
+    """The final weights, compared with those of the reference run."""
 
     identical: bool
     rows: tuple[tuple[str, str], ...]
@@ -87,7 +87,7 @@ class RunView:
 
 
 def run_view(summary: RunSummary, *, key: str) -> RunView:
-    """Everything the page says of one run.
+    """Collect all facts on a page about one run.
 
     Raises:
         HoldfastError: matplotlib is not installed.

@@ -1,4 +1,4 @@
-"""What the laboratory makes of a recorded log, and that the labels stay right."""
+"""The laboratory's variants of a recorded log, and their labels."""
 
 import json
 import random

@@ -31,7 +31,10 @@ CHROMIUM = Path("/usr/bin/chromium")
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """A home with a run under 3D parallelism, with an incident; beside it two recordings in folders."""
+    """A home with a run under 3D parallelism, with an incident.
+
+    Beside it two recordings in folders.
+    """
     home = tmp_path_factory.mktemp("home")
     write_three_d(RunPaths(home, "run-1").root / "profile", steps=4)
     write_hierarchical_zero(home / "zero", steps=2)

@@ -1,4 +1,4 @@
-"""What a recording adds up to, over recordings made by hand."""
+"""The summary of recordings that the test makes."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The agent keeps the sampler going, whatever ends it."""
+"""The agent keeps the sampler running after every kind of end."""
 
 import asyncio
 import functools

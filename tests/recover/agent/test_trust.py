@@ -1,4 +1,4 @@
-"""Which messages of a rank cannot be true, or are too many; and a real run with a rank that lies."""
+"""Messages of a rank that cannot be true, or are too many; and a real run with a lying rank."""
 
 from dataclasses import replace
 

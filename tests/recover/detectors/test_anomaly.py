@@ -61,7 +61,7 @@ def test_a_single_step_that_is_not_finite_is_none():
 
 
 def test_all_ranks_at_one_step_are_one_step():
-    """The loss may be the mean of all ranks: then each one reports that the script left out the step."""
+    """If the loss is the mean of all ranks, each rank reports that the script left out the step."""
     detector = AnomalyDetector()
     for step, loss in enumerate([2.0, NAN, 2.0, NAN, 2.0], 1):
         for rank in range(4):

@@ -1,4 +1,4 @@
-"""What a rank reads of PyTorch's flight recorder, which may hold anything."""
+"""A rank's reader of PyTorch's flight recorder, with valid and arbitrary content."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""The hang detector, told of steps, looks and time by hand."""
+"""The hang detector, with steps, looks and time set by the test."""
 
 from dataclasses import replace
 
@@ -34,7 +34,10 @@ def trained(ranks=2, steps=5, step_s=0.1, limits=LIMITS):
 
 
 def first_alarm(detector, began_s, until_s, looks, states=lambda _now_s: {}):
-    """The first alarm after `began_s` and its time, ticking as the supervisor does; `looks(now_s)` gives each look."""
+    """The first alarm after `began_s` and its time, ticking as the supervisor does.
+
+    `looks(now_s)` gives each look.
+    """
     for tick in range(int((until_s - began_s) * 10)):
         now_s = began_s + tick / 10
         if detector.look_due(now_s):
@@ -407,7 +410,8 @@ def begun(last, *, waits=True):
     [
         # Rank 1 has not begun the collective in which the others wait.
         ([begun({"0": 9}), begun({"0": 8}, waits=False), begun({"0": 9})], {}, 1),
-        # Rank 1 waits in its group with rank 2, so that rank 0 waits for rank 1: rank 2 is the cause.
+        # Rank 1 waits in its group with rank 2, so that rank 0 waits for rank 1: rank 2 is the
+        # cause.
         ([begun({"0": 9}), begun({"0": 8, "1": 5}), begun({"1": 4}, waits=False)], {}, 2),
         # Rank 0 has not begun the others' collective since it waits for a message of rank 1.
         (

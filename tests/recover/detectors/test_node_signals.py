@@ -1,4 +1,4 @@
-"""What signals of nodes mean, and which nodes are faulty, suspect or about to be taken away."""
+"""Signals of nodes: faulty nodes, suspect nodes, and nodes about to be taken away."""
 
 import pytest
 from hypothesis import given

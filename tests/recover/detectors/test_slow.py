@@ -1,4 +1,4 @@
-"""Slow ranks, found in emulated trainings: ranks begin collectives, and wait in them for each other."""
+"""Slow ranks in emulated trainings, whose ranks begin collectives and wait for each other."""
 
 import random
 
@@ -126,8 +126,9 @@ def test_a_rank_that_is_fast_again_is_reported_once():
 
 
 def test_who_waits_for_a_slow_rank_of_another_group_is_not_slow():
-    # Two groups of two (tensor parallel: 0 1, 2 3), and two across them (data parallel: 0 2, 1 3). Rank 1 is slow, so
-    # rank 0 comes late to its collective with rank 2, for which rank 1 is the cause.
+    # Two groups of two (tensor parallel: 0 1, 2 3), and two across them (data parallel: 0 2, 1 3).
+    # Rank 1 is slow, so rank 0 comes late to its collective with rank 2, for which rank 1 is the
+    # cause.
     detector = SlowDetector()
     begun = {rank: {} for rank in range(4)}
     now_s, steps_s = 0.0, []
@@ -166,7 +167,7 @@ def test_a_rank_that_becomes_slow_in_the_middle_is_named_after_some_steps():
 
 
 def test_clocks_that_are_not_known_well_make_no_rank_slow():
-    """The answers of one node are late in the supervisor's queue, so that its clock seems to be late."""
+    """One node's answers are late in the supervisor's queue, so its clock seems to be late."""
     detector, training = SlowDetector(), Training(8)
     training.steps(16)
     detector.asked(training.now_s)

@@ -1,4 +1,4 @@
-"""What a launch does beside starting processes."""
+"""The work of a launch besides starting processes."""
 
 import asyncio
 import sys

@@ -1,4 +1,7 @@
-"""A bad node in a real run of several nodes is found, cordoned and replaced by the spare; `nodes check` too."""
+"""A bad node in a real run of several nodes is found, cordoned and replaced by the spare.
+
+`nodes check` too.
+"""
 
 import json
 import os
@@ -52,7 +55,8 @@ class WrongTorch:
 if os.environ.get("HOLDFAST_NODE_NAME") == "n2":
     sys.meta_path.insert(0, WrongTorch())
 """
-"""A module that Python imports at its start: on the node n2 each matrix product has one wrong element.
+"""A module that Python imports at its start: on the node n2 each matrix product has one wrong
+element.
 
 Only processes that import torch by themselves pay for its import.
 """

@@ -1,4 +1,4 @@
-"""When a run tests its nodes, and what becomes of cordoned ones."""
+"""The moments at which a run tests its nodes, and the use of cordoned nodes."""
 
 import asyncio
 from types import SimpleNamespace

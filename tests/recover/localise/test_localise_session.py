@@ -1,4 +1,4 @@
-"""A session over hosts that answer as the test says: no process is started."""
+"""A session over hosts with prepared results: no process is started."""
 
 import asyncio
 import threading
@@ -20,7 +20,7 @@ ALL_WELL = {"group": {"passed": True, "reason": "", "mb_per_s": 100.0}}
 
 
 class Hosts:
-    """Nodes that pass all tests but for those of which the test says otherwise."""
+    """Nodes that pass all tests except those that the test names."""
 
     def __init__(self, names, *, bad=(), broken=(), silent=(), gone=(), garbage=()):
         self.names, self.bad, self.broken = names, bad, broken

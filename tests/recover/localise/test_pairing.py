@@ -1,4 +1,4 @@
-"""Which nodes are tested together, and what the results say."""
+"""The pairs of nodes that are tested together, and the verdicts from their results."""
 
 import random
 
@@ -167,7 +167,7 @@ def test_a_single_node_is_judged_by_its_own_checks():
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), count=st.integers(2, 12))
 def test_worlds_are_disjoint_of_two_or_three_and_probabilities_are_some(data, count):
-    """Whatever the tests answer, with whatever priors."""
+    """The bounds hold for all results and all priors."""
     names = [f"n{number}" for number in range(count)]
     priors = {name: data.draw(st.floats(0.001, MAX_PRIOR)) for name in names}
     pairing = Pairing(priors=priors)

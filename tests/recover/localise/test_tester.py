@@ -150,7 +150,10 @@ def test_an_occupied_gpu_is_not_a_broken_one(tmp_path, text, outcome):
 
 
 def worker_says(order, folder, *, printed_at):
-    """Have a worker carry out an order while a library prints to its standard output; return what it writes."""
+    """Run a worker's order while a library prints to standard output.
+
+    Return the worker's output.
+    """
     (folder / "sitecustomize.py").write_text(
         f"import os, sys\nif any('worker' in one for one in sys.orig_argv):\n    {printed_at}\n"
     )

@@ -1,4 +1,4 @@
-"""`holdfast runs approve` says what became of the proposal."""
+"""`holdfast runs approve` prints the result of the proposal."""
 
 import socket
 import threading

@@ -27,7 +27,7 @@ FROZEN = Frozen(waited_s=61.0, limit_s=60.0, rank=1, state="T")
 
 @pytest.fixture
 def world(tmp_path):
-    """Return what makes the decisions of a run in a mode: with it its recorder, what was observed, and its folder."""
+    """Return the decider of a run in a mode, its recorder, its observations, and its folder."""
     paths = RunPaths(tmp_path, "r")
     paths.logs.mkdir(parents=True)
     with Ledger.open(ledger_url(tmp_path)) as ledger:

@@ -1,4 +1,4 @@
-"""When a message is due, what it says, and that it reaches a real server, whatever that server does."""
+"""Messages to people: their time, their text, and their delivery to a faulty real server."""
 
 import asyncio
 import http.server
@@ -231,7 +231,7 @@ def test_a_finding_that_is_only_observed_says_that_nothing_was_done(run):
 
 
 class Server:
-    """A real HTTP server that answers as it is told to."""
+    """A real HTTP server with prepared answers."""
 
     def __init__(self):
         self.received, self.status = [], 200
@@ -310,7 +310,7 @@ def test_a_wrong_url_is_refused_with_a_sentence_that_keeps_its_secret(url):
 
 
 class Outbox:
-    """Sends as it is told to, and keeps what it sends."""
+    """A sender with prepared results, which keeps its messages."""
 
     def __init__(self, *failures):
         self.orders, self._failures = [], list(failures)

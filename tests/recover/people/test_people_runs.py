@@ -35,7 +35,7 @@ def events(place, kind, run="r"):
 
 @pytest.fixture
 def inbox():
-    """Return the URL of a real server for Apprise, what the server has received, and whether the server answers."""
+    """Return the URL of a real server for Apprise, its received requests, and its on/off flag."""
     received, answers = [], threading.Event()
     answers.set()
 

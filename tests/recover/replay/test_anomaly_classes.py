@@ -20,7 +20,7 @@ def loss(step):
 
 
 def trace(attempt, start, end, *, breaks=None, nodes=("a", "b"), values=None, scale=1.0, **more):
-    """Return an attempt from the file of a step (None: no file) to a step, whose loss breaks from a step on."""
+    """Return an attempt from one step's file (None: no file) to a step, with a broken loss."""
     numbers = {step: (loss(step) * scale,) for step in range((start or 0) + 1, end + 1)}
     anomaly = None
     if breaks is not None:

@@ -1,4 +1,4 @@
-"""A script that runs in a process of Holdfast does what it does in an interpreter of its own."""
+"""A script in a process of Holdfast behaves as in a separate interpreter."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The GPUs' state from what `nvidia-smi` prints: in the form of its recorded output, and in none."""
+"""The GPUs' state from the output of `nvidia-smi`, in recorded and in unknown forms."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Links, file systems, memory, clock and planned shutdowns: from made-up trees, and of this machine."""
+"""Links, file systems, memory, clock, planned shutdowns: from prepared trees and this machine."""
 
 import pytest
 

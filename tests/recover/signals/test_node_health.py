@@ -1,4 +1,4 @@
-"""Signals and notices of a run's nodes: what is recorded, cordoned, left, and passed to the policy."""
+"""Signals and notices of a run's nodes: records, cordons, moves, and events for the policy."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A run goes back to a state from before all batches that are left out, where such a state is healthy."""
+"""A run goes back to a healthy state from before all left-out batches, if there is one."""
 
 import asyncio
 
@@ -35,7 +35,10 @@ def recorder(tmp_path):
 
 
 def went_back_to(recorder, folder, *, batches, healthy=(50, 100), finding=AGAIN):
-    """Have checkpoints at some steps, and a loss that breaks at step 110; return the step that the run goes on from."""
+    """Have checkpoints at some steps, and a loss that breaks at step 110.
+
+    Return the step that the run goes on from.
+    """
     with Checkpointer(folder, every=1, keep=None) as ckpt:
         for step in healthy:
             ckpt.save(step, {"model": torch.nn.Linear(1, 1)})

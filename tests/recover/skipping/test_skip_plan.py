@@ -1,4 +1,4 @@
-"""What is left out next is a pure function: every claim of its docstrings, and its bounds over random histories."""
+"""The choice of the next left-out batches: its docstrings' claims, and its bounds at random."""
 
 import pytest
 from hypothesis import given
@@ -15,7 +15,7 @@ from holdfast.recover.skipping.plan import (
 
 
 def after(*broken, gained=False):
-    """What is left out after losses that broke one after the other."""
+    """Return the plan after losses that broke one after the other."""
     skipping, decided = Skipping(), []
     for batches in broken:
         skip = skipping.next_skip(batches)

@@ -58,7 +58,10 @@ def test_malformed_batches_are_refused(batches):
 
 
 def broken_by(left_out, *, poisoned, scale):
-    """Train a small network on batches, one of which is poisoned; return those that led to a broken loss."""
+    """Train a small network on batches, one of which is poisoned.
+
+    Return those that led to a broken loss.
+    """
     detector, found = AnomalyDetector(), Trail()
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))

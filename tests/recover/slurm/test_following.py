@@ -1,4 +1,4 @@
-"""What a terminal shows of a run in the queue, against a Slurm that answers what the test wants."""
+"""The terminal's output for a run in the queue, against a Slurm with prepared answers."""
 
 import pytest
 
@@ -12,7 +12,10 @@ AWAY = HoldfastError("squeue failed: Unable to contact slurm controller.\nmore")
 
 
 class World:
-    """A run whose jobs pass through states, one at each look; what else happens then is in `then`."""
+    """A run whose jobs pass through states, one at each look.
+
+    What else happens then is in `then`.
+    """
 
     def __init__(self, home, *jobs):
         self.paths = RunPaths(home, "r")

@@ -1,4 +1,4 @@
-"""When and how a run that lacks nodes is queued again, against a Slurm that answers what the test wants."""
+"""Queueing a run again that lacks nodes, against a Slurm with prepared answers."""
 
 import asyncio
 
@@ -71,7 +71,10 @@ class Recorded:
 
 
 class Scripted:
-    """A Slurm with the job 70, and nodes of which `down` are down; `while_submitting` happens during sbatch."""
+    """A Slurm with the job 70, and nodes of which `down` are down.
+
+    `while_submitting` happens during sbatch.
+    """
 
     def __init__(self):
         self.down, self.error, self.queue, self.submitted = (

@@ -11,7 +11,7 @@ FIRST_COME = POLICIES["first come"]
 
 
 def test_jobs_start_in_the_order_of_arrival_and_backfill_does_not_delay_the_first():
-    """Two nodes of 4 GPUs. Job 1 wants both at 8 s; job 2 ends by then, job 3 does not."""
+    """Two nodes of 4 GPUs: job 1 needs both at 8 s; job 2 ends by then, job 3 does not."""
     given = jobs(
         [
             (0.0, 8.0, 4, "Other"),  # on one node until 8
@@ -30,7 +30,7 @@ def test_jobs_start_in_the_order_of_arrival_and_backfill_does_not_delay_the_firs
 
 
 def test_a_long_job_is_backfilled_on_a_node_that_the_first_job_does_not_need():
-    """Three nodes; job 2 wants two of them, of which one is free at once and one at 8 s."""
+    """Three nodes; job 2 needs two: one is free at once, the other at 8 s."""
     given = jobs(
         [
             (0.0, 8.0, 4, "Other"),
@@ -116,7 +116,8 @@ def test_a_job_that_runs_longer_than_predicted_is_predicted_anew():
     given.predicted_s[0] = 4.0
     run = Watched(given, FIRST_COME, nodes=2, per=4)
     outcome = run.outcome()
-    # At 2 s the reservation is for 4 s, too early for the last job; that starts after the end of the first two.
+    # At 2 s the reservation is for 4 s, too early for the last job; that starts after the end of
+    # the first two.
     assert starts(outcome) == [0.0, 100.0, 108.0]
     assert run.reservations[0] == (1, 4.0)
 
@@ -163,7 +164,7 @@ def test_nodes_hold_what_they_have_and_quota_and_limits_hold(name, seed):
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("seed", range(4))
 def test_backfill_never_delays_the_reservation_of_a_first_job(name, seed):
-    """Where no job runs longer than predicted, a first job starts at its reserved moment at the latest."""
+    """If no job exceeds its prediction, a first job starts at its reserved moment or before."""
     run = Watched(random_jobs(seed), POLICIES[name], nodes=NODES, per=PER)
     outcome = run.outcome()
     assert len(run.reservations) > 20

@@ -1,4 +1,4 @@
-"""The simulator agrees with what is known in closed form, each within the confidence interval of its replications."""
+"""The simulator agrees with closed forms, within confidence intervals of its replications."""
 
 import math
 import statistics
@@ -23,7 +23,7 @@ from holdfast.simulate.pretrain.streams import draws, exponential
 
 
 def within(values, expected, *, slack=0.0):
-    """Whether `expected` lies in the 99 % confidence interval of the mean, or `slack` beside it."""
+    """Return True if `expected` is within `slack` of the 99 % confidence interval of the mean."""
     mean = statistics.fmean(values)
     half = 2.9 * statistics.stdev(values) / math.sqrt(len(values))
     assert abs(mean - expected) <= half + slack, (mean, half, expected)

@@ -17,7 +17,7 @@ def tier(**changes):
 
 
 def ticked(saves, spans, tick_s=0.125):
-    """Train tick by tick; returns work, seconds trained and stalled, and each save as (work, begin)."""
+    """Train tick by tick; return work, seconds trained and stalled, and saves as (work, begin)."""
     work = since = trained = stalled = now = stall_left = 0.0
     begun = []
     for _ in range(round(sum(spans) / tick_s)):

@@ -1,4 +1,4 @@
-"""The simulator gives what others published, as far as their inputs are known; docs/simulation.md prints the misses."""
+"""The simulator agrees with published figures; docs/simulation.md lists the misses."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def test_airesim_at_4096_servers_without_lost_work(cases, version):
 
 
 def test_llama3_interruptions_lie_in_the_band_of_other_clusters_rates(cases):
-    """419 interruptions of 16,384 GPUs in 54 days; the rate is that of three other clusters, with their spread."""
+    """419 interruptions of 16,384 GPUs in 54 days, predicted from the rates of three clusters."""
     band = replicate(cases.llama3(own_rate=False), 40, uncertain=True).failures
     assert band.low < 419 < band.high
 
@@ -30,7 +30,7 @@ def test_llama3_trains_for_nine_tenths_of_the_time_with_three_percent_of_spares(
 
 
 def test_rsc_mean_time_to_failure_by_size(cases):
-    """Kokolis et al. measured 7.9 h at 1,024 GPUs, and projected 1.8 h at 16,384 from the rate of a node alone."""
+    """Kokolis et al. measured 7.9 h at 1,024 GPUs, and projected 1.8 h at 16,384 by node rates."""
     assert cases.rsc_mean_time_to_failure_h(1024, 12) == pytest.approx(7.9, rel=0.10)
     of_hardware_h = cases.rsc_mean_time_to_failure_h(16_384, 12, of_hardware=True)
     assert of_hardware_h == pytest.approx(1.8, rel=0.05)

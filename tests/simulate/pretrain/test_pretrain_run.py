@@ -1,4 +1,4 @@
-"""One simulated run: the live policy decides, the account adds up, the same seed gives the same bytes."""
+"""One simulated run: the live policy decides, the account adds up, a seed fixes all bytes."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""A console over a home with runs, for tests: the real application, called in process, and a list of what it did."""
+"""A console over a home with runs: the real application in process, and its list of actions."""
 
 import contextlib
 import re
@@ -56,7 +56,7 @@ class Console:
 
 
 class open_console:  # noqa: N801 - used as a function
-    """A console in a `with` block, signed in unless told otherwise."""
+    """Yield a console, signed in by default."""
 
     def __init__(self, home, *, url=None, signed_in=True, **address):
         self._signed_in = signed_in

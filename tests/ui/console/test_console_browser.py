@@ -1,4 +1,4 @@
-"""A real browser on a real console: an incident appears live and is confirmed, with no error and no outside request."""
+"""A real browser on a real console: a live incident, its confirmation, no outside request."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Hostile requests: forged, under other names, without a session, with paths, scripts and large bodies."""
+"""Hostile requests: forged, foreign names, no session, bad paths, scripts, large bodies."""
 
 import pytest
 import sample_runs

@@ -1,4 +1,4 @@
-"""The pages of the console over a ledger with runs: complete without a script, the same facts as JSON, bounded."""
+"""The console's pages over a ledger: complete without scripts, equal as JSON, bounded."""
 
 import json
 import re

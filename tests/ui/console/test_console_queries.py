@@ -1,4 +1,4 @@
-"""Every query of the console walks an index: SQLite's plan scans no table of runs, events, incidents or evaluations."""
+"""Every query of the console uses an index: SQLite's plan scans no growing table."""
 
 import pytest
 from sqlalchemy.dialects import sqlite

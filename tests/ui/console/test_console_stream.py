@@ -1,4 +1,4 @@
-"""The stream: what changed since a position of the ledger, also for a browser that was away or is slow."""
+"""The stream of changes since a position of the ledger, also for an absent or slow browser."""
 
 import asyncio
 import json

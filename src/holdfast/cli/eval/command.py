@@ -74,7 +74,8 @@ MODEL = click.option(
 def command() -> None:
     """Evaluate checkpoints: the harness's own scores, in the shortest time.
 
-    SUITE is a TOML file or task names of lm-evaluation-harness, separated by commas; `inspect:NAME` is inspect-ai's.
+    SUITE is a TOML file or task names of lm-evaluation-harness, separated by commas; `inspect:NAME`
+    is inspect-ai's.
     """
     _check_installed()
 
@@ -89,12 +90,12 @@ def _check_installed() -> None:
 
 
 class LmEvalWords(click.Command):
-    """A command that also takes a line of lm-eval's command; `always` where it takes nothing else."""
+    """A command that also takes lm-eval's command line; if `always`, nothing else."""
 
     always = False
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put a line of lm-eval's into Holdfast's words first."""
+        """Translate lm-eval's command line into Holdfast's options first."""
         if not {"--help", "-h"} & set(args) and (self.always or speaks_lm_eval(args)):
             line = ctx.meta[Line.__name__] = translate(args)
             args = line.native
@@ -108,7 +109,7 @@ class LmEvalWords(click.Command):
 
 
 class LmEvalLine(LmEvalWords):
-    """Takes a line of lm-eval's command as it stands."""
+    """A command that takes lm-eval's command line unchanged."""
 
     always = True
 

@@ -1,7 +1,7 @@
-"""lm-eval's command line in Holdfast's words: what an `lm_eval` line means as suite, model and options.
+"""Translate lm-eval's command line into Holdfast's suite, model and options.
 
-The line is parsed by lm-eval's own parser. What Holdfast always does is accepted and said; what Holdfast cannot do is
-refused by name, with the way to get the same.
+lm-eval's own parser parses the line. An option that asks for Holdfast's fixed behaviour is accepted
+with a notice. An option that Holdfast cannot honour is refused by name, with an alternative.
 """
 
 import argparse
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from holdfast.evaluate import Suite
 
 _NATIVE = {"model", "limit", "num_fewshot", "include_path", "device"}
-"""Their words that `holdfast eval run` has itself, with the same meaning."""
+"""The options of lm-eval that `holdfast eval run` has too, with the same meaning."""
 _LOCAL = {"hf": "hf", "hf-auto": "hf", "huggingface": "hf", "vllm": "vllm"}
 _SERVERS = {
     "local-completions": "/completions",
@@ -77,13 +77,13 @@ _SEEDS = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_rand
 
 @dataclass
 class Line:
-    """What a line means.
+    """A translated line.
 
     Attributes:
-        suite: the tasks; None where the line names none of lm-eval's.
-        native: what is left for `holdfast eval run`, in its own words.
-        said: sentences on what is done anyway.
-        listing: the names of all tasks, if the line asks for them.
+        suite: the tasks; None if the line names no tasks of lm-eval.
+        native: the remaining options for `holdfast eval run`, in its own spelling.
+        said: notices on options that Holdfast always applies.
+        listing: the names of all tasks, if the line requests these names.
     """
 
     suite: "Suite | None" = None
@@ -93,7 +93,7 @@ class Line:
 
 
 def speaks_lm_eval(words: Sequence[str]) -> bool:
-    """Whether a line of `holdfast eval run` has a word that lm-eval's command alone has."""
+    """Return True if a line of `holdfast eval run` has an option that only lm-eval has."""
     if not any(word.startswith("-") for word in words):
         return False
     parser = _parser()
@@ -103,10 +103,10 @@ def speaks_lm_eval(words: Sequence[str]) -> bool:
 
 
 def translate(words: Sequence[str]) -> Line:
-    """Return what a line of lm-eval's command means.
+    """Return a line of lm-eval's command in Holdfast's options.
 
     Raises:
-        BadUse: it has something that Holdfast does not do; the sentence says how to get the same.
+        BadUse: Holdfast has no equivalent of an option; the message has the alternative.
     """
     words = list(words)
     if words[:2] == ["ls", "tasks"]:
@@ -143,7 +143,7 @@ def translate(words: Sequence[str]) -> Line:
 
 
 def task_names(include_paths: Sequence[str] = ()) -> list[str]:
-    """Return the names of all tasks, groups and tags that lm-eval has, and those of `include_paths`."""
+    """Return lm-eval's tasks, groups and tags, and the tasks in the folders `include_paths`."""
     from lm_eval.tasks import TaskManager
 
     return sorted(TaskManager(include_path=list(include_paths) or None).all_tasks)
@@ -182,13 +182,13 @@ def _name_of(word: str) -> str:
 
 
 def _spelled(word: str, names: Mapping[str, Any]) -> str:
-    """A word as lm-eval spells it: with underscores."""
+    """Return a word in lm-eval's spelling, with underscores."""
     name = _name_of(word)
     return name + word[len(name) :] if name in names else word
 
 
 def _model(said: Mapping[str, Any], line: Line) -> dict[str, Any]:
-    """Put the model and its engine into a line's own words; return what of the arguments shapes requests."""
+    """Add the model and its engine to a line; return the model arguments that shape requests."""
     from lm_eval.models import MODEL_MAPPING
 
     from holdfast.evaluate import MODEL_ARGS

@@ -1,4 +1,4 @@
-"""The options of `holdfast eval` that say how to evaluate, and the `EvaluateOptions` that they make."""
+"""The options of `holdfast eval` for how to evaluate, and their `EvaluateOptions`."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -113,7 +113,7 @@ MODEL = (
         "--run",
         "run_id",
         metavar="RUN",
-        help="The training run it is a checkpoint of, for the ledger.",
+        help="The training run of the checkpoint, for the ledger.",
     ),
     click.option(
         "--step",
@@ -231,7 +231,7 @@ HOW = (*ENGINE, *PLACING, *MODEL, *TASKS, *JUDGE, *LIMITS, OUTPUT)
 
 
 def takes(*options: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator that adds options, which `--help` shows in this order."""
+    """Return a decorator that adds options in the order in which `--help` shows them."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         for option in reversed(options):
@@ -242,10 +242,10 @@ def takes(*options: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callab
 
 
 def options_from(place: "Place", how: Mapping[str, Any], **more: Any) -> "EvaluateOptions":
-    """What was given of the options of `HOW`, in the home and ledger of the command.
+    """Return the options that were given, with the home and the ledger of the command.
 
     Raises:
-        BadUse: one is not allowed.
+        BadUse: an option is not allowed.
     """
     from holdfast.evaluate import EngineSpec, EvaluateOptions, JudgeLimits
 
@@ -274,7 +274,7 @@ def options_from(place: "Place", how: Mapping[str, Any], **more: Any) -> "Evalua
 
 
 def is_given(value: Any) -> bool:
-    """Whether an option was: its default is None, nothing, or off."""
+    """Return False for the defaults of an option: None and the empty tuple."""
     return value is not None and value != ()
 
 

@@ -1,4 +1,4 @@
-"""How far an evaluation is: a bar on a terminal, plain lines elsewhere."""
+"""Show the progress of an evaluation: a bar on a terminal, plain lines elsewhere."""
 
 import sys
 from collections import deque
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from holdfast.evaluate import Status
 
 RATE_WINDOW_S = 10.0
-"""Samples a second are those of so long."""
+"""The window over which the rate of samples is measured."""
 PLAIN_EVERY_S = 10.0
-"""Plain lines come no faster, unless the state changed."""
+"""The least interval between two plain lines with the same state."""
 
 Show = Callable[["Status"], None]
 
 
 @contextmanager
 def shown(*, quiet: bool) -> Iterator[Show | None]:
-    """What shows a `Status` on standard error; None where nothing shall be shown."""
+    """Yield a function that shows a `Status` on standard error; None if `quiet`."""
     if quiet:
         yield None
     elif sys.stderr.isatty():
@@ -34,13 +34,16 @@ def shown(*, quiet: bool) -> Iterator[Show | None]:
 
 
 class Rate:
-    """Samples a second over the last seconds; what an earlier evaluation had answered does not count as speed."""
+    """Measure samples per second over the last seconds.
+
+    Samples that an earlier run of the evaluation answered do not count.
+    """
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()
 
     def after(self, status: "Status") -> float | None:
-        """The rate, now that `status` is known; None until there are two moments to compare."""
+        """Return the rate after `status`; None before the second status."""
         self._seen.append((status.now_s, status.samples_done))
         while len(self._seen) > 2 and self._seen[1][0] <= status.now_s - RATE_WINDOW_S:
             self._seen.popleft()
@@ -49,7 +52,7 @@ class Rate:
 
 
 def sentence(status: "Status", rate: float | None) -> str:
-    """A status in a line."""
+    """Return a status as one line."""
     done = f"{status.samples_done:,} of {words.plainly(status.samples, 'sample')}"
     parts = [f"{status.state}: {done if status.samples else 'tasks are being prepared'}"]
     if rate is not None and rate > 0:

@@ -1,4 +1,4 @@
-"""What `holdfast eval` says of evaluations there were: `why | compare | ls | show`."""
+"""`holdfast eval why | compare | ls | show`: report on recorded evaluations."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,16 +16,14 @@ from holdfast.core.words import shorten
 if TYPE_CHECKING:
     from holdfast.evaluate import Evaluation
 
-SUITE = click.option("--suite", metavar="SUITE", help="Of this suite only.")
-RUN = click.option(
-    "--run", "run_id", metavar="RUN", help="Of checkpoints of this training run only."
-)
+SUITE = click.option("--suite", metavar="SUITE", help="Only evaluations of this suite.")
+RUN = click.option("--run", "run_id", metavar="RUN", help="Only checkpoints of this training run.")
 
 
 @click.command()
 @SUITE
 @RUN
-@click.option("--family", metavar="NAME", help="Of this family of models only.")
+@click.option("--family", metavar="NAME", help="Only this family of models.")
 @JSON
 @click.pass_obj
 def ls(place: Place, /, as_json: bool, **wanted: str | None) -> None:
@@ -81,7 +79,7 @@ def _ratio(one: EvaluationRecord) -> str:
 
 
 def _as_it_is(one: EvaluationRecord, ledger: Ledger) -> EvaluationRecord:
-    """The record, with the state that it truly has."""
+    """Return the record with its true state."""
     from holdfast.evaluate import state_of
 
     if (
@@ -100,10 +98,10 @@ def _row(one: EvaluationRecord) -> dict[str, Any]:
 
 
 def _ended(one: EvaluationRecord) -> "Evaluation":
-    """What an evaluation came to.
+    """Return the result of an evaluation.
 
     Raises:
-        NotFound: it has not ended.
+        NotFound: the evaluation is still running.
     """
     from holdfast.evaluate import read_evaluation
 
@@ -171,7 +169,7 @@ def _print_facts(record: EvaluationRecord) -> None:
 
 
 def _there(record: EvaluationRecord, name: str) -> str:
-    """A file or folder of an evaluation's own, where there is one."""
+    """Return the path of an evaluation's own file or folder; empty if there is none."""
     path = Path(record.folder) / name
     return str(path) if path.exists() else ""
 
@@ -281,7 +279,10 @@ def compare(
 
 
 def newest_of_each(found: list[EvaluationRecord]) -> list[EvaluationRecord]:
-    """Of evaluations, newest first, the newest of each model and step; the oldest of these first."""
+    """Return the newest evaluation of each model and step, oldest first.
+
+    The evaluations are given newest first.
+    """
     kept: dict[tuple[str, str, int | None], EvaluationRecord] = {}
     for one in found:
         kept.setdefault((one.suite, one.model, one.step), one)

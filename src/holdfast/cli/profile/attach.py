@@ -1,4 +1,4 @@
-"""`holdfast profile --attach RUN`: show a run's recording, sample a run that records nothing, request captures."""
+"""`holdfast profile --attach RUN`: show or sample a run's recording, and request captures."""
 
 import contextlib
 import time

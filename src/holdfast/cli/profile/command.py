@@ -31,7 +31,7 @@ LOOK_S: Final = 0.5
 
 
 class _Profile(click.Group):
-    """A group whose default command records, so that `holdfast profile -- COMMAND` needs no further word."""
+    """A group whose default command records: `holdfast profile -- COMMAND` suffices."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
@@ -207,7 +207,10 @@ def _watch(process: "subprocess.Popen[bytes]", sampler: "LocalSampler") -> None:
 
 
 def ranks_below(pid: int) -> dict[int, int]:
-    """Return the process of each rank among a process and its descendants; the process itself if none has a rank."""
+    """Return the processes of ranks among a process and its descendants, by rank.
+
+    The process itself is returned if no process has a rank.
+    """
     import psutil
 
     found: dict[int, int] = {}
@@ -220,7 +223,7 @@ def ranks_below(pid: int) -> dict[int, int]:
 
 
 def ranks_of_run(run_id: str) -> dict[int, int]:
-    """Return the process of each rank of a run on this node, by rank; the topmost process of each rank's program."""
+    """Return the topmost process of each rank of a run on this node, by rank."""
     import psutil
 
     from holdfast.core.link import ENV_RUN

@@ -19,7 +19,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 
 @click.command()
 @click.argument("target", metavar="RUN|FOLDER")
-@click.option("--compare", metavar="RUN|FOLDER", help="Another recording to stand beside.")
+@click.option("--compare", metavar="RUN|FOLDER", help="Another recording to compare with.")
 @click.option(
     "--job",
     "job_file",

@@ -1,1 +1,1 @@
-"""`holdfast run`: `command` runs a job, `evaluation` evaluates its checkpoints, `slurm` submits and follows it."""
+"""`holdfast run`."""

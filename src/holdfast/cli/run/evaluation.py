@@ -1,4 +1,4 @@
-"""Beside a run: `holdfast eval watch` over its checkpoints, on a leash. Whatever becomes of it, training goes on."""
+"""Run `holdfast eval watch` beside a run; its failures never disturb training."""
 
 import json
 import os
@@ -24,12 +24,12 @@ HOLDFAST = (sys.executable, "-m", "holdfast.cli.main")
 
 @dataclass(frozen=True, kw_only=True)
 class Wish:
-    """What a run's checkpoints shall be evaluated by; kept in the run's folder, for a resume.
+    """The requested evaluation of a run's checkpoints, stored in the run's folder for a resume.
 
     Attributes:
-        suite: as `holdfast eval` takes it.
+        suite: the SUITE of `holdfast eval`.
         drop_stale: whether a newer checkpoint replaces those that have not begun.
-        options: of `holdfast eval watch`, a word each.
+        options: the options of `holdfast eval watch`, one word each.
     """
 
     suite: str
@@ -38,11 +38,11 @@ class Wish:
 
     @classmethod
     def checked(cls, suite: str, *, drop_stale: bool, options: Sequence[str]) -> Self:
-        """What was wished, if it can be had.
+        """Check a request and return it.
 
         Raises:
-            BadUse: there is no such suite, or an option is none.
-            HoldfastError: what evaluates is not installed.
+            BadUse: there is no such suite, or an option is malformed.
+            HoldfastError: the packages for evaluations are not installed.
         """
         try:
             from holdfast.evaluate import load_suite
@@ -60,12 +60,12 @@ class Wish:
         return cls(suite=suite, drop_stale=drop_stale, options=tuple(options))
 
     def keep(self, paths: RunPaths) -> None:
-        """Write it into the run's folder."""
+        """Write the request into the run's folder."""
         write_atomic(_wish_of(paths), json.dumps(asdict(self)).encode())
 
     @classmethod
     def kept(cls, paths: RunPaths) -> Self | None:
-        """The wish that was kept for a run, if there was one."""
+        """Read the request of a run; None if the run has none."""
         try:
             told = json.loads(_wish_of(paths).read_bytes())
         except FileNotFoundError:
@@ -76,16 +76,18 @@ class Wish:
 
 
 class RunEvaluation:
-    """An observer of a run (`holdfast.recover.agent.node.Observer`) that has its checkpoints evaluated as they come.
+    """Evaluate a run's checkpoints as they come; an observer of the run.
 
-    The watch is started with the first checkpoint, whose folder's folder is watched, and again with the next one if it
-    has ended. That the run is over it is told by a file, RUN/evaluation.over: it then does what is left, and ends.
+    This is an observer for `holdfast.recover.agent.node.Observer`. The watch starts with the first
+    checkpoint and watches the parent of the checkpoint's folder. If the watch has ended, the next
+    checkpoint starts another. At the end of the run the file RUN/evaluation.over is written; the
+    watch then evaluates the remaining checkpoints and ends.
 
     Args:
-        wish: by what.
-        paths: of the run.
-        ledger: its URL.
-        working_folder: of the run's command, for paths that it reports relative to it.
+        wish: the requested evaluation.
+        paths: the paths of the run.
+        ledger: the ledger's URL.
+        working_folder: the working folder of the run's command, for relative paths in its reports.
         say: prints a line for people.
         holdfast: the command line.
     """
@@ -109,17 +111,20 @@ class RunEvaluation:
 
     @property
     def log(self) -> Path:
-        """What the watch prints."""
+        """The log of the watch."""
         return self._paths.logs / "evaluation.log"
 
     def __call__(self, kind: str, data: Mapping[str, Any]) -> None:
-        """Hear what happens in the run."""
+        """Receive an event of the run."""
         if kind in ("checkpoint", "restored"):
             self._watched = (self._working_folder / str(data["path"])).parent
             self._start_unless_it_runs()
 
     def finish(self) -> None:
-        """The run is over: wait until its checkpoints are evaluated. Ctrl-C ends that; nothing evaluated is lost."""
+        """Wait until the checkpoints of the ended run are evaluated.
+
+        Ctrl-C ends the wait; finished evaluations are kept.
+        """
         if self._watched is None:
             return
         try:
@@ -184,7 +189,10 @@ class RunEvaluation:
 
 
 def _awaited(child: "subprocess.Popen[bytes]") -> int:
-    """How it ended. By looks: a Ctrl-C just before a wait without end would be heard after it."""
+    """Wait for the watch and return its exit code.
+
+    The wait polls: a Ctrl-C just before an endless wait would take effect only after the wait.
+    """
     while (exit_code := child.poll()) is None:
         time.sleep(_LOOK_S)
     return exit_code

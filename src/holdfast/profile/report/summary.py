@@ -280,7 +280,10 @@ def _missing(recording: Recording, valleys: Valleys) -> list[str]:
 
 
 def _steps(recording: Recording) -> tuple[list[Step], str]:
-    """Return the steps and their source; where no rank recorded any, the utilisation may show them."""
+    """Return the steps and their source.
+
+    Where no rank recorded any, the utilisation may show them.
+    """
     if steps := steps_of(recording.spans):
         logged = any(span.phase == STEP_PHASE for span in recording.spans)
         return steps, "log" if logged else "phases"

@@ -1,1 +1,1 @@
-"""Measure the counters of a node: its GPUs by the best source that answers, and its host by /proc."""
+"""Measure a node's counters: GPUs by the best source that answers, the host by /proc."""

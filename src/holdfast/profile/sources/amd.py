@@ -1,4 +1,7 @@
-"""Read AMD GPUs by the wheel `amdsmi`, which needs ROCm's library on the host. AMD counts no SM activity."""
+"""Read AMD GPUs by the wheel `amdsmi`, which needs ROCm's library on the host.
+
+AMD counts no SM activity.
+"""
 
 import contextlib
 from collections.abc import Callable, Iterator

@@ -187,7 +187,8 @@ class Exporter:
         """Read the page once.
 
         Args:
-            fetch: returns the page; None: from the URL in `$HOLDFAST_DCGM_EXPORTER`, else from port 9400.
+            fetch: returns the page; None: from the URL in `$HOLDFAST_DCGM_EXPORTER`, else from port
+                9400.
 
         Raises:
             CannotRead: there is no page, or it names no GPU.

@@ -1,4 +1,4 @@
-"""Read the host's CPUs, memory, disks and network, and the ranks' processes, from /proc and /sys."""
+"""Read the host's CPUs, memory, disks, network and ranks' processes from /proc and /sys."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from holdfast.profile.sources.source import CannotRead, Rates, plausible
 SECTOR_BYTES: Final = 512
 """The unit of /proc/diskstats on every device (Linux, Documentation/admin-guide/iostats.rst)."""
 INFINIBAND_WORD_BYTES: Final = 4
-"""The unit of `port_rcv_data` and `port_xmit_data`: 4 octets (InfiniBand Architecture 1.4, PortCounters)."""
+"""The unit of `port_rcv_data` and `port_xmit_data` (InfiniBand 1.4, PortCounters)."""
 _TICKS_S: Final = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _PARTS_AND_STACKS: Final = re.compile(r"^(loop|ram|dm-|md|zram|sr)|^(sd|hd|vd|xvd)[a-z]+\d+$|p\d+$")
@@ -84,7 +84,10 @@ class Host:
         return SeriesId(metric, HOST, rank=rank, interval_s=self._interval_s)
 
     def _cpu_share(self) -> float | None:
-        """Return the busy share since the call before, in percent. `guest` is part of `user` already."""
+        """Return the busy share since the call before, in percent.
+
+        `guest` is part of `user` already.
+        """
         line = (self._proc / "stat").read_text().split("\n", 1)[0]
         ticks = [int(word) for word in line.split()[1:9]]
         now = sum(ticks), ticks[3] + ticks[4]  # idle and iowait

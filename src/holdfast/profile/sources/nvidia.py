@@ -23,7 +23,7 @@ GPM_METRICS: Final = {
     60: ("gpu_nvlink_rx", MIB),
     61: ("gpu_nvlink_tx", MIB),
 }
-"""For each id of a GPM metric: the metric's name, and the factor from NVML's unit (%, MiB/s) to the metric's."""
+"""By id of a GPM metric: its name, and the factor from NVML's unit (%, MiB/s) to its own."""
 
 
 def import_nvml() -> Any:

@@ -15,7 +15,7 @@ Open = Callable[[], Source]
 
 
 def has_gpu(drivers: Sequence[Path] = DRIVERS) -> bool:
-    """Return True if a driver is loaded, or an exporter is named: then a probe is worth its cost."""
+    """Return True if a probe is worth its cost: a driver is loaded, or an exporter named."""
     return bool(os.environ.get(ENV_EXPORTER)) or any(one.exists() for one in drivers)
 
 
@@ -55,7 +55,8 @@ def probe(sources: dict[str, Open]) -> tuple[Source | None, dict[str, str]]:
     """Open the first source that answers.
 
     Returns:
-        the source, None if no source answers; and for each source that was tried in vain, the reason.
+        the source, None if no source answers; and for each source that was tried in vain, the
+        reason.
     """
     missing: dict[str, str] = {}
     for name, open_source in sources.items():

@@ -1,9 +1,10 @@
 """Read the GPUs in a process of its own, because a call of a driver may never return.
 
-`reader INTERVAL_S` opens the first source that answers and prints JSON lines: `{"source": …, "missing": …}` once, then
-for each byte of its standard input one line with the values. A source that ends makes the reader open the next one,
-and print the first line again. The sampler waits for each answer with a deadline, goes on
-without it, and replaces a reader that stays silent. The process ends with its standard input, or with its parent.
+`reader INTERVAL_S` opens the first source that answers and prints JSON lines: `{"source": …,
+"missing": …}` once, then for each byte of its standard input one line with the values. A source
+that ends makes the reader open the next one, and print the first line again. The sampler waits for
+each answer with a deadline, goes on without it, and replaces a reader that stays silent. The
+process ends with its standard input, or with its parent.
 """
 
 import json

@@ -18,8 +18,8 @@ MOST: Final = {
 }
 """The largest value of each unit that a device can have.
 
-DCGM marks a missing value by 2^31 - 16, 2^47 or 2^63 - 16 and above. AMD's library does so by 2^16 - 1 and 2^32 - 1,
-and NVML by 2^32 - 1 or 2^64 - 1.
+DCGM marks a missing value by 2^31 - 16, 2^47 or 2^63 - 16 and above. AMD's library does so by 2^16
+- 1 and 2^32 - 1, and NVML by 2^32 - 1 or 2^64 - 1.
 """
 
 
@@ -74,7 +74,7 @@ class Rates:
         self._before: dict[SeriesId, tuple[int, float]] = {}
 
     def of(self, key: SeriesId, now_ns: int, total: float) -> float | None:
-        """Return the growth a second since the call before; None without one, or if the total was reset."""
+        """Return the growth per second since the last call; None at first and after a reset."""
         before = self._before.get(key)
         self._before[key] = now_ns, total
         if before is None or now_ns <= before[0] or total < before[1]:

@@ -1,9 +1,10 @@
 """Pass messages between the ranks and shims of one node and the supervisor.
 
-The agent forwards what the ranks send, in numbered envelopes, and keeps each until the supervisor has acknowledged it.
-Without a supervisor the ranks train on: the agent connects again and again, and sends a new supervisor first what its
-peers have sent of the present attempt. The agent decides nothing. The node that has started this process starts it
-again when it ends; the ranks and shims then connect again, and repeat these facts.
+The agent forwards what the ranks send, in numbered envelopes, and keeps each until the supervisor
+has acknowledged it. Without a supervisor the ranks train on: the agent connects again and again,
+and sends a new supervisor first what its peers have sent of the present attempt. The agent decides
+nothing. The node that has started this process starts it again when it ends; the ranks and shims
+then connect again, and repeat these facts.
 """
 
 import asyncio
@@ -46,7 +47,7 @@ WAITING_BYTES = 64 * 1024 * 1024
 SUPERVISOR_SILENT_S = 8.0
 """A connection on which the supervisor, which answers each ping, is silent for so long is cut."""
 REMEMBERED = ("hello", "watch", "section", "step", "restored", "gone", "started", "exited", "swept")
-"""The facts of an attempt that a new supervisor receives first: the last message of each kind of each peer."""
+"""The kinds of messages whose last one from each peer a new supervisor receives first."""
 
 
 def main() -> None:
@@ -178,7 +179,10 @@ class Agent:
             wait_s = min(2 * wait_s, RECONNECT_MAX_S)
 
     async def _connect(self) -> tuple[Stream | None, str]:
-        """Return a connection to the supervisor that has welcomed this agent; else None, and why."""
+        """Return a connection to the supervisor that has welcomed this agent.
+
+        Else None, and why.
+        """
         known = self._begin["supervisor"]
         if known is None:
             # What was read before may hold still, where nothing can be read just now.
@@ -217,7 +221,7 @@ class Agent:
         return stream, ""
 
     async def _greet(self, stream: Stream, token: str) -> dict[str, Any] | None:
-        """Send the hello; return the welcome of a supervisor that has the token, None from anybody else."""
+        """Send the hello; return the welcome of a supervisor with the token, else None."""
         nonce = secrets.token_hex(16)
         challenge = await stream.receive()
         if challenge is None or challenge["kind"] != "challenge":

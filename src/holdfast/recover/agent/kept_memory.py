@@ -1,4 +1,4 @@
-"""The memory that dead ranks left for the next attempt, at the end of a run: nobody will ask for it any more."""
+"""Release, at the end of a run, the memory that dead ranks left for the next attempt."""
 
 import os
 
@@ -10,10 +10,10 @@ _TIMEOUT_S = 5.0
 
 
 def end_kept_memory() -> None:
-    """End the processes that hold it, and wait until they are gone.
+    """End the processes that hold the memory, and wait for their end.
 
-    They would end with this process by themselves, a moment later. Their parent is whoever adopts orphans, so they are
-    known by their environment.
+    They would end a moment after this process anyway. They are found by their environment, since an
+    unknown process may have adopted them.
     """
     found = []
     for process in psutil.process_iter():

@@ -1,7 +1,7 @@
 """Keep this node's sampler going, and send it the processes of the ranks.
 
-The sampler is a process of its own. No end of the sampler touches training. A sampler that ends is started
-again, and one that ends soon after each start is given up.
+The sampler is a process of its own. No end of the sampler touches training. A sampler that ends is
+started again, and one that ends soon after each start is given up.
 """
 
 import asyncio

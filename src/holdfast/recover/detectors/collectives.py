@@ -111,7 +111,7 @@ def _begun_since(
 
 
 def _thinned_out(begun: list[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
-    """Return at most `REPORTED` collectives, the same on every rank: multiples of a power of two."""
+    """Return at most `REPORTED` collectives, equal on all ranks: multiples of a power of 2."""
     stride, highest = 1, max((number for _, number, _ in begun), default=0)
     while len(begun) > REPORTED and stride <= highest:
         stride *= 2
@@ -143,7 +143,7 @@ def collectives_of(message: Any) -> Begun | None:
 
 
 def without_the_others_collective(begun: Mapping[int, Begun]) -> list[int]:
-    """Return the ranks that wait for no rank and have not begun a collective in which others wait."""
+    """Return the ranks that wait for no rank, and lack a collective in which others wait."""
     groups = {group for one in begun.values() for group in one.last}
     highest = {group: max(one.last.get(group, 0) for one in begun.values()) for group in groups}
     return [

@@ -372,7 +372,7 @@ class HangDetector:
 
     @property
     def _shortest_limit_s(self) -> float:
-        """Return the silence up to which no rank is overdue, unless its section has its own limit."""
+        """Return the longest silence of a rank that is not overdue, outside of marked sections."""
         return min(self.step_limit_s, self._limits.first_step_s)
 
     def _patience_s(self, seen: _Rank) -> float:

@@ -66,7 +66,10 @@ _DECISIVE_ACTIONS = frozenset({"exclude_and_restart", "reset_gpu"})
 
 
 def meaning_of(signal: NodeSignal) -> Meaning:
-    """Return the meaning of a signal. A line of a driver has the meaning that the diagnosis has for it."""
+    """Return the meaning of a signal.
+
+    A line of a driver has the meaning that the diagnosis has for it.
+    """
     known = MEANINGS.get(signal.name)
     if known is not None:
         return known
@@ -126,8 +129,8 @@ def look(seen: Iterable[Seen], now_s: float) -> tuple[NodeFinding, ...]:
 
 def _finding(name: str, seen: list[Seen]) -> NodeFinding:
     if any(one.signal.source == KernelLog.name for one in seen):
-        # The driver writes an Xid to the kernel's log and sends the same one as an event, so the two
-        # are one source.
+        # The driver writes an Xid to the kernel's log and sends the same one as an event, so the
+        # two are one source.
         seen = [
             one
             for one in seen

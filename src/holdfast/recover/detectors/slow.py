@@ -153,7 +153,7 @@ class SlowDetector:
 def _shares(
     begun: Mapping[int, Begun], least_s: Mapping[int, float]
 ) -> dict[int, dict[str, float]] | None:
-    """Return by rank and group the share of the time that others wait; None if there are too few data."""
+    """Return the share of time that others wait, by rank and group; None with too few data."""
     groups: dict[str, list[int]] = {}
     for rank, one in begun.items():
         for group in {group for group, _ in one.at_s}:

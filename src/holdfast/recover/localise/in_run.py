@@ -112,7 +112,7 @@ class NodeTests:
         """True if the nodes are tested before the next launch, even without a lost node among them."""
 
     def suspect(self, names: Sequence[str]) -> None:
-        """Record that the hardware of one of these nodes may have broken a loss: test them before the next launch."""
+        """Test these nodes before the next launch: the hardware of one may have broken a loss."""
         if self._mode != "never" and self._several:
             self._suspects.update(names)
 

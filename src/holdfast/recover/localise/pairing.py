@@ -273,7 +273,10 @@ class Pairing:
         return weights
 
     def _failures(self) -> dict[tuple[str, ...], int]:
-        """Return the failures of each world; equal worlds are one factor, so that they make no loop."""
+        """Return the failures of each world.
+
+        Equal worlds are one factor, so that they make no loop.
+        """
         failures: dict[tuple[str, ...], int] = {}
         for test in self.tests:
             if not test.passed:

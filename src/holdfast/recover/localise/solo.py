@@ -165,8 +165,8 @@ def matrix_product(_folder: Path) -> str:
 
 
 def _multiply(torch: Any, device: Any, dtype: Any, repeats: int) -> None:
-    # A[i, k] = a[(i + k) % PERIOD] and B[k, j] = b[(k - j) % PERIOD] with values of -1, 0 and 1. Then
-    # C[i, j] = repeats · c[(i + j) % PERIOD], where c is computed here with Python's integers.
+    # A[i, k] = a[(i + k) % PERIOD] and B[k, j] = b[(k - j) % PERIOD] with values of -1, 0 and 1.
+    # Then C[i, j] = repeats · c[(i + j) % PERIOD], where c is computed here with Python's integers.
     source = random.Random(PERIOD)
     a, b = ([source.choice((-1, 0, 1)) for _ in range(PERIOD)] for _ in range(2))
     c = [sum(a[(s + k) % PERIOD] * b[k] for k in range(PERIOD)) for s in range(PERIOD)]

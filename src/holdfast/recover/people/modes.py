@@ -1,10 +1,10 @@
 """Choose by the mode which decisions are carried out: a pure function over the policy.
 
 `act` carries out each decision at once. Some decisions touch a job that still runs (a job that
-stands still, a broken loss, a rank that left the others with code 0, a node to be left). `propose` proposes these
-decisions to a person, and carries them out after an approval; `observe` only records them. If a
-rank or a node of a job has failed, `act` and `propose` start the job again; in `observe` the run
-ends as the job has ended. The policy decides the same in all three modes.
+stands still, a broken loss, a rank that left the others with code 0, a node to be left). `propose`
+proposes these decisions to a person, and carries them out after an approval; `observe` only records
+them. If a rank or a node of a job has failed, `act` and `propose` start the job again; in `observe`
+the run ends as the job has ended. The policy decides the same in all three modes.
 """
 
 from dataclasses import dataclass

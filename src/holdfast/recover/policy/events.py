@@ -197,7 +197,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Replay:
-    """Record that the next attempt runs the same steps again, to find the class of a broken loss."""
+    """Run the same steps again in the next attempt, to find the class of a broken loss."""
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,10 @@ class Diagnose:
 
 @dataclass(frozen=True)
 class AskRanksToSave:
-    """Have all ranks save at the same step and leave; the answer is `StateSaved` or `CannotSave`."""
+    """Have all ranks save at the same step and leave.
+
+    The answer is `StateSaved` or `CannotSave`.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)

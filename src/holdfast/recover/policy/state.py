@@ -111,7 +111,10 @@ class State:
 
     @property
     def is_moving(self) -> bool:
-        """Return True if the state is saved for a launch on other nodes; a stop request ends the move."""
+        """Return True if the state is saved for a launch on other nodes.
+
+        A stop request ends the move.
+        """
         return bool(self.leaving or self.grows)
 
     def staying(self) -> "State":

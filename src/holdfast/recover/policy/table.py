@@ -87,7 +87,8 @@ def _adopt(limits: RestartLimits, state: State, event: Event, now_s: float) -> D
     running = replace(state, phase=Phase.RUNNING, launched_at_s=now_s, in_place=event.in_place)
     if not event.moves:
         return running, ()
-    # The votes of the ranks are lost: the ranks may leave with code 0, which is not the end of the training.
+    # The votes of the ranks are lost: the ranks may leave with code 0, which is not the end of the
+    # training.
     leaving = replace(running, phase=Phase.LEAVING, grows=True, save_s=event.save_s)
     # Ranks that have voted wait for a decision that does not come: a first save is not waited for.
     return replace(leaving, deadline_s=now_s + move_grace_s(limits, event.save_s or 0.0)), ()

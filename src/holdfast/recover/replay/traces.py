@@ -1,4 +1,4 @@
-"""Read what each attempt of a run has reported: the numbers of each step, and where the attempt began."""
+"""Read the reports of each attempt of a run: the numbers of each step, and the first step."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ class Trace:
     anomaly: Anomaly | None = None
     """The broken loss that ended the attempt."""
     left_out: frozenset[tuple[int, int]] = frozenset()
-    """The ranges of batches that the attempt leaves out: with other ranges, steps train on other data."""
+    """The left-out ranges of batches: with other ranges, steps train on other data."""
     nodes: tuple[str, ...] = field(default=())
     """The names of the nodes, in the order of their ranks."""
 

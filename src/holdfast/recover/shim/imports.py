@@ -1,4 +1,4 @@
-"""Learn which modules a trainer imports, so that a warm process can import them before it is needed."""
+"""Record the modules that a trainer imports, so that a warm process can import them early."""
 
 import contextlib
 import importlib
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, Self
 
 ENV_FOLDER = "HOLDFAST_IMPORTS"
-"""The folder in which each rank writes what it has imported."""
+"""The folder with each rank's list of imported modules."""
 LIBRARY_VARIABLES: Final = (
     "CUBLAS_",
     "CUDA_",
@@ -29,7 +29,7 @@ LIBRARY_VARIABLES: Final = (
     "TORCH_",
     "TRITON_",
 )
-"""How the variables begin that libraries read when they are imported."""
+"""The prefixes of environment variables that libraries read at their import."""
 HARMLESS_DEVICES: Final = (
     "/dev/null",
     "/dev/zero",
@@ -46,10 +46,13 @@ LATER_IMPORTS = ("torch._dynamo",)
 
 @dataclass(frozen=True, kw_only=True)
 class Imports:
-    """What a trainer had imported, and what its script had changed of the libraries' environment variables."""
+    """A trainer's imported modules, and its script's changes of libraries' variables."""
 
     modules: tuple[str, ...]
-    """In the order of their import; of installed packages alone, since the user's own files may change."""
+    """In the order of their import.
+
+    Of installed packages alone, since the user's own files may change.
+    """
     environment: dict[str, str | None]
     """None: the variable was removed."""
 
@@ -74,7 +77,8 @@ class Imports:
         """Return what `write` wrote.
 
         Raises:
-            OSError, ValueError, KeyError, TypeError: there is no such file, or it holds something else.
+            OSError, ValueError, KeyError, TypeError: there is no such file, or it holds something
+                else.
         """
         plain = json.loads(path.read_text())
         return cls(
@@ -108,7 +112,7 @@ class Imports:
 
 
 def imports_path(rank: int) -> Path:
-    """Return the file in which a rank of this job writes what it has imported.
+    """Return the file for this rank's imported modules.
 
     Raises:
         KeyError: no supervisor started this process.
@@ -117,10 +121,10 @@ def imports_path(rank: int) -> Path:
 
 
 def can_fork() -> bool:
-    """Return whether a fork of this process can do all that a new process can: no other thread would be missing."""
+    """Return True if a fork of this process would lack no thread, and so can replace a new one."""
     if threading.active_count() > 1:
         return False
-    # Libraries such as OpenBLAS end their threads before a fork, and start them again when they need them.
+    # Libraries such as OpenBLAS end their threads before a fork and restart them on demand.
     child = os.fork()
     if child == 0:
         os._exit(0)

@@ -169,7 +169,10 @@ class Warm:
     def start(
         self, script: Script, environment: dict[str, str], prefix: str, output: int
     ) -> Trainer | None:
-        """Start the trainer after the imports; without a trainer, end the process and return None."""
+        """Start the trainer after the imports.
+
+        Without a trainer, end the process and return None.
+        """
         self._control.settimeout(READY_TIMEOUT_S)
         if self._forks is None and (ready := self.receive()) is not None:
             self._forks = bool(ready["forks"])

@@ -17,12 +17,12 @@ from typing import Any, Self
 
 RENDEZVOUS = "torch.distributed.rendezvous"
 MOST_CHARACTERS = 16_384
-"""Of a command that is passed to a waiting process in one message."""
+"""The longest command that fits one message to a waiting process."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """What a Python command runs."""
+    """The script or module of a Python command."""
 
     target: str
     """A path, or the name of a module."""
@@ -37,8 +37,9 @@ class Script:
             command: the program and its arguments.
 
         Returns:
-            None if the program is another one, if the command is very long or has options of Python other than `-u`,
-            or if a file beside the script hides a module of the standard library, which this process has imported.
+            None if the program is another one, if the command is very long or has options of Python
+            other than `-u`, or if a file beside the script hides a module of the standard library,
+            which this process has imported.
         """
         program, *words = command
         if not _is_this_interpreter(program):
@@ -63,7 +64,7 @@ class Script:
         )
 
     def hides(self, modules: Collection[str]) -> bool:
-        """Return whether a file beside the script would be imported in place of one of the modules."""
+        """Return True if a file beside the script shadows one of the modules."""
         folder = Path.cwd() if self.is_module else Path(self.target).resolve().parent
         try:
             return any(
@@ -130,7 +131,8 @@ def _is_own(file: str) -> bool:
 def give_store_prefix(prefix: str) -> None:
     """Put a prefix before the keys of this process's process groups in the launcher's store.
 
-    The store lives as long as the launcher, so it still holds the addresses of ranks of earlier attempts.
+    The store lives as long as the launcher, so it still holds the addresses of ranks of earlier
+    attempts.
     """
     if RENDEZVOUS in sys.modules:
         _prefix_stores(sys.modules[RENDEZVOUS], prefix)
@@ -141,7 +143,8 @@ def give_store_prefix(prefix: str) -> None:
 class _RendezvousFinder(importlib.abc.MetaPathFinder):
     """Change torch's rendezvous when the script imports torch.
 
-    The script may set variables that torch reads when torch is imported, so torch must not be imported sooner.
+    The script may set variables that torch reads when torch is imported, so torch must not be
+    imported sooner.
     """
 
     def __init__(self, prefix: str) -> None:

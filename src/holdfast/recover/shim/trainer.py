@@ -1,10 +1,11 @@
 """Wait for an order, and then become a rank's trainer or fork the trainer.
 
-`trainer FD IMPORTS COMMAND …`: FD is a socket to the shim, IMPORTS a file of modules to import first, or nothing. Where
-the imports left one thread, the process forks the trainer at each order, so that the next trainer finds the modules
-imported again. Without imports, or with several threads, the process becomes the trainer itself. Where the imports
-failed half-way, opened a GPU, or imported what a file beside the script hides, the process ends: the shim then starts a
-new one without imports. The command is for lists of processes; the order names the script.
+`trainer FD IMPORTS COMMAND …`: FD is a socket to the shim, IMPORTS a file of modules to import
+first, or nothing. Where the imports left one thread, the process forks the trainer at each order,
+so that the next trainer finds the modules imported again. Without imports, or with several threads,
+the process becomes the trainer itself. Where the imports failed half-way, opened a GPU, or imported
+what a file beside the script hides, the process ends: the shim then starts a new one without
+imports. The command is for lists of processes; the order names the script.
 
 | from | `kind` | fields |
 |---|---|---|
@@ -45,7 +46,7 @@ def send(control: socket.socket, message: dict[str, Any], *descriptors: int) -> 
 
 
 def receive(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Receive a message and its descriptors; None if the other side is gone, or silent for the socket's timeout."""
+    """Receive a message and its descriptors; None if the sender is gone or silent too long."""
     with contextlib.suppress(ConnectionError, TimeoutError):
         body, descriptors, _, _ = socket.recv_fds(control, MAX_MESSAGE_BYTES, 1)
         if body:
@@ -55,7 +56,7 @@ def receive(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What to run, and where its output goes."""
+    """The command to run, and the files of its output."""
 
     script: Script
     environment: dict[str, str]
@@ -86,7 +87,7 @@ def main() -> None:
 
 
 def _await_order(control: socket.socket, *, forks: bool) -> Order | None:
-    """Return the order that this process, or this fork of it, is to run; None if the shim is gone."""
+    """Return the order for this process or this fork of it; None if the shim is gone."""
     send(control, {"kind": "ready", "forks": forks})
     if forks:
         gc.freeze()  # so that the collector of a fork does not copy every page of what is imported here

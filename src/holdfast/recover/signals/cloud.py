@@ -1,7 +1,8 @@
 """Read the notices of a cloud about this virtual machine: preemption and maintenance.
 
-The firmware names the cloud, so that a host outside of these clouds sends no request. Each cloud has a
-metadata service at a link-local address, without a name to resolve. A request has two seconds.
+The firmware names the cloud, so that a host outside of these clouds sends no request. Each cloud
+has a metadata service at a link-local address, without a name to resolve. A request has two
+seconds.
 """
 
 import json

@@ -6,7 +6,10 @@ from pathlib import Path
 from holdfast.recover.signals.facts import CannotSee, Fact, NodeSignal
 
 ERRORS = 100
-"""New errors of a link, since the first look, that are a fact; from there on each doubling is one."""
+"""New errors of a link, since the first look, that are a fact.
+
+From there on each doubling is one.
+"""
 _ETHERNET = ("statistics/rx_errors", "statistics/tx_errors")
 _INFINIBAND = (
     "counters/symbol_error",

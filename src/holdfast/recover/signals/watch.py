@@ -1,4 +1,4 @@
-"""Read the sources of one node, each in a thread of its own: a source that hangs hides no other one."""
+"""Read the sources of one node, each in its own thread: one that hangs hides no other."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ from holdfast.recover.signals.links import Links
 STUCK_S = 60.0
 """A read that lasts longer hides its source."""
 REFRESH_S = 120.0
-"""A state that holds on is sent again after this time, since the supervisor counts recent signals alone."""
+"""The time after which a lasting state is sent again: only recent signals count."""
 STATES = frozenset(
     {
         "disk-failing",

@@ -1,6 +1,7 @@
 """Follow a run in its Slurm jobs, from the files in the run's folder and the queue of Slurm.
 
-The ledger is not read meanwhile: the run's first node writes the ledger, and SQLite's files are for one host.
+The ledger is not read meanwhile: the run's first node writes the ledger, and SQLite's files are for
+one host.
 """
 
 import time
@@ -77,7 +78,10 @@ class Following:
         self._say(f"run {self._paths.run_id} still ends: holdfast runs show {self._paths.run_id}")
 
     def stop(self) -> None:
-        """Take in a stop request: the run saves its state and stops; at the second request the run stops at once."""
+        """Take in a stop request: the run saves its state and stops.
+
+        At the second request the run stops at once.
+        """
         self._stops += 1
         if self._stops == 1:
             self._say("saving state, then stopping (once more: stop now)")
@@ -140,7 +144,10 @@ class _Tail:
         self._rest = b""
 
     def read(self, *, is_last: bool) -> bytes:
-        """Return the lines that were not returned yet; with `is_last` also a line without an end."""
+        """Return the lines that were not returned yet.
+
+        With `is_last` also a line without an end.
+        """
         if self._file is None:
             try:
                 self._file = self._path.open("rb")

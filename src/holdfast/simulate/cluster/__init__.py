@@ -1,7 +1,8 @@
-"""Replay a cluster's jobs under a scheduling policy: who waits for how long, and what evaluation does to it.
+"""Replay a cluster's jobs under a scheduling policy: waits, use, and the effect of evaluation.
 
-In goes a trace in any form that `holdfast.trace` reads; out come waits by type beside the trace's own, the use of the
-GPUs and how scattered the free ones are: what `holdfast simulate cluster` shows.
+The input is a trace in any form that `holdfast.trace` reads. The output is that of `holdfast
+simulate cluster`: waits by type beside the trace's own, the use of the GPUs, and how scattered the
+free GPUs are.
 
 | module | one idea |
 |---|---|

@@ -1,4 +1,4 @@
-"""Answer what a policy does to a trace: waits by type beside the trace's own, use, fragmentation, evaluation."""
+"""Answer how a policy changes a trace: waits by type, use, fragmentation, evaluation."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -17,7 +17,7 @@ from holdfast.simulate.cluster.policy import Flags, Policy, classes
 
 @dataclass(frozen=True, kw_only=True)
 class Waits:
-    """How long jobs waited, in seconds; None of no jobs."""
+    """Waiting times of jobs, in seconds; None without jobs."""
 
     mean_s: float | None
     median_s: float | None
@@ -34,17 +34,17 @@ class Waits:
 
 @dataclass(frozen=True, kw_only=True)
 class Distance:
-    """How far simulated waits are from the trace's, over the jobs whose wait the trace has."""
+    """The distance of simulated waits from the trace's, over the jobs whose wait the trace has."""
 
     jobs: int
     ks: float
     """Kolmogorov-Smirnov: the largest difference of the two distribution functions."""
     wasserstein_s: float
-    """Seconds by which a job's wait must change in the mean to turn one distribution into the other."""
+    """The mean change of a wait that turns one distribution into the other, in seconds."""
 
     @classmethod
     def of(cls, ours_s: Floats, theirs_s: Floats) -> "Distance | None":
-        """Compare as many waits as there are in both; None of no jobs."""
+        """Compare the simulated waits with as many of the trace; None without jobs."""
         number = len(ours_s)
         if not number:
             return None
@@ -96,24 +96,24 @@ class Variant:
     restarts: int
     backfilled: int
     partly_used_nodes: float
-    """Mean part of the nodes with some GPUs in use and some free, at whole hours."""
+    """Mean share of the nodes with some GPUs in use and some free, at whole hours."""
     free_on_partly_used: float
-    """Mean GPUs free on these."""
+    """Mean number of free GPUs on these nodes."""
     largest_fit_median: float
     evaluations: Evaluations | None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Answer:
-    """What came of a trace under a policy."""
+    """The result of a trace under a policy."""
 
     replayed: Replayed
     policy: Policy
     variants: tuple[Variant, ...]
-    """As submitted; then, if asked for, with decoupled evaluation."""
+    """The replay as submitted; then, if requested, the replay with decoupled evaluation."""
     outcomes: tuple[Outcome, ...]
     trace_utilisation: float | None
-    """Of the trace's own schedule; None where it has no waits."""
+    """The utilisation of the trace's own schedule; None if the trace has no waits."""
     coordinator: dict[str, float]
     """The figures of the coordinator's model."""
 
@@ -140,14 +140,14 @@ def answer(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Answer:
-    """Replay a trace under a policy, and if asked for again with decoupled evaluation.
+    """Replay a trace under a policy, and optionally again with decoupled evaluation.
 
     Args:
         replayed: the jobs and the cluster.
-        policy: who may use what.
+        policy: the reserved nodes, the limits and the best-effort jobs.
         decoupled: replay a second time, with a coordinator for each checkpoint's evaluation.
-        seed: of all that is random.
-        progress: called as jobs come.
+        seed: the seed of all random draws.
+        progress: called as jobs arrive.
 
     Raises:
         BadUse: the policy does not suit the jobs, or there is no evaluation to decouple.
@@ -257,7 +257,7 @@ def _variant(
 
 
 def _trace_utilisation(replayed: Replayed) -> float | None:
-    """Return the part of the GPU time until the last submission that the trace's own schedule held."""
+    """Return the share of GPU time until the last submission that the trace's schedule held."""
     jobs = replayed.jobs
     last_s = float(jobs.submit_s[-1])
     known = ~np.isnan(jobs.queue_s)
@@ -271,7 +271,7 @@ def _trace_utilisation(replayed: Replayed) -> float | None:
 
 
 def assumptions(chosen: Answer, *, reserve_given: bool) -> Sequence[str]:
-    """Return what the trace does not state, a sentence each."""
+    """Return the assumptions beyond the trace, one sentence each."""
     policy, types = chosen.policy, chosen.replayed.jobs.types
     said = [
         "A job of several nodes takes whole nodes; all its GPUs are packed on as few nodes as possible.",

@@ -1,9 +1,10 @@
 """Replace the trials of a checkpoint's evaluation by one job of the evaluation coordinator.
 
-A checkpoint's evaluation is a batch of trials, by the rule of `simulate.arrivals` but a user at a time. Its coordinator
-holds one node: it loads the model once, deals the samples of all trials to the node's GPUs, and computes the metrics on
-CPUs after the GPUs are free. How near that comes to work divided by GPUs is simulated by `simulate.evaluate`, with the
-policy that runs live, for some batches that are drawn; their mean holds for all.
+A checkpoint's evaluation is a batch of trials, by the rule of `simulate.arrivals` but a user at a
+time. Its coordinator holds one node: it loads the model once, deals the samples of all trials to
+the node's GPUs, and computes the metrics on CPUs after the GPUs are free. How near that comes to
+work divided by GPUs is simulated by `simulate.evaluate`, with the policy that runs live, for some
+batches that are drawn; their mean holds for all.
 """
 
 import random
@@ -20,11 +21,14 @@ from holdfast.simulate.evaluate import simulate
 from holdfast.simulate.workload import SimCluster, SimModel, SimTask, Workload
 
 LOAD_PART: Final = 0.295
-"""Part of a trial's run time that loads the model and prepares; Hu et al., NSDI 2024, figure 13 (7B, HumanEval)."""
+"""Share of a trial's run time for loading the model and preparing.
+
+Source: Hu et al., NSDI 2024, figure 13 (7B, HumanEval).
+"""
 METRIC_PART: Final = 0.190
-"""Part that computes metrics while the GPU is idle; there."""
+"""Share of a trial's run time for metrics while the GPU is idle; same source."""
 SIMULATED: Final = 12
-"""Batches that are drawn."""
+"""The number of batches that are drawn and simulated."""
 _SAMPLES: Final = 8
 """Parts into which the coordinator can split a trial. Chosen: benchmarks have more samples."""
 _TOKEN_S: Final = 0.05
@@ -63,9 +67,9 @@ class Decoupled:
 
 
 def batches_of(jobs: Jobs, *, gpus_per_node: int) -> Batches:
-    """Find the batches: evaluation jobs of one user, each submitted within `GAP_S` of the one before.
+    """Find the batches: jobs of one user, each submitted within `GAP_S` of the job before.
 
-    Jobs of more than a node are none, and batches of fewer than `LEAST_JOBS` are none.
+    Jobs of more than one node, and batches of fewer than `LEAST_JOBS` jobs, do not count.
     """
     of_job = np.full(len(jobs), -1, dtype=np.int64)
     evaluation = places(jobs.types, EVALUATION)
@@ -93,13 +97,13 @@ def batches_of(jobs: Jobs, *, gpus_per_node: int) -> Batches:
 
 
 def decouple(jobs: Jobs, batches: Batches, *, gpus_per_node: int, seed: int) -> Decoupled:
-    """Put a coordinator, submitted with the last trial of a batch, in the place of the batch.
+    """Replace each batch by a coordinator, submitted with the batch's last trial.
 
     Args:
-        jobs: with the trials.
-        batches: of these jobs.
-        gpus_per_node: GPUs of each coordinator.
-        seed: of the batches that are drawn.
+        jobs: the jobs, trials included.
+        batches: the batches of these jobs.
+        gpus_per_node: the number of GPUs of each coordinator.
+        seed: the seed for drawing the simulated batches.
     """
     trials = np.flatnonzero(batches.of_job >= 0)
     batch = batches.of_job[trials]
@@ -154,7 +158,7 @@ def decouple(jobs: Jobs, batches: Batches, *, gpus_per_node: int, seed: int) -> 
 
 
 def _ratios(work_s: Floats, gpus: int) -> tuple[float, float] | None:
-    """Simulate the coordinator on the trials of a batch; return when GPUs and scores are done, over the ideal."""
+    """Simulate the coordinator on a batch; return the end of GPUs and of scores over the ideal."""
     tasks = []
     for number, one_s in enumerate(work_s.tolist()):
         tokens = round((1 - LOAD_PART - METRIC_PART) * one_s / _SAMPLES / _TOKEN_S)

@@ -1,12 +1,15 @@
-"""Replay jobs on a cluster, event by event: arrivals, starts with backfill, ends, best-effort jobs that make room.
+"""Replay jobs on a cluster, event by event.
 
-Each partition has a queue in the order of arrival. Its first job gets nodes reserved for the moment at which the
-running jobs are predicted to have left them; later jobs start before it only where they do not delay that (EASY:
-Lifka, JSSPP 1995). A reservation stays until its job starts, or its moment has passed. Run times are predicted as the
-next power of two seconds; a job that runs for longer is predicted anew.
+The events are arrivals, starts with backfill, ends, and best-effort jobs that make room.
 
-An event costs the same however many jobs wait: waiting jobs stand in one queue a size and predicted run time, so that
-only the first of each can be the next to start.
+Each partition has a queue in the order of arrival. The first job of a queue reserves nodes for the
+moment at which the running jobs are predicted to have left the nodes. Later jobs start before the
+first job only if they do not delay that moment (EASY: Lifka, JSSPP 1995). A reservation stays until
+its job starts or its moment has passed. Run times are predicted as the next power of two seconds; a
+job that runs for longer is predicted anew.
+
+The cost of an event does not depend on the number of waiting jobs: jobs wait in one queue per size
+and predicted run time, and only the first of each queue can start next.
 """
 
 import math
@@ -24,7 +27,7 @@ from holdfast.simulate.cluster.policy import Classes
 
 HOUR_S: Final = 3600.0
 TOLERANCE: Final = 1e-9
-"""Relative error allowed between the GPU time of the nodes and that of the jobs."""
+"""The allowed relative difference between the GPU time of the nodes and of the jobs."""
 _TOLD: Final = 20_000
 """Events between two calls of `progress`."""
 
@@ -33,18 +36,18 @@ Progress = Callable[[str, float, float | None], None]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Outcome:
-    """What became of the jobs and the nodes. N jobs, H whole hours until the last submission."""
+    """The result for the jobs and nodes. N jobs, H whole hours until the last submission."""
 
     first_start_s: Floats
     """(N)"""
     start_s: Floats
-    """(N) the start after which the job was not ended by another one any more."""
+    """(N) the start of the run that no other job ended."""
     end_s: Floats
     """(N)"""
     restarts: Ints
-    """(N) times that a best-effort job made room."""
+    """(N) the number of times that a best-effort job made room."""
     lost_by_job_gpu_s: Floats
-    """(N) GPU time of its runs that made room."""
+    """(N) GPU time of a job's runs that made room."""
     busy_gpus: Floats
     """(H) at each whole hour."""
     partly_used_nodes: Floats
@@ -52,7 +55,7 @@ class Outcome:
     free_on_partly_used: Floats
     """(H) GPUs."""
     largest_fit: Floats
-    """(H) GPUs of the largest job that would fit: whole free nodes together, or the free GPUs of one node."""
+    """(H) GPUs of the largest job that would fit: all free nodes, or the free GPUs of one node."""
     gpus: int
     useful_gpu_s: float
     """GPU time of runs that came to their end."""
@@ -83,8 +86,8 @@ class _Queue:
     )  # fmt: skip
 
     def __init__(self, number: int) -> None:
-        # Nodes of partition p are in group 2 p, those that its first job reserves in group 2 p + 1. Jobs with reserved
-        # quota may use what is free of the shared nodes (partition 0) as well.
+        # Nodes of partition p are in group 2 p, those that its first job reserves in group 2 p + 1.
+        # Jobs with reserved quota may use what is free of the shared nodes (partition 0) as well.
         self.own, self.kept = 2 * number, 2 * number + 1
         self.open = (self.own, 0) if number else (self.own,)
         """Groups that delay no first job."""
@@ -119,8 +122,8 @@ def replay(
         progress: called as jobs end: what, jobs done, jobs in all.
 
     Raises:
-        RuntimeError: the GPU time of nodes and jobs differs by more than `TOLERANCE`, or a job never started; that is
-            an error of this module.
+        RuntimeError: the GPU time of nodes and jobs differs by more than `TOLERANCE`, or a job
+            never started; the cause is a bug of this module.
     """
     return _Replay(jobs, sorted_into, gpus_per_node, mode, progress).outcome()
 
@@ -278,7 +281,7 @@ class _Replay:
         self.free += self.gpus[job]
 
     def _schedule(self, freed: set[int], new: list[int]) -> None:
-        """Start what can start after ends in some partitions (-1: of best-effort jobs) and after arrivals."""
+        """Start the jobs that can start after ends (-1: of best-effort jobs) and after arrivals."""
         for job in new:
             if self.yields[job]:
                 self.yielding.setdefault(self.gpus[job], deque()).append(job)
@@ -288,7 +291,7 @@ class _Replay:
             if self.partition[job] in freed or not self._waits_behind(queue, job):
                 self._wait(queue, job)
                 freed.add(self.partition[job])
-            # Nothing else has changed: of those that wait, only the new one may be able to start.
+            # Nothing else has changed: only the new job may be able to start.
             elif not self._start_early(queue, job):
                 self._wait(queue, job)
         for number in sorted(freed - {-1}, reverse=True):  # reserved quota comes first
@@ -297,7 +300,7 @@ class _Replay:
             self._start_yielding()
 
     def _waits_behind(self, queue: _Queue, job: int) -> bool:
-        """Return whether a job has one before it whose reservation holds."""
+        """Return True if the queue's first job holds a reservation that `job` must not delay."""
         first = self._first(queue)
         return (
             first is not None
@@ -379,7 +382,7 @@ class _Replay:
             self._start_early(queue, best)
 
     def _reserve(self, queue: _Queue, job: int) -> None:
-        """Reserve nodes for a job that does not fit, at the first moment at which it is predicted to fit."""
+        """Reserve nodes for a job at the first moment at which the job is predicted to fit."""
         self._drop_reservation(queue)
         nodes, leaving = self.regular, queue.leaving
         full, rest = divmod(self.gpus[job], nodes.per)
@@ -422,7 +425,11 @@ class _Replay:
         queue.held = picked
 
     def _predicted_end_s(self, job: int) -> float:
-        """Return the start and the least power of two seconds, from the predicted one on, that are not over."""
+        """Return the predicted end of a job.
+
+        The end is the start plus the least power of two seconds, from the prediction on, that is
+        not over.
+        """
         lasts_s = 2.0 ** self.exponent[job]
         while self.start_s[job] + lasts_s <= self.now_s:
             lasts_s *= 2
@@ -480,7 +487,10 @@ class _Replay:
         self.yielding.setdefault(self.gpus[job], deque()).appendleft(job)
 
     def _start_yielding(self) -> None:
-        """Start best-effort jobs on idle GPUs of any node, in their order, past those that do not fit."""
+        """Start best-effort jobs on idle GPUs of any node in their order.
+
+        Skip those that do not fit.
+        """
         while self.yielding:
             best = -1
             for size in sorted(self.yielding):
@@ -503,7 +513,7 @@ class _Replay:
                 self.guests.setdefault(node, []).append(best)
 
     def _look(self) -> None:
-        """Note how full and how scattered the nodes are."""
+        """Record how full and how scattered the nodes are."""
         nodes = self.actual
         partly = free = block = 0
         for rows in nodes.buckets:

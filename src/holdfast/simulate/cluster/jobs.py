@@ -19,7 +19,7 @@ Ints = npt.NDArray[np.int64]
 EVALUATION: Final = "Evaluation"
 UNKNOWN: Final = "unknown"
 FIRST_PREDICTION_S: Final = 86_400.0
-"""Predicted run time of a job that no earlier job resembles. Chosen: a day, a usual default limit."""
+"""Predicted run time of a job without a similar earlier job: a day, a usual default limit."""
 _NEEDED: Final = ("submit_at", "run_s", "gpu_num")
 
 
@@ -63,8 +63,8 @@ class Jobs:
         """Make jobs from columns in any order; predict run times where none are given.
 
         Args:
-            columns: `submit_s`, `run_s` and `gpus`; perhaps `user`, `type`, `pool` (texts or numbers), `queue_s` and
-                `predicted_s`. Parts of a GPU count as a whole one.
+            columns: `submit_s`, `run_s` and `gpus`; perhaps `user`, `type`, `pool` (texts or
+                numbers), `queue_s` and `predicted_s`. Parts of a GPU count as a whole one.
         """
         submit_s = np.asarray(columns["submit_s"], dtype=float)
         order = np.argsort(submit_s, kind="stable")
@@ -91,10 +91,12 @@ class Jobs:
         return jobs if "predicted_s" in columns else jobs.predicted()
 
     def predicted(self) -> Self:
-        """Return the jobs with predicted run times: the mean of the last two of the same user, type and GPUs.
+        """Return the jobs with run times predicted from earlier jobs.
 
-        Only jobs that had ended by the submission count, had each started at once. Where the user has none, the last
-        two of the same type and GPUs do. Source: Tsafrir, Etsion and Feitelson, IEEE TPDS 18(6), 2007.
+        The prediction is the mean of the last two jobs of the same user, type and GPUs; if the user
+        has none, of the last two of the same type and GPUs. Only jobs that had ended by the
+        submission count, as if each had started at once. Source: Tsafrir, Etsion and Feitelson,
+        IEEE TPDS 18(6), 2007.
         """
         scale = int(self.gpus.max(initial=0)) + 1
         alike = self.type * scale + self.gpus
@@ -150,7 +152,8 @@ def jobs_of(trace: "Trace") -> Replayed:
         raise BadUse(
             f"The trace has no {' and no '.join(missing)}, so no job can be replayed. Use another trace."
         )
-    # Numbers in the place of texts: a million texts as objects would take more memory than all the rest.
+    # Numbers in the place of texts: a million texts as objects would need more memory than the
+    # rest.
     texts = {"user": "username", "type": "type", "pool": "pool"}
     coded = ", ".join(
         f"dense_rank() OVER (ORDER BY coalesce({column}, '{UNKNOWN}')) - 1 AS {key}"

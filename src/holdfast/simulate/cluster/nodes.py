@@ -10,7 +10,8 @@ Placement = list[tuple[int, int]]
 class Nodes:
     """Nodes of one size in groups; each group has a bucket for every number of free GPUs.
 
-    A job of several nodes takes whole nodes, and its rest the fullest node on which the rest fits (best fit).
+    A job of several nodes takes whole nodes; the rest of the job takes the fullest node on which
+    the rest fits (best fit).
     """
 
     __slots__ = ("_at", "buckets", "free", "group", "per")
@@ -64,7 +65,7 @@ class Nodes:
         return sum(len(self.buckets[group][self.per]) for group in groups)
 
     def partly(self, groups: Sequence[int], least: int) -> int | None:
-        """Return a node in part use with at least so many free GPUs, the fullest first; None: there is none."""
+        """Return the fullest node in part use with at least `least` free GPUs; None without one."""
         for free in range(least, self.per):
             for group in groups:
                 if row := self.buckets[group][free]:
@@ -80,7 +81,7 @@ class Nodes:
         return not rest or spare > 0 or self.partly(groups, rest) is not None
 
     def find(self, groups: Sequence[int], gpus: int) -> Placement | None:
-        """Return where a job would run, or None; nothing is held by this."""
+        """Return a placement for a job, or None; no GPU is held by this call."""
         full, rest = divmod(gpus, self.per)
         if self.whole(groups) < full:
             return None

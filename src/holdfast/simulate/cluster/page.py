@@ -1,4 +1,4 @@
-"""Write an answer as a page: waits by type beside the trace's, use and fragmentation, evaluation."""
+"""Write an answer as a page: waits beside the trace's, use, fragmentation, evaluation."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -60,7 +60,7 @@ def policy_facts(answer: Answer) -> list[tuple[str, str]]:
 
 
 def wait_rows(variant: Variant) -> list[list[str]]:
-    """Return type, jobs, simulated mean and median, the trace's, KS and Wasserstein distance, as texts."""
+    """Return per type, as texts: jobs, simulated mean and median, the trace's, both distances."""
 
     def pair(waits: Waits) -> list[str]:
         return [in_seconds(waits.mean_s), in_seconds(waits.median_s), in_seconds(waits.p95_s)]
@@ -104,5 +104,5 @@ def compared_rows(answer: Answer) -> list[list[str]]:
 
 
 def in_seconds(value_s: float | None) -> str:
-    """Return seconds as a text; nothing of None."""
+    """Return seconds as a text; empty for None."""
     return "" if value_s is None else f"{value_s:,.0f} s"

@@ -1,4 +1,4 @@
-"""State who may use which nodes: reserved quota, limits, and evaluation at best effort."""
+"""Define which jobs may use which nodes: reserved quota, limits, best-effort evaluation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,15 +23,18 @@ class Policy:
     """
 
     reserved_nodes: Mapping[str, int] = field(default_factory=dict)
-    """Whole nodes that only jobs of the name get, without the best-effort ones. These jobs come first on the other
-    nodes as well."""
+    """Whole nodes for jobs of the name alone, best-effort jobs excluded. These jobs also come first on the other nodes."""
     limit_gpus: Mapping[str, int] = field(default_factory=dict)
-    """GPUs that jobs of the name may hold or queue for at a time; further ones wait before the queue."""
+    """GPUs that jobs of the name may hold or queue for; further jobs wait before the queue."""
     best_effort: tuple[str, ...] = (EVALUATION,)
     """Names of best-effort jobs."""
     mode: BestEffort = "preemptible"
-    """`preemptible`: best-effort jobs run on any idle GPU, also on reserved nodes, and end (to run again from their
-    beginning) when another job needs the GPU. `idle`: they stay off reserved nodes, come last, and are never ended."""
+    """The mode of best-effort jobs.
+
+    `preemptible`: they run on any idle GPU, also on reserved nodes. They end when another job needs
+    the GPU, and run again from their beginning. `idle`: they stay off reserved nodes, come last,
+    and are never ended.
+    """
 
     def __post_init__(self) -> None:
         for name, number in {**self.reserved_nodes, **self.limit_gpus}.items():
@@ -43,7 +46,7 @@ class Policy:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Classes:
-    """What the policy makes of each job. N jobs."""
+    """The policy applied to each job. N jobs."""
 
     partition: Ints
     """(N) 0: the shared nodes; 1 and up: the reserved ones, in order of `sizes`."""
@@ -107,8 +110,9 @@ def classes(jobs: Jobs, policy: Policy, *, nodes: int, gpus_per_node: int) -> Cl
 def usual_reserve(jobs: Jobs, name: str, *, nodes: int, gpus_per_node: int) -> int:
     """Return the nodes that the jobs of a type would hold at their peak, if each started at once.
 
-    As many nodes as the largest other job needs are left out. 0: there is no such job, or no room for both. Assumed:
-    no trace states what was reserved.
+    The result leaves out as many nodes as the largest other job needs. The result is 0 if the type
+    has no job, or if there is no room for both. This is an assumption: no trace states its
+    reservations.
     """
     of_type = places(jobs.types, name)
     own = jobs.type == of_type if of_type is not None else np.zeros(len(jobs), dtype=bool)

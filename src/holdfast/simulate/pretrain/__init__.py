@@ -1,6 +1,6 @@
 """Simulate pretraining jobs: failures, saves, restarts and people under virtual time.
 
-The decisions are those of `recover.policy`, and the account has the classes of live runs.
+The policy of `recover` decides, and the account has the classes of live runs.
 
 | module | one idea |
 |---|---|

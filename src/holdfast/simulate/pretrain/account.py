@@ -1,4 +1,4 @@
-"""Give each second of a simulated run to one cause: the live account's classes, and its conservation."""
+"""Assign each second of a simulated run to one cause: the classes of the live account."""
 
 import math
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ class Outcome:
         return self.lost_time.by_cause.get(cause, 0.0) / total_s if total_s else 0.0
 
     def rank_s_by_failure(self) -> dict[str, float]:
-        """Return the rank-seconds that each cause of failures cost; saves have no incident and are not among them."""
+        """Return the rank-seconds that each cause of failures cost; saves are no failures."""
         found: dict[str, float] = {}
         for number, name in enumerate(self.incidents, start=1):
             found[name] = found.get(name, 0.0) + self.lost_time.incident_s(number)

@@ -1,6 +1,7 @@
-"""Repeat a simulation, and answer: how effective, which losses by which cause, how often a person is needed.
+"""Repeat a simulation, and answer how effective, by which losses, with how much help.
 
-Find the best interval and the spares needed. Replication r of every variant meets the same failures.
+Also find the best interval and the spares needed. Replication r of every variant meets the same
+failures.
 """
 
 import math
@@ -173,10 +174,11 @@ def replicate(
 def best_interval(
     scenario: Scenario, replications: int, *, seed: int = 0, progress: Progress | None = None
 ) -> tuple[float, dict[float, float]]:
-    """Return the interval between saves with the greatest ETTR, and the mean ETTR of each interval tried.
+    """Return the interval between saves with the greatest ETTR, and the mean ETTR by interval.
 
-    Daly's interval and those around it are tried, in steps of the square root of 2; up to a factor of 4 on either side.
-    Daly's interval is returned if fewer than `LEAST_FAILURES` failures strike.
+    Daly's interval and intervals around it are tried, in steps of the square root of 2, up to a
+    factor of 4 on either side. Daly's interval is returned if fewer than `LEAST_FAILURES` failures
+    strike.
     """
     first_s = max(
         daly_interval_s(max(scenario.saves.stall_s, 1e-3), scenario.mean_time_to_failure_s()), 1.0
@@ -200,7 +202,7 @@ def best_interval(
 def spares_needed(
     scenario: Scenario, replications: int, *, seed: int = 0, progress: Progress | None = None
 ) -> tuple[int, float]:
-    """Return the fewest spares with which nodes are missing for a part of `MISSING` of the time at most.
+    """Return the fewest spares with which nodes are missing for at most `MISSING` of the time.
 
     Returns:
         The spares, and the part of the time in which nodes are missing with them.

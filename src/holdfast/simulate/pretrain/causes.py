@@ -1,4 +1,4 @@
-"""Define the causes of failures and their rates: the study's Table 3, published rates, or a user's own records."""
+"""Define the causes of failures and their rates: Table 3, published, or a user's own."""
 
 import math
 import statistics
@@ -13,9 +13,9 @@ from holdfast.core.errors import BadUse
 
 DAY_S: Final = 86400.0
 LARGE_GPUS: Final = 256.0
-"""Jobs of so many GPUs and more take nearly all GPU time of pretraining in the study."""
+"""The least size of a large job; such jobs have nearly all GPU time of pretraining."""
 EARLY_MIN: Final = 10.0
-"""A failure before is one of new code or settings: it strikes the first start of a job, not its training."""
+"""An earlier failure comes from new code or settings: it strikes a job's first start."""
 TABLE3: Final = "table3"
 
 Shows = Literal["exit", "hang", "spike", "nan", "slow"]
@@ -33,7 +33,7 @@ class Cause:
     restart_helps: bool = True
     waits_for_outside: bool = False
     needs_node: float = 0.0
-    """The part of these failures that come back until the node is taken out."""
+    """The share of these failures that come back until the node is taken out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,8 @@ class Rates:
     Attributes:
         name: of the source.
         per_gpu_day: failures of hardware per GPU and day.
-        per_job_day: failures of the job's software and of its users per day, however large the job is.
+        per_job_day: failures of the job's software and of its users per day, however large the job
+            is.
         node_mix, job_mix: the weight of each cause among them.
         shape: the shape of the gamma posterior of the rates; None for rates that are certain.
         source: the citation.
@@ -150,10 +151,11 @@ def _mix(stream: str) -> tuple[tuple[Cause, float], ...]:
 def table3() -> Rates:
     """Return the rates of Table 3 for a large job that has trained for a while.
 
-    A failure's reason, size and time are correlated, so they are taken jointly: of each reason counts the part of its
-    failures with both `LARGE_GPUS` GPUs or more and `EARLY_MIN` minutes or more. Size and time are lognormal, with the
-    reason's means and medians, and with the correlation at which the reason has its share of GPU time. The exposure is
-    the GPU time of all jobs: that of the failures over the failures' part of GPU time.
+    A failure's reason, size and time are correlated, so they are taken jointly. For each reason,
+    the share of failures counts that have both `LARGE_GPUS` GPUs or more and `EARLY_MIN` minutes or
+    more. Size and time are lognormal, with the reason's means and medians, and with the correlation
+    at which the reason has its share of GPU time. The exposure is the GPU time of all jobs: the GPU
+    time of the failures over the failures' share of GPU time.
     """
     tables = _tables()
     gpu_days = tables.failed_gpu_hours / tables.failed_share / 24.0
@@ -182,7 +184,8 @@ def large_and_late(
     """Return the part of a reason's failures that struck large jobs which had trained for a while.
 
     Args:
-        row: of Table 3: reason, number, mean and median GPUs, mean and median minutes to failure, percent of GPU time.
+        row: of Table 3: reason, number, mean and median GPUs, mean and median minutes to failure,
+            percent of GPU time.
         gpu_hours: the GPU time of all failures.
     """
     _, number, gpus, gpus_mid, minutes, minutes_mid, percent = row
@@ -206,7 +209,7 @@ def _spread(mean: float, median: float) -> float:
 
 
 def _upper_quadrant(x: float, y: float, rho: float) -> float:
-    """Return P(X > x, Y > y) of two standard normals with correlation `rho`, by the midpoint rule."""
+    """Return P(X > x, Y > y) of two standard normals with correlation `rho`."""
     low, high, parts = max(x, -8.0), 8.0, 400
     if low >= high:
         return 0.0
@@ -289,7 +292,7 @@ def weights(mix: Iterable[tuple[Cause, float]]) -> Mapping[str, float]:
 
 
 def pooled(names: Iterable[str]) -> Rates:
-    """Return the mean of several published rates, with the spread between them as the width of its gamma posterior.
+    """Return the mean of several published rates; their spread is the posterior's width.
 
     Raises:
         BadUse: there are no rates of a name.

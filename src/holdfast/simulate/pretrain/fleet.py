@@ -1,4 +1,4 @@
-"""Keep the nodes: which ones the job has, which wait, which are under repair, and which fail more often."""
+"""Keep the nodes: in the job, waiting, under repair, and failing more often."""
 
 from heapq import heappop, heappush
 
@@ -37,12 +37,15 @@ class RepairShop:
 
     @property
     def next_s(self) -> float | None:
-        """When the next node is back."""
+        """The time at which the next node is back; None without one under repair."""
         return self._back[0][0] if self._back else None
 
 
 class Fleet:
-    """The nodes of a job, its spares and those under repair. Nodes are numbered; the first ones begin in the job."""
+    """The nodes of a job, its spares and those under repair.
+
+    Nodes are numbered; the first ones begin in the job.
+    """
 
     def __init__(self, nodes: int, hardware: Hardware, seed: int) -> None:
         self._hardware, self._seed = hardware, seed
@@ -113,7 +116,7 @@ class Fleet:
         self.most_held = max(self.most_held, self.shop.held)
 
     def fill(self, now_s: float) -> float | None:
-        """Give the job its missing nodes from the spares; return when the next node is back if one is missing still."""
+        """Fill the job's gaps from the spares; return the next return of a node if gaps remain."""
         self.spares += self.shop.returned(now_s)
         while len(self.job) < self.size and self.spares:
             self._join(self.spares.pop())

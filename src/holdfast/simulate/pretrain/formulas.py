@@ -1,4 +1,4 @@
-"""Compute the closed forms with which the simulator must agree; each names its source and its regime."""
+"""Compute closed forms with which the simulator must agree, with source and regime."""
 
 import math
 
@@ -9,26 +9,33 @@ def young_interval_s(stall_s: float, mean_s: float) -> float:
 
 
 def daly_interval_s(stall_s: float, mean_s: float) -> float:
-    """Return Daly's interval between saves, first order (FGCS 22, 2006): sqrt(2 C M) - C, and M where C >= M / 2."""
+    """Return Daly's first-order interval between saves (FGCS 22, 2006).
+
+    The interval is sqrt(2 C M) - C, and M where C >= M / 2.
+    """
     return mean_s if stall_s >= mean_s / 2 else young_interval_s(stall_s, mean_s) - stall_s
 
 
 def nvidia_period_s(stall_s: float, mean_s: float, restart_s: float) -> float:
-    """Return the period of saves, the save included, at which availability is greatest (arXiv 2410.18124)."""
+    """Return the period of saves with the greatest availability (arXiv 2410.18124).
+
+    A period is an interval and its save.
+    """
     return stall_s + math.sqrt(2 * (mean_s + restart_s) * stall_s + stall_s**2)
 
 
 def daly_ettr(interval_s: float, stall_s: float, mean_s: float, restart_s: float) -> float:
-    """Return the effective training time ratio with exponential failures, which strike restarts and saves as well.
+    """Return the effective training time ratio with exponential failures.
 
-    Daly's complete expectation: W / E[T] = t / (M exp(R / M) (exp((t + C) / M) - 1)).
+    Failures strike restarts and saves as well. This is Daly's complete expectation:
+    W / E[T] = t / (M exp(R / M) (exp((t + C) / M) - 1)).
     """
     wall_s = mean_s * math.exp(restart_s / mean_s) * math.expm1((interval_s + stall_s) / mean_s)
     return interval_s / wall_s
 
 
 def meta_ettr(interval_s: float, stall_s: float, mean_s: float, restart_s: float) -> float:
-    """Return the expected ratio of Kokolis et al. (HPCA 2025), for small losses: u0 + t / 2 far below M."""
+    """Return the expected ratio of Kokolis et al. (HPCA 2025), for u0 + t / 2 far below M."""
     return (1 - (restart_s + interval_s / 2) / mean_s) / (1 + stall_s / interval_s)
 
 
@@ -51,7 +58,8 @@ def machine_repair(machines: int, technicians: int, load: float) -> list[float]:
 def poisson_spares(mean_broken: float, confidence: float) -> int:
     """Return the fewest spares that cover, with `confidence`, the nodes under repair.
 
-    They are Poisson with the mean `mean_broken`: failures a second times the mean repair time, in seconds.
+    They are Poisson with the mean `mean_broken`: failures a second times the mean repair time, in
+    seconds.
     """
     spares, part = 0, math.exp(-mean_broken)
     covered = part
@@ -65,7 +73,10 @@ def poisson_spares(mean_broken: float, confidence: float) -> int:
 
 
 def erlang_b(servers: int, load: float) -> float:
-    """Return the part of time in which all servers are busy, of a loss system: spares that are all under repair."""
+    """Return the part of time in which all servers of a loss system are busy.
+
+    For spares: the part of time in which all spares are under repair.
+    """
     blocked = 1.0
     for number in range(1, servers + 1):
         blocked = load * blocked / (number + load * blocked)

@@ -1,4 +1,4 @@
-"""Advise on a next job from the records of earlier ones: interval, spares, timeouts, and the inputs that decide."""
+"""Advise on a next job from the records of earlier ones: interval, spares and timeouts."""
 
 import math
 import statistics
@@ -32,7 +32,7 @@ PRIOR: Final = ("llama3", "rsc-1", "rsc-2", "h200")
 FAILED: Final = {"FAILED": "", "NODE_FAIL": "NodeFailure"}
 """The states of failed jobs, and the reason of each where the record has none."""
 LEAST: Final = 3
-"""Fewer measurements of a time than that leave the packaged one as it is."""
+"""With fewer measurements of a time, the packaged time is used."""
 FACTORS: Final[dict[str, str]] = {
     "failure rate": "",
     "interval of saves": "interval_s",
@@ -56,7 +56,8 @@ class Records:
         runs: the number of runs.
         reasons: the diagnosed reason of each failure after a first step.
         gpu_days, job_days: days of training, times GPUs and alone.
-        stall_s, start_s, restore_s, first_step_s, teardown_s, diagnosis_s: medians; None where too few are known.
+        stall_s, start_s, restore_s, first_step_s, teardown_s, diagnosis_s: medians; None where too
+            few are known.
         longest_step_s: the longest step or pause that no failure ended.
         longest_start_s: the longest time from the start of the processes to the first step.
         gpus: of the largest run.
@@ -130,8 +131,8 @@ class Records:
     def of_jobs(cls, jobs: Sequence[tuple[float, float, str, str | None]]) -> "Records":
         """Collect the records of jobs from a scheduler's trace.
 
-        Jobs of `LARGE_GPUS` GPUs and more count, or all if none is so large. A failure in the first `EARLY_MIN` minutes
-        is one of new code, and does not count.
+        Jobs of `LARGE_GPUS` GPUs and more count, or all if none is so large. A failure in the first
+        `EARLY_MIN` minutes is one of new code, and does not count.
 
         Args:
             jobs: GPUs, seconds of the run, final state and reason (None: unknown) of each job.
@@ -170,7 +171,7 @@ class Swing:
     name: str
     half: float
     twice: float
-    """The mean ETTR less that of the plan, 0 to 1."""
+    """The mean ETTR with twice the input, less the ETTR of the plan."""
     noise: float
     """Half the 95 % confidence interval of the difference between both ends."""
 
@@ -206,7 +207,7 @@ class Advice:
 
     @property
     def flags(self) -> str:
-        """The options of `holdfast run` that hold everywhere; `--spares` is for Slurm and Kubernetes alone."""
+        """The options of `holdfast run` for any scheduler; `--spares` needs Slurm or Kubernetes."""
         return f"--hang-floor-s {self.hang_floor_s:.0f} --first-step-limit-s {self.first_step_limit_s:.0f}"
 
     def to_json(self) -> dict[str, Any]:
@@ -327,7 +328,7 @@ def _mean_time(one: Scenario, seed: int) -> Band:
 
 
 def _limit_s(longest_s: float | None, *, least_s: float, unknown_s: float | None = None) -> float:
-    """Return twice the longest that was seen; a false alarm costs more than a late one."""
+    """Return twice the longest time seen; a false alarm costs more than a late one."""
     if longest_s is None:
         return least_s if unknown_s is None else unknown_s
     return max(least_s, math.ceil(2 * longest_s))
@@ -336,7 +337,7 @@ def _limit_s(longest_s: float | None, *, least_s: float, unknown_s: float | None
 def tornado(
     one: Scenario, replications: int, *, seed: int = 0, progress: Progress | None = None
 ) -> tuple[Swing, ...]:
-    """Return the swing of the ETTR by each input, the widest first; all variants meet the same failures."""
+    """Return the swing of the ETTR by each input, widest first; failures are the same for all."""
     base = replicate(one, replications, seed=seed).ettr.mean
     found = []
     for number, (name, attribute) in enumerate(FACTORS.items()):

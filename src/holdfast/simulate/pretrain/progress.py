@@ -1,6 +1,7 @@
 """Compute a job's training between two events: work, saves and their stalls, by arithmetic.
 
-Training and saves alternate: `interval_s` of work, then a stall. Work is counted in seconds of training at full speed.
+Training and saves alternate: `interval_s` of work, then a stall. Work is counted in seconds of
+training at full speed.
 """
 
 import math
@@ -21,7 +22,7 @@ class Advance:
 
 @dataclass(slots=True)
 class _Batch:
-    """Saves at equal distances: `count` of them from `first_s` on, the first of the state `work_s`."""
+    """`count` saves at equal distances from `first_s` on; the first has the state `work_s`."""
 
     first_s: float
     period_s: float
@@ -93,7 +94,7 @@ class Progress:
         return Advance(trained_s, stalled_s, work_s)
 
     def settle(self, now_s: float, loses: LostMemory) -> None:
-        """Keep the saves of each tier after a failure at `now_s` that takes the memory of a process or a node.
+        """Keep the saves of each tier after a failure at `now_s` that loses memory.
 
         A tier that finishes has each save whose stall is over, unless a node is lost.
         """

@@ -1,8 +1,9 @@
 """Run a training job under virtual time. The decisions are the live policy's.
 
-The clock jumps from event to event. Failures strike while the job has processes. Every observation of the supervisor is
-passed to `recover.policy.decide`, and its actions are carried out: kill, diagnose, replay, leave batches out, wait,
-launch, end. Where the policy ends the run, a person mends the cause and resumes it.
+The clock jumps from event to event. Failures strike while the job has processes. Every observation
+of the supervisor is passed to `recover.policy.decide`, and its actions are carried out: kill,
+diagnose, replay, leave batches out, wait, launch, end. Where the policy ends the run, a person
+mends the cause and resumes it.
 """
 
 import random
@@ -45,7 +46,7 @@ from holdfast.simulate.pretrain.scenario import Scenario
 from holdfast.simulate.pretrain.streams import Stream, draws, exponential
 
 BATCHES_BEFORE = 2
-"""Batches before the onset that a broken loss is reported with."""
+"""The batches before the onset that a report of a broken loss includes."""
 
 
 class _Over(Exception):
@@ -210,7 +211,7 @@ class _Run:
         return actions
 
     def _until_launch(self, actions: Sequence[Action]) -> Launch:
-        """Carry out actions until the next launch: the waits, and a person's part where the run has ended."""
+        """Carry out actions until the next launch; a person acts where the run has ended."""
         while True:
             for action in actions:
                 if isinstance(action, Skip):
@@ -253,7 +254,11 @@ class _Run:
     # An attempt
 
     def _attempt(self, launch: Launch) -> _Failure | tuple[Action, ...] | None:
-        """Start and train; return the failure, the actions after a move, or None if all work is done."""
+        """Train until an end of the attempt; return the failure, or the actions after a move.
+
+        Returns:
+            None if all work is done.
+        """
         self._find_nodes()
         times = self._one.times
         in_place = launch.in_place and not self._new_nodes
@@ -276,7 +281,7 @@ class _Run:
         return self._train()
 
     def _find_nodes(self) -> None:
-        """Test the nodes after a failure of the hardware, and fill the job's gaps from the spares."""
+        """Test the nodes after a failure of the hardware, and fill the job's gaps from spares."""
         failed, hardware = self._failed, self._one.hardware
         self._failed = None
         if failed is not None and failed.node is not None and not self._mended_by_person:
@@ -332,7 +337,7 @@ class _Run:
                 return ended
 
     def _goals(self) -> Iterator[tuple[float, str]]:
-        """Return the seconds to each event that is not drawn, with its name."""
+        """Yield the seconds to each event that is not drawn, with its name."""
         one, progress = self._one, self._progress
         yield self._end_s - self._now_s, "end"
         if one.work_s is not None:
@@ -416,7 +421,7 @@ class _Run:
     # Detection and its consequences
 
     def _seen_s(self, delay_s: float, draw: random.Random) -> float:
-        """Return when something is seen that does not end the job."""
+        """Return the time at which people or the supervisor see a fault that ends no job."""
         if not self._one.by_hand:
             return self._now_s + delay_s
         return self._one.people.awake_at(self._now_s + exponential(draw.random(), delay_s))
@@ -518,7 +523,7 @@ class _Run:
         return self._send(self._diagnosed(failure, shows, reached_s, has_stepped=has_stepped))
 
     def _fleet_slow_again(self) -> None:
-        """A slow node that no spare could replace is tested and replaced with the next failure."""
+        """Test and replace a slow node that no spare could replace, with the next failure."""
         if self._slow is not None and not self._one.by_hand and self._fleet.spares:
             node, seen_s = self._slow
             if seen_s - self._now_s > DAY_S / 2 and len(self._fleet.job) == self._fleet.size:

@@ -1,4 +1,4 @@
-"""Define a scenario: the job, its checkpoints, the times of detection and restart, people and hardware."""
+"""Define a scenario: the job, its checkpoints, the times, people and hardware."""
 
 import math
 import tomllib
@@ -20,12 +20,12 @@ class Tier:
 
     name: str
     outlives: frozenset[LostMemory]
-    """The losses of memory that leave the saves of this place whole."""
+    """The losses of memory after which the saves of this place are whole."""
     lag_s: float = 0.0
     """From the end of the stall until the save can be restored."""
     restore_s: float = 60.0
     every: int = 1
-    """Every so many saves goes here."""
+    """The distance between two saves that go to this place, in saves."""
     finishes: bool = False
     """A process of its own finishes a save in flight if the trainers alone die."""
 
@@ -45,7 +45,8 @@ class Saves:
         stall_s: training time lost to one save.
         tiers: where saves are kept.
         damaged: the part of saves that cannot be restored.
-        verifies: a damaged save is found before the restore, and an older one is taken; else a person is needed.
+        verifies: a damaged save is found before the restore, and an older one is taken; else a
+            person is needed.
     """
 
     interval_s: float = 1800.0
@@ -61,11 +62,13 @@ class Times:
 
     Attributes:
         exit_s, node_s: until the end of a rank, or the loss of a node, is seen.
-        hang_s, spike_s, slow_s: until a job that hangs, a loss that is broken, or a slow node is seen; with
-            `looks` of a person, this is the mean time between two looks in the hours in which people are awake.
+        hang_s, spike_s, slow_s: until a job that hangs, a loss that is broken, or a slow node is
+            seen; with `looks` of a person, this is the mean time between two looks in the hours in
+            which people are awake.
         teardown_s, diagnosis_s: until the last process has ended, and until the decision.
         node_tests_s: tests of the nodes after a failure that the hardware may have caused.
-        start_s, start_in_place_s: a start with new launchers and one below the launchers that were kept.
+        start_s, start_in_place_s: a start with new launchers and one below the launchers that were
+            kept.
         first_step_s: from the restore to the first step, without that step.
     """
 
@@ -97,7 +100,10 @@ class People:
     person_finds_node: float = 0.95
 
     def awake_at(self, at_s: float) -> float:
-        """Return the first moment from `at_s` on at which people are awake, in seconds since a midnight."""
+        """Return the first time from `at_s` on at which people are awake.
+
+        Times are in seconds since a midnight.
+        """
         begins_s, ends_s = (hour * 3600.0 for hour in self.awake)
         of_day_s = at_s % DAY_S
         if begins_s <= of_day_s < ends_s:
@@ -113,12 +119,13 @@ class Hardware:
     Attributes:
         spares: nodes that wait, and do not fail while they wait.
         lemons, lemon_factor: the part of nodes that fail more often, and how many times.
-        heat_every_days, heat_days, heat_factor: mean time between heat waves, their length, and how much more often
-            hardware fails in one.
+        heat_every_days, heat_days, heat_factor: mean time between heat waves, their length, and how
+            much more often hardware fails in one.
         finds_node: the part of failures of a node in which the tests find the node.
         blames_other: the part in which they take out a healthy one.
         again_s: mean time to the next failure of a node that should have been taken out.
-        repair_s, long_repair_s, long_repairs: mean times of a repair and of one that needs a visit, and their part.
+        repair_s, long_repair_s, long_repairs: mean times of a repair and of one that needs a visit,
+            and their part.
         in_vain: the part of repairs that change nothing about the node.
         technicians: repairs at a time; None for as many as there are broken nodes.
     """
@@ -148,7 +155,8 @@ class Scenario:
         work_s: the run ends after so much training; None: after `days`.
         rates: how often it fails, and of what.
         hangs: the part of failures with an exit that show as a hang.
-        spikes_per_day, bad_data: broken losses a day, and the part of them that come back until the data are left out.
+        spikes_per_day, bad_data: broken losses a day, and the part of them that come back until the
+            data are left out.
         slow_per_node_day, slow_speed: nodes that become slow, and the job's speed with one.
         recognised: the part of failures whose diagnosis is right; for the others a person decides.
         loses_work: False if a failure takes no training back.
@@ -185,12 +193,12 @@ class Scenario:
         return math.ceil(self.gpus / self.gpus_per_node)
 
     def mean_time_to_failure_s(self) -> float:
-        """Return the mean time of training between failures, in seconds; infinite without failures."""
+        """Return the mean time of training between failures, in seconds; infinite without any."""
         a_second = 1.0 / self.rates.mean_time_to_failure_s(self.gpus) + self.spikes_per_day / DAY_S
         return 1.0 / a_second if a_second > 0 else math.inf
 
     def varied(self, **changes: Any) -> "Scenario":
-        """Return a copy; a name of a part's field (`interval_s`, `spares`, `start_s`) changes that part."""
+        """Return a copy with changed fields, also of parts: `interval_s`, `spares`, `start_s`."""
         own = {one.name for one in fields(self)}
         for part in ("saves", "times", "people", "hardware", "limits"):
             of_part = {one.name for one in fields(getattr(self, part))}
@@ -267,7 +275,7 @@ def measured_times() -> Mapping[str, Mapping[str, float]]:
 
 
 def manual(gpus: int, **changes: Any) -> Scenario:
-    """Return the baseline of the study: synchronous saves, every restart by a person, people asleep at night."""
+    """Return the baseline of the study: synchronous saves, and restarts by people who sleep."""
     assumed = measured_times()["assumed"]
     times = Times(
         exit_s=0.0,
@@ -297,7 +305,7 @@ def manual(gpus: int, **changes: Any) -> Scenario:
 
 
 def study(gpus: int, **changes: Any) -> Scenario:
-    """Return the study's system: asynchronous saves, diagnosis, tests of the nodes, automatic restarts."""
+    """Return the study's system: asynchronous saves, diagnosis, node tests, restarts."""
     table = measured_times()
     assumed = table["assumed"]
     times = Times(
@@ -332,11 +340,12 @@ def study(gpus: int, **changes: Any) -> Scenario:
 
 
 def holdfast(gpus: int, **changes: Any) -> Scenario:
-    """Return Holdfast with its defaults: measured times where there are any, saves as often as is worth it."""
+    """Return Holdfast with its defaults: measured times, and saves as often as is worthwhile."""
     table = measured_times()
     assumed, measured = table["assumed"], table["measured"]
     starts = _starts(gpus)
-    # The launchers are kept: the trainers alone start again, forked from what has imported their modules.
+    # The launchers are kept: the trainers alone start again, forked from what has imported their
+    # modules.
     starts["start_in_place_s"] = max(0.0, starts["start_s"] - assumed["import_s"])
     times = Times(
         exit_s=measured["exit_s"],

@@ -1,7 +1,8 @@
-"""Draw random numbers that depend on their purpose alone: on (seed, stream, number), and on no draw before.
+"""Draw random numbers that depend only on (seed, stream, number), and on no draw before.
 
-A spare more, another interval or a faster restart leaves the exposure, the cause and the culprit of failure 17 as they
-were. Two variants of a scenario thus meet the same failures (common random numbers).
+A spare more, another interval or a faster restart leaves the exposure, the cause and the culprit of
+failure 17 as they were. Two variants of a scenario thus meet the same failures (common random
+numbers).
 """
 
 import math
@@ -9,7 +10,7 @@ from random import Random
 
 
 def draws(seed: int, stream: str, number: int) -> Random:
-    """Return the generator of one entity of a stream; the same key gives the same numbers on every machine."""
+    """Return the generator of one entity of a stream; equal keys give equal numbers anywhere."""
     return Random(f"{seed}/{stream}/{number}")
 
 
@@ -19,9 +20,10 @@ def exponential(uniform: float, mean: float) -> float:
 
 
 class Stream:
-    """A Poisson process in exposure: event k strikes once the hazard since event k - 1 reaches its draw.
+    """A Poisson process in exposure.
 
-    The hazard is the integral of the rate, and grows only while the job has processes.
+    Event k strikes once the hazard since event k - 1 reaches its draw. The hazard is the integral
+    of the rate, and grows only while the job has processes.
     """
 
     __slots__ = ("_name", "_seed", "draw", "number", "remaining")

@@ -1,4 +1,4 @@
-"""The requests that act: signing in and out, and the actions of people on runs, incidents and nodes."""
+"""Handle the requests that act: sign-in and sign-out, and actions on runs, incidents, nodes."""
 
 import asyncio
 import contextlib
@@ -23,9 +23,9 @@ from holdfast.ui.console.run_page import LIMIT_S, possible
 from holdfast.ui.console.sessions import SESSION_S, Sessions
 
 ANSWER_S = 3.0
-"""Seconds that a browser waits for an action. A longer action goes on, and its record shows the result."""
+"""The time for which a browser waits for an action; the record shows a later result."""
 ACTIONS_LIMIT = 32
-"""The most actions at once. Each has a thread of its own, so that a stop of an hour delays no page."""
+"""The most actions at once, each in a thread: a stop of an hour delays no page."""
 WHY_LIMIT = 255
 NAMES = get_args(ActionName)
 ON_RUNS = ("stop", "restart", "approve")
@@ -56,7 +56,7 @@ class Acting:
         self._show_code = show_code
         self._going = pages.going
         self._record = asyncio.Lock()
-        """Held from the look at a target to the record of an action: of two forms at once one is stale."""
+        """Held from reading a target to recording its action: of two forms at once, one is stale."""
 
     async def enter(self, request: Request) -> Response:
         """Exchange a code for a session."""
@@ -158,7 +158,8 @@ class Acting:
         """Record an action if its target is as the person saw it.
 
         Returns:
-            The record of an action of the same key, if there is one; and the id of the new action, if one begins.
+            The record of an action of the same key, if there is one; and the id of the new action,
+            if one begins.
 
         Raises:
             HoldfastError: the action cannot begin.
@@ -191,7 +192,8 @@ class Acting:
             with contextlib.suppress(RuntimeError):  # the console has ended meanwhile
                 loop.call_soon_threadsafe(done.set_result, said)
 
-        # A daemon: a console that is told to end does not wait an hour for a stop. The run is stopped all the same.
+        # A daemon thread: a console that ends does not wait an hour for a stop; the run stops
+        # anyway.
         threading.Thread(target=carry_out, name=f"action-{action_id}", daemon=True).start()
         return done
 
@@ -262,7 +264,7 @@ def _impossible(what: str, run_id: str, state: str) -> str:
 
 
 def _stops(connection: Connection, found: RunRecords) -> int:
-    """Return the number of requests to stop the newest attempt: those recorded, and those under way."""
+    """Return the number of requests to stop the newest attempt, recorded or under way."""
     newest = found.attempts[-1] if found.attempts else None
     actions, since_s = schema.actions, 0.0 if newest is None else newest.started_at_s
     asked = select(func.count()).where(

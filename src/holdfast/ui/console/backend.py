@@ -30,9 +30,9 @@ class Backend:
     home: Path
     """`$HOLDFAST_HOME`, above the journals and the logs of the runs."""
     state_of: Callable[[str, str, str], str]
-    """Returns the state of a run, `lost` included, from the run's id, its state in the ledger and its host."""
+    """Returns a run's state (`lost` included) from its id, its state in the ledger and its host."""
     actions: Mapping[ActionName, Callable[[Order], str]]
-    """Each action carries an order out and returns a sentence, or raises `HoldfastError` or `OSError`."""
+    """Each carries out an order and returns a sentence; raises `HoldfastError` or `OSError`."""
     reasons: Callable[[], Sequence[str]]
     """Returns the names of the causes, for a correction."""
     me: str

@@ -1,4 +1,4 @@
-"""The drawings of a page without scripts: the loss curve and the time line, as SVG without styles or scripts."""
+"""Draw the loss curve and the time line as SVG without styles or scripts."""
 
 import math
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
-"""The gate before every request: what comes from a foreign page, a foreign name or without a session goes no further.
+"""Check every request: stop those from a foreign page, a foreign name or without a session.
 
-Deny by default: a request passes only by a rule that names it. The gate checks each method, so that no method can be
-forgotten; only GET and HEAD read, only POST acts.
+Deny by default: a request passes only by a rule that names it. The gate checks each method, so that
+no method can be forgotten; only GET and HEAD read, only POST acts.
 """
 
 from collections.abc import Collection
@@ -35,7 +35,7 @@ HEADERS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """Who may send what."""
+    """The allowed senders of each request."""
 
     hosts: Collection[str]
     """The values of `Host`, with the port, that name this console."""

@@ -1,8 +1,8 @@
 """The loss of a run as a bounded series, read incrementally from the journal of steps.
 
-Of each bucket of steps the series keeps the lowest, the highest and the last loss, so that a spike of one step stays
-visible at any width. If the buckets become too many, two neighbours become one. A page reads only the bytes that were
-appended since the page before, at most `READ_BYTES`.
+Of each bucket of steps the series keeps the lowest, the highest and the last loss, so that a spike
+of one step stays visible at any width. If the buckets become too many, two neighbours become one. A
+page reads only the bytes that were appended since the page before, at most `READ_BYTES`.
 """
 
 import copy
@@ -115,7 +115,7 @@ class Series:
         return found
 
     def lines(self) -> list[dict[str, Any]]:
-        """Return the curve of each attempt: `attempt`, and `steps`, `low`, `high`, `last` of equal length."""
+        """Return each attempt's curve: `attempt`; equally long `steps`, `low`, `high`, `last`."""
         found: dict[int, dict[str, Any]] = {}
         for (attempt, _), (step, low, high, last) in self.buckets.items():
             line = found.setdefault(

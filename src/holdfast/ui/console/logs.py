@@ -1,7 +1,7 @@
-"""The logs of a run's ranks: a bounded part, a bounded search, and the surroundings of a cited line.
+"""Read the logs of a run's ranks: a bounded part, a bounded search, and a cited line.
 
-A request names an attempt and a rank by number. The path comes from `RunPaths` and the run's id in the ledger. A link
-in the place of a log is not followed.
+A request names an attempt and a rank by number. The path comes from `RunPaths` and the run's id in
+the ledger. A link in the place of a log is not followed.
 """
 
 import os
@@ -91,7 +91,8 @@ def search(path: Path, text: str, start: int) -> dict[str, Any]:
     """Search a log for a text, in either case, from an offset on.
 
     Returns:
-        `hits`, each with the offset after its line and the line; `next`, the offset to go on from, or None.
+        `hits`, each with the offset after its line and the line; `next`, the offset to go on from,
+        or None.
     """
     wanted = text.encode("utf-8", "replace").lower()
     hits: list[dict[str, Any]] = []
@@ -121,7 +122,7 @@ def _lines(log: Whole, at: int, stop: int) -> Iterator[tuple[int, bytes]]:
 
 
 def surroundings(home: Path, run_id: str, place: str) -> list[dict[str, Any]]:
-    """Return the lines around a cited line: `number`, `text` and `is_cited`; empty if the log is not here.
+    """Return the lines around a cited line; empty if the log is not on this host.
 
     Args:
         home: the folder above the run's folder.
@@ -143,7 +144,8 @@ def surroundings(home: Path, run_id: str, place: str) -> list[dict[str, Any]]:
                 break
             if at >= cited - AROUND:
                 around[at] = shown(line)
-            # As in the diagnosis a carriage return ends no line: of a progress bar the last state stays.
+            # As in the diagnosis, a carriage return ends no line: a progress bar keeps its last
+            # state.
             at += line.endswith(b"\n")
     return [
         {"number": number, "text": text, "is_cited": number == cited}

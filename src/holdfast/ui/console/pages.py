@@ -176,7 +176,8 @@ class Pages:
         asked = request.state.asked
         if asked == "/enter":
             return self.html(request, "enter.html.j2", {"said": "", "asked": ""})
-        # A strict cookie does not come with the first request from a foreign page's link; it comes with the next one.
+        # A browser withholds a strict cookie from the first request by a foreign page's link, and
+        # sends it with the next one.
         is_ours = asked.startswith("/") and not asked.startswith("//")
         page = {"said": "", "asked": quote(asked) if is_ours else ""}
         return self.html(request, "enter.html.j2", page, 401)

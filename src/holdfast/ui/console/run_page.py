@@ -78,7 +78,7 @@ class RunPages:
         }  # fmt: skip
 
     def loss(self, run_id: str) -> dict[str, Any]:
-        """Return the loss of a run: `lines` an attempt, `marks`, and `width`, the steps of a point."""
+        """Return a run's loss: `lines` per attempt, `marks`, and `width`, the steps per point."""
         found, series = self.records(run_id), self._journals.of(run_id)
         return {
             "lines": series.lines(),
@@ -91,7 +91,8 @@ class RunPages:
         """Return the page of an incident.
 
         Raises:
-            NotFound: the ledger has no such incident, or the incident is older than the newest of its run.
+            NotFound: the ledger has no such incident, or the incident is older than the newest of
+                its run.
         """
         with self._backend.ledger.bounded_reading(LIMIT_S) as connection:
             run_id = run_of_incident(connection, incident_id)
@@ -209,7 +210,7 @@ def possible(state: str, found: RunRecords) -> list[str]:
 
 
 def marks(summary: RunSummary, series: Series) -> list[dict[str, Any]]:
-    """Return the marks on the loss curve: `step`, `kind` (spike, rollback or restart) and `label`."""
+    """Return the marks on the loss curve: `step`, `kind` (spike, rollback, restart), `label`."""
     made = []
     for cost in summary.incidents:
         incident = cost.incident

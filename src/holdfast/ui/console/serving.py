@@ -53,7 +53,8 @@ def application(
     shown_code = ""
 
     def show_code() -> None:
-        # Anybody may send wrong codes: they must neither fill the terminal nor push out the codes of invited people.
+        # Any client may send wrong codes: they must neither fill the terminal nor displace the
+        # codes of invited people.
         nonlocal shown_code
         if sessions.is_code(shown_code):
             return

@@ -1,4 +1,4 @@
-"""Who is signed in: codes that work once, and the sessions that they open."""
+"""Sign people in: codes that work once, and the sessions that they open."""
 
 import hashlib
 import secrets
@@ -26,7 +26,8 @@ class Sessions:
     """The codes and sessions of one console, in memory. Any thread may use it."""
 
     def __init__(self, clock: Clock, port: int) -> None:
-        # Browsers keep one set of cookies for all ports of a host: two consoles must not sign each other's people out.
+        # Browsers keep one set of cookies for all ports of a host: two consoles must not sign out
+        # each other's people.
         self.cookie = f"holdfast_session_{port}"
         self._clock = clock
         self._codes: OrderedDict[str, Session] = OrderedDict()
@@ -43,13 +44,13 @@ class Sessions:
         return code
 
     def is_code(self, code: str) -> bool:
-        """Return True if the code still signs somebody in."""
+        """Return True if the code is still valid."""
         with self._lock:
             found = self._codes.get(_digest(code))
             return found is not None and found.until_s >= self._clock.now_s()
 
     def enter(self, code: str) -> tuple[str, Session] | None:
-        """Exchange a code for a session; return the session's secret, or None if the code is not valid any more."""
+        """Exchange a code for a session; return its secret, or None if the code is not valid."""
         with self._lock:
             found = self._codes.pop(_digest(code), None)
             if found is None or found.until_s < self._clock.now_s():

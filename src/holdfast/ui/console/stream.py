@@ -1,7 +1,8 @@
 """The stream of changes to the browsers: server-sent events whose ids are positions in the ledger.
 
-One task looks at the ledger for all browsers. A browser has no queue, only a count of the changes that it was sent. A
-browser that falls behind more than `CHANGES_KEPT` changes is sent one snapshot event and reads its page anew.
+One task looks at the ledger for all browsers. A browser has no queue, only a count of the changes
+that it was sent. A browser that falls behind more than `CHANGES_KEPT` changes is sent one snapshot
+event and reads its page anew.
 """
 
 import asyncio

@@ -4,6 +4,6 @@
 |---|---|
 | `state` | what a reader has found of each GPU |
 | `nvml`, `smi`, `dcgm` | the readers: NVIDIA's library, `nvidia-smi`, and DCGM |
-| `reader` | the process that asks the readers, since a call of a driver may never return |
+| `reader` | the process that calls the readers, since a call of a driver may never return |
 | `gpus` | the source: sends requests to that process, and turns its answers into signals |
 """

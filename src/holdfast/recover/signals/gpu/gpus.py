@@ -1,4 +1,7 @@
-"""Turn what a reader finds of the GPUs into signals. The reader is a process that may hang without harm."""
+"""Turn what a reader finds of the GPUs into signals.
+
+The reader is a process that may hang without harm.
+"""
 
 import json
 import os
@@ -20,7 +23,10 @@ LEAST_PERIOD_S = 5.0
 SHARE = 1 / 500
 """The largest share of a core that the looks use. A look that only waits for the driver uses none."""
 NVLINK_ERRORS = 100
-"""New errors of the NVLinks, since the first look, that are a fact; from there on each doubling is one."""
+"""New errors of the NVLinks, since the first look, that are a fact.
+
+From there on each doubling is one.
+"""
 
 
 class Gpus:

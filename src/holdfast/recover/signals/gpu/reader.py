@@ -22,9 +22,9 @@ READERS: Mapping[str, Callable[[], Reader]] = {
     "DCGM": Dcgmi,
     "dcgm-exporter": Exporter,
 }
-"""The readers, in the order in which they are asked.
+"""The readers, in the order in which they are tried.
 
-NVML alone has events. `nvidia-smi` is there wherever the driver is. DCGM and its exporter are for
+NVML alone has events. `nvidia-smi` exists wherever the driver does. DCGM and its exporter are for
 containers that see neither.
 """
 

@@ -1,4 +1,5 @@
-"""The read models of the console: one module a page, each a bounded set of queries that returns plain JSON values.
+"""Query the pages of the console: one module per page, each a bounded set of queries.
 
-A query names its index in `tests/ui/console/test_console_queries.py`, which asks the database for its plan.
+The queries return plain JSON values. Each query names its index in
+`tests/ui/console/test_console_queries.py`, which checks the database's plan.
 """

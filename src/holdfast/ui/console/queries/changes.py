@@ -1,7 +1,8 @@
 """The changes of the ledger since a position, for the stream to browsers.
 
-A position is `EVENT.INCIDENT.CHECKPOINT.ACTION`: the highest id of each table. The ids grow, so a browser that returns
-with its last position gets the rest from the ledger, also from another process of the console.
+A position is `EVENT.INCIDENT.CHECKPOINT.ACTION`: the highest id of each table. The ids grow, so a
+browser that returns with its last position gets the rest from the ledger, also from another process
+of the console.
 """
 
 import re
@@ -70,7 +71,7 @@ def since(connection: Connection, position: Position) -> Change:
 
 
 def states(connection: Connection) -> Mapping[str, tuple[Any, ...]]:
-    """Return the facts of the runs that go on which change without a new row: state, and highest step."""
+    """Return the facts of running runs that change without a new row: state and highest step."""
     runs, attempts = schema.runs, schema.attempts
     step = (
         select(func.max(attempts.c.last_step))

@@ -31,7 +31,8 @@ def decisions_page(
 ) -> dict[str, Any]:
     """Return one page of the audit: `decisions`, and `next`, a token or None.
 
-    Each kind of event is read by its index and merged here, so that a page costs the same at any depth.
+    Each kind of event is read by its index and merged here, so that a page costs the same at any
+    depth.
 
     Args:
         connection: a transaction that reads.
@@ -67,7 +68,8 @@ def decisions_page(
 def _by_source(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """Return the decisions of the policy and the actions of people, each by falling ids.
 
-    The ids, and not the times, order each source: the next page begins below the last id that was shown.
+    The ids, and not the times, order each source: the next page begins below the last id that was
+    shown.
     """
     return [
         sorted((row for row in rows if row["from"] == source), key=lambda row: -int(row["key"]))

@@ -1,4 +1,4 @@
-"""The page Now and the list of runs: the runs that go on, the newest others, and everything that waits for a person."""
+"""Query the page Now and the list of runs: running, newest, and waiting for a person."""
 
 from typing import Any
 
@@ -149,7 +149,7 @@ def proposals(connection: Connection, attempts: dict[str, int | None]) -> list[d
 
 
 def runs_page(connection: Connection, token: str) -> dict[str, Any]:
-    """Return one page of all runs, newest first: `runs`, and `next`, the token of the next page or None.
+    """Return one page of all runs, newest first: `runs`, and the token `next` (None at the end).
 
     Raises:
         BadUse: the token is damaged.

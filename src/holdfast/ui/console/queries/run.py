@@ -60,7 +60,7 @@ class RunRecords:
         self.verdicts = _verdicts(connection, [one.incident_id for one in self.incidents])
 
     def summary(self, steps: Sequence[StepRecord]) -> RunSummary:
-        """Return the accounts of the run, from these records and the newest steps of the journal."""
+        """Return the accounts of the run, from these records and the journal's newest steps."""
         return account(
             run=self.run, attempts=self.attempts, events=self.events, incidents=self.incidents,
             checkpoints=self.checkpoints, steps=steps,
@@ -72,7 +72,7 @@ class RunRecords:
 
     @property
     def seen(self) -> str:
-        """The state that a person acts on: the supervisor's generation, the newest attempt, the run's state."""
+        """The state behind a person's action: supervisor generation, newest attempt, run state."""
         newest = self.attempts[-1].number if self.attempts else 0
         return f"{self.generation}.{newest}.{self.run.state}"
 
