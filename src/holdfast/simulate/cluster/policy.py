@@ -23,7 +23,10 @@ class Policy:
     """
 
     reserved_nodes: Mapping[str, int] = field(default_factory=dict)
-    """Whole nodes for jobs of the name alone, best-effort jobs excluded. These jobs also come first on the other nodes."""
+    """Whole nodes for jobs of the name alone, best-effort jobs excluded.
+
+    These jobs also come first on the other nodes.
+    """
     limit_gpus: Mapping[str, int] = field(default_factory=dict)
     """GPUs that jobs of the name may hold or queue for; further jobs wait before the queue."""
     best_effort: tuple[str, ...] = (EVALUATION,)
