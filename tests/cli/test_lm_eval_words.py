@@ -160,6 +160,7 @@ def test_what_is_always_done_is_said():
     ("line", "way"),
     [
         ("--model hf --tasks a", "pretrained=FOLDER"),
+        ("--model local-completions --model_args base_url=http://h:1/v1 --tasks a", "model=NAME"),
         ("--model_args pretrained=m,peft=x --tasks a", "merge_and_unload"),
         ("--model_args pretrained=m,load_in_4bit=True --tasks a", "local-completions"),
         ("--model_args pretrained=m,parallelize=True --tasks a", "--model vllm"),

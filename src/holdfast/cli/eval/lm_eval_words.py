@@ -198,6 +198,10 @@ def _model(said: Mapping[str, Any], line: Line) -> dict[str, Any]:
     if kind in _SERVERS:
         url = str(arguments.pop("base_url", _OPENAI)).rstrip("/").removesuffix(_SERVERS[kind])
         name = str(arguments.pop("model", "") or arguments.pop("pretrained", ""))
+        if not name:
+            raise BadUse(
+                f"--model {kind} needs the model's name: --model_args model=NAME,base_url=URL"
+            )
         line.native += ["--engine", "openai", "--url", url, "--model", name, "--model-name", name]
         flags = {"num_concurrent": "--max-batch", "max_length": "--max-length"}
         engine_options = {"tokenizer": "tokenizer", "timeout": "timeout_s"}
