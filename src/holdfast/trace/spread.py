@@ -175,7 +175,7 @@ def _job_parts(given: str, options: Mapping[str, Any], *, compared: bool) -> Ite
     ):
         yield Part(jobs=f"{prefix}{one.path}", compared=compared, options=options)
     else:
-        for file, source in recognised(one, None):
+        for file, source in recognised(one, None, []):
             named = {**options, "format": source.name}
             yield Part(jobs=f"{prefix}{file.path}", compared=compared, options=named)
 
