@@ -240,7 +240,7 @@ def test_the_forms_are_listed():
         (["check", "JOBS", "--capacity", "many"], "many"),
         (["check", "JOBS", "--zone", "Mars/Olympus"], "Mars/Olympus"),
         (["check", "JOBS", "--since", "someday"], "someday"),
-        (["check", "JOBS", "--format", "pbs"], "pbs"),
+        (["check", "JOBS", "--format", "nqs"], "nqs"),
         (["check", "JOBS", "--metrics", "nowhere"], "nowhere"),
         (
             ["report", "JOBS", "--compare", "Kalos-SYNTHETIC=JOBS", "-o", "x"],

@@ -96,7 +96,7 @@ def test_preempted_jobs_and_numbers_that_pandas_wrote_as_floats(tmp_path):
 def test_it_is_known_by_its_header_whatever_its_name(tmp_path):
     path = tmp_path / "anything.txt"
     path.write_text(SEREN_HEADER)
-    ((_, source),) = recognised(Input(path=path), None)
+    ((_, source),) = recognised(Input(path=path), None, [])
     assert source.name == "acme"
     path.write_text("job_id,user\n")
     assert not SOURCE.recognises(path)

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from holdfast.trace.clusters import Cluster
-from holdfast.trace.notes import Note
 from holdfast.trace.sources.csv.sql import Columns, Time
 from holdfast.trace.sources.csv.text import read_csv
 from holdfast.trace.sources.plain_text import cluster_name
@@ -96,21 +95,13 @@ def _synthetic(cluster: Cluster) -> Cluster:
     return replace(cluster, name=f"{cluster.name}-{SYNTHETIC}", citation=citation)
 
 
-def _no_real_row(cluster: Cluster) -> Note:
-    sentence = (
-        f"{SYNTHETIC}: this trace was drawn from counts, and none of its rows is of a real job."
-    )
-    return Note(cluster=cluster.name, check="synthetic", sentence=sentence, rows=0, action="kept")
-
-
 def _read(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) -> Reading:
     header = csv_header(path)
     is_kalos, is_synthetic = "mem_per_pod_GB" in header, "synthetic" in header
     cluster = _named(path, KALOS if is_kalos else SEREN)
-    is_published, notes = bool(cluster.citation), tuple[Note, ...]()
+    is_published = bool(cluster.citation)
     if is_synthetic:
         cluster = _synthetic(cluster)
-        notes = (_no_real_row(cluster),)
     run_s = "epoch(end_time - start_time)"
     memory = ""
     if is_kalos:
@@ -133,7 +124,7 @@ def _read(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) -> Re
     )
     if not is_published:
         cluster = replace(cluster, utc_offset_h=_utc_offset_h(connection, table))
-    return Reading.of(connection, table, cluster, notes=(*notes, *read.notes(cluster.name)))
+    return Reading.of(connection, table, cluster, notes=read.notes(cluster.name))
 
 
 def _utc_offset_h(connection: "duckdb.DuckDBPyConnection", table: str) -> float:
