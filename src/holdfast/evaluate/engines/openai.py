@@ -342,8 +342,8 @@ class OpenAIEngine:
 def _stated_status(said: Any) -> int:
     """Return the status of an error inside the body of a 200, as gateways send it."""
     error = said.get("error") if isinstance(said, dict) and "choices" not in said else None
-    code = error.get("code") if isinstance(error, dict) else None
-    status = int(code) if str(code).isdecimal() else 200  # some gateways send a string
+    code = str(error.get("code")) if isinstance(error, dict) else ""
+    status = int(code) if code.isdecimal() else 200  # some gateways send a string
     return status if 400 <= status < 600 else 200
 
 

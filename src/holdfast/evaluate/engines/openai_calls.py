@@ -108,8 +108,9 @@ def _text_of(said: Any) -> str:
 
 
 def _scored(request: Request, logprobs: Mapping[str, Any] | None, max_length: int) -> Answer:
-    of_tokens, tops = ((logprobs or {}).get(name) for name in ("token_logprobs", "top_logprobs"))
-    if not of_tokens or not any(tops or ()):
+    given = logprobs or {}
+    of_tokens, tops = given.get("token_logprobs"), given.get("top_logprobs")
+    if not of_tokens or not tops or not any(tops):
         missing = "top_logprobs" if of_tokens else "logprobs" if not logprobs else "token_logprobs"
         raise NotSupported(
             f"The server gives no log-probabilities of a prompt ({missing} is null), and this task "
@@ -118,7 +119,7 @@ def _scored(request: Request, logprobs: Mapping[str, Any] | None, max_length: in
         )
     _, before = _echoed(request, max_length)
     if before < 0:
-        before = _first_token_of(request, (logprobs or {})["text_offset"])
+        before = _first_token_of(request, given["text_offset"])
     values = of_tokens[before:-1]
     wanted = len(request.continuation) // 4
     if not values or (wanted and len(values) != wanted):
