@@ -194,7 +194,7 @@ def test_a_checkpoint_that_cannot_be_described(trained, tmp_path):
     with pytest.raises(CheckpointError, match=r"is damaged: .*Take another checkpoint"):
         describe(str(copy), hf_config=str(config))
     (copy / "__0_0.distcp").unlink()
-    with pytest.raises(CheckpointError, match="is no file of it"):
+    with pytest.raises(CheckpointError, match="is not a file of the checkpoint"):
         describe(str(copy), hf_config=str(config))
     (copy / "__0_0.distcp").write_bytes(data)
     (copy / ".metadata").write_bytes(b"\x80\x04cos\nsystem\n.")

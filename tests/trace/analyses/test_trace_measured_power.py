@@ -150,7 +150,7 @@ def test_energy_by_month_is_mean_power_times_servers_times_hours(trace):
     ]
     add_measured_devices(trace, devices + [("Kalos", "POWER_USAGE", f"g{n}") for n in range(8)])
     result = energy_by_month(trace)
-    may, june, kalos = (
+    kalos, may, june = (
         dict(zip(result.table.columns, row, strict=True)) for row in result.table.rows()
     )
     may_mwh = (286 * 4000 + 500) / 1e6

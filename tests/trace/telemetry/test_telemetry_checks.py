@@ -31,7 +31,7 @@ def test_a_file_without_a_sample_is_said_to_hold_none(tmp_path):
             "telemetry-empty": (0, "kept", ())
         }
     scan = scan_wide(tmp_path / "GPU_UTIL.csv", METRICS["GPU_UTIL"])
-    assert notes_of(scan, "seren")[0].sentence.startswith("GPU_UTIL.csv: it holds no sample")
+    assert notes_of(scan, "seren")[0].sentence.startswith("GPU_UTIL.csv: the file has no samples")
 
 
 def test_silent_and_stuck_devices(tmp_path):

@@ -154,7 +154,7 @@ def check_metadata_against_files(metadata: Metadata, sizes_bytes: Mapping[str, i
             size_bytes = sizes_bytes.get(str(stored.relative_path))
             if size_bytes is None:
                 raise ManifestError(
-                    f"{name!r} lies in {stored.relative_path}, which is no file of it"
+                    f"{name!r} lies in {stored.relative_path}, which is not a file of the checkpoint"
                 )
             if (
                 stored.offset < 0
