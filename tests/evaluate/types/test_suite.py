@@ -103,7 +103,10 @@ def test_a_file_of_names(tmp_path):
             "num_fewshot is -1: it must be a whole number, 0 or more",
         ),
         ('[[tasks]]\nname = ""', "name is '': it must be a text that is not empty"),
-        ('tasks = ["a"]\nchat_template = 1', "chat_template is 1: it must be true, false or a template's name"),
+        (
+            'tasks = ["a"]\nchat_template = 1',
+            "chat_template is 1: it must be true, false or a template's name",
+        ),
         (
             'tasks = ["a"]\ninclude_paths = ["nowhere"]',
             r"include_paths is \['nowhere'\]: .* folders that exist",
