@@ -207,7 +207,7 @@ def test_wrong_words_are_refused_before_anything_is_there(light, tmp_path, home)
     cases = [
         (
             ["run", *tasks, "--model", "/nowhere"],
-            "There is no model /nowhere. Give its folder or URL.",
+            "There is no model /nowhere. Give its folder or URL, or fetch it",
         ),
         (["run", *tasks, "--model", nothing], "neither config.json"),
         (["run", *tasks, "--model", pickled], "holds its weights pickled (pytorch_model.bin)"),

@@ -154,7 +154,6 @@ def characterized(twins, folder):
         reading = join_reasons(connection, reading, reasons)
         assert {note.check: note.rows for note in reading.notes} == {
             "reason-given": int((twin.reason != "").sum()),
-            "synthetic": 0,
         }
         readings.append(reading)
     with Trace(connection, scratch, readings, duration="run") as trace:
