@@ -185,17 +185,25 @@ def test_table_3_and_its_findings_come_back_from_both_twins(seren, kalos, tmp_pa
     pooled = result.table.where(cluster="all")
     numbers = dict(zip(pooled["reason"].tolist(), pooled["number"].tolist(), strict=True))
     categories = dict(zip(pooled["reason"].tolist(), pooled["category"].tolist(), strict=True))
+    # A job that Slurm ended as NODE_FAIL counts as a NodeFailure, also where no cause was dealt to the job.
+    by_state = sum(
+        int(((twin.gpu_num > 0) & (twin.state == "NODE_FAIL") & (twin.reason == "")).sum())
+        for twin in (seren, kalos)
+    )
+    assert by_state > 0
+    numbers["NodeFailure"] -= by_state
     for row in table3:
         assert (numbers[row["reason"]], categories[row["reason"]]) == (
             row["number"],
             row["category"],
         )
     few, most = (found[f"infrastructure-failures-{what}.all"] for what in ("are-few", "cost-most"))
-    assert few.value == pytest.approx(281 / 2575)
+    assert few.value == pytest.approx((281 + by_state) / (2575 + by_state))
     assert few.holds is True
     assert most.value == pytest.approx(0.8206, abs=0.005)
     assert most.holds is True
-    assert "98.7%" in most.why
+    unknown = numbers["unknown"] / (numbers["unknown"] + 2575 + by_state)
+    assert f"{unknown:.1%}" in most.why
     assert not {
         "infrastructure-failures-are-few.seren_synthetic",
         "infrastructure-failures-are-few.kalos_synthetic",
