@@ -80,8 +80,8 @@ def local_path(given: Any, *, instead_of_url: str) -> Path:
             URL.
 
     Raises:
-        BadUse: `given` is no path, is empty, is a URL, or names a variable or user that does not
-            exist.
+        BadUse: `given` is empty, is a URL or no path at all, or names a variable or user that does
+            not exist.
     """
     if not isinstance(given, str | bytes | os.PathLike):
         raise BadUse(f"The path is {given!r}. Give a str or a pathlib.Path.")

@@ -1,7 +1,7 @@
 """Write files that are whole or absent.
 
 A crash at any instant leaves the old file or the new file, never a mixture. A crash may also leave
-a `.NAME.*.tmp` file in the same folder, which no later read or write of NAME uses.
+a `.NAME.*.tmp` file in the same folder; this file is never read.
 """
 
 import errno

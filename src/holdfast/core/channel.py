@@ -1,9 +1,9 @@
 """Send and receive bounded frames over sockets, and check a token before the first frame.
 
-A frame is four bytes of length (little endian) and that many bytes. A greeting is the name of a
-protocol, of a fixed length, and a frame that holds a token. A server reads the greeting, within a
-time limit, before anything else. Either end may use asyncio (`read_frame`, `is_greeted`) or a
-blocking socket (`receive_frame`, `await_greeting`).
+A frame is four bytes of length (little endian) and that many bytes. A greeting consists of the
+protocol's name, of fixed length, and a frame that holds a token. A server reads the greeting first,
+and within a time limit. Either end may use asyncio (`read_frame`, `is_greeted`) or a blocking
+socket (`receive_frame`, `await_greeting`).
 
 This module defines no content of frames, and imports only the standard library, because processes
 that run generated code use frames, too.
@@ -167,8 +167,8 @@ def is_token(given: bytes, token: bytes) -> bool:
 def notice_loss(connection: socket.socket) -> None:
     """Send without delay, and end the connection about 10 s after the peer's machine is lost.
 
-    A connection to a host may be silent for long. Without probes, a node's loss of power would go
-    unnoticed.
+    A connection may be silent for a long time. Without probes, nothing would show that a node has
+    lost power.
     """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -18,7 +18,7 @@ class Clock(Protocol):
     def monotonic_s(self) -> float:
         """Return seconds that never decrease, for limits.
 
-        On Linux, all processes of a host share one time line.
+        On Linux, all processes of a host see the same seconds.
         """
         ...
 

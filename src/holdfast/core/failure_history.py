@@ -27,7 +27,7 @@ class FailureHistory:
     def of_run(cls, attempts: "Iterable[Attempt]", incidents: "Iterable[Incident]") -> Self:
         """Count in the ledger's records.
 
-        An attempt that completed no step had nothing to lose, and does not count.
+        An attempt that completed no step does not count, because it lost no work.
         """
         trained_s = {
             one.number: one.ended_at_s - one.first_step_at_s

@@ -1,9 +1,9 @@
 """Name the batches that a training leaves out; the supervisor sends the names to its ranks.
 
-A batch has a number: 1 for the first batch of the training, counted on over the epochs, with the
-batches that are left out. So a number names the same batch in every attempt, for any batches left
-out before it, if each epoch goes to its end. A number names the same batches on all ranks if all
-ranks have equally many batches in an epoch.
+The batches of a training are numbered from 1. The count continues from epoch to epoch, and includes
+the batches that are left out. So a number names the same batch in every attempt, provided that each
+epoch is read to its end. A number means the same batch on all ranks, provided that each rank has
+the same number of batches in an epoch.
 """
 
 import bisect

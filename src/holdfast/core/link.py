@@ -1,9 +1,9 @@
 """The seam between a rank's code and the rank's supervisor.
 
 `holdfast.attach()` sets the process's link; the checkpoint room reads the link. A Checkpointer and
-the integrations connect by `connected_link`, so that a script that does not attach also sends
-reports to the supervisor. Without a supervisor the link is `Unsupervised`, which records nothing
-and never requests a stop.
+the integrations connect by `connected_link`, so a script that never calls `attach` sends reports,
+too. Without a supervisor the link is `Unsupervised`, which records nothing and never requests a
+stop.
 """
 
 import importlib
@@ -40,10 +40,10 @@ class JobLink(Protocol):
         ...
 
     def take_back_sigterm(self, replaced: Collection[Any]) -> None:
-        """Make SIGTERM wait for the supervisor again.
+        """Let the supervisor decide again what SIGTERM does.
 
-        `replaced` holds the handlers that a trainer has replaced by its own. Without the link's
-        handler among them, the method does nothing.
+        `replaced` holds the handlers that a trainer has replaced by its own. If the link's handler
+        is not among them, the method does nothing.
         """
         ...
 
@@ -56,9 +56,10 @@ class JobLink(Protocol):
         ...
 
     def section(self, name: str, *, limit_s: float | None = None) -> AbstractContextManager[None]:
-        """Mark a stretch without steps (save, restore, evaluate), which is no hang.
+        """Mark a stretch without steps, such as a save, so that it is not taken for a hang.
 
-        The stretch counts as a hang after `limit_s` seconds; None: the supervisor sets the limit.
+        After `limit_s` seconds the stretch does count as a hang; None: the supervisor sets the
+        limit.
         """
         ...
 

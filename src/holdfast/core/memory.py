@@ -116,11 +116,10 @@ def _mounts(root: Path) -> dict[str, tuple[PurePosixPath, _Version]]:
 
 
 def _inside(mounted: PurePosixPath, own: PurePosixPath) -> PurePosixPath | None:
-    """Return a group's path in a mount of the groups from `mounted` down; None if not there.
+    """Return a group's path below the mount of `mounted`; None if the mount does not show it.
 
     In a namespace of control groups, both paths are relative to the namespace's root, and each
-    group above is `..`. The names of those groups are unknown, so only the top of such a mount
-    counts.
+    group above the root appears as `..`, without a name. So only the top of such a mount counts.
     """
     if own.is_relative_to(mounted):
         inside = own.relative_to(mounted)

@@ -36,8 +36,8 @@ def module_command(module: str) -> tuple[list[str], dict[str, str]]:
     """Return a command line and environment that run a module of this package in a new process.
 
     The caller appends the module's arguments. Files of the working directory do not hide modules of
-    the standard library. The new process finds the package where this process found the package,
-    also if only `sys.path` named the place.
+    the standard library. The new process imports the package from the same place as this process,
+    even if only `sys.path` names that place.
     """
     found_in = str(Path(__file__).parents[2])
     environment = dict(os.environ)
@@ -98,10 +98,10 @@ def kill_descendants(
     Args:
         of_pid: the process; None: this process.
         timeout_s: the longest wait for processes that SIGKILL does not end at once.
-        spared: a word of the command lines of processes that may first end by themselves.
-        spared_s: the seconds that the spared processes have to end.
+        spared: a word in the command lines of processes that get time to end by themselves.
+        spared_s: this time, in seconds.
         left: the name of the spared processes that are never killed.
-        but: a process that is spared with its own descendants.
+        but: a process that is spared together with its descendants.
     """
     import psutil
 
@@ -185,8 +185,8 @@ def parent_of(pid: int) -> int | None:
 def activity(pids: Mapping[int, int]) -> dict[int, tuple[float, int] | None]:
     """Return the CPU seconds and I/O bytes that each rank has used so far, with its descendants.
 
-    The bytes grow with each read and write. A descendant that has ended counts if its parent has
-    reaped the descendant.
+    The bytes grow with each read and write. A descendant that has ended counts once its parent has
+    reaped it.
 
     Args:
         pids: the process of each rank.

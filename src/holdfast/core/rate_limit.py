@@ -16,12 +16,13 @@ async def _sleep(seconds: float) -> None:
 
 
 class _Turns:
-    """Give callers turns, one after another, each as long as its bytes take at `max_bytes_s`.
+    """Let callers take turns: each turn lasts as long as the caller's bytes take at `max_bytes_s`.
 
     Args:
         max_bytes_s: the rate; None: no limit. The rate may be changed at any time.
         now_s: returns monotonic seconds.
-        catch_up_s: a turn may begin this long before the call if the turns before it ended by then.
+        catch_up_s: a turn may begin up to so many seconds before the call, if earlier turns had
+            ended by then.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class RateLimit(_Turns):
     """Limit all threads together to `max_bytes_s`; None: no limit.
 
     The limit holds across files and saves. Each caller waits for the turns of all earlier callers,
-    so in any stretch of time at most one chunk exceeds the rate.
+    so at any time at most one chunk is above the rate.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ class RotatingLog:
 
     Attributes:
         written_bytes: all bytes that were ever passed to `write`.
-        dropped_bytes: the bytes of them that are deleted or could not be written.
+        dropped_bytes: how many of these bytes are deleted or could not be written.
     """
 
     def __init__(self, path: Path, *, max_bytes: int) -> None:
@@ -108,8 +108,8 @@ class LogTail:
     def read(self) -> Iterator[tuple[bytes, int]]:
         """Yield all bytes that were not read yet, in pieces, each with the number of its part.
 
-        The first part that was read has number 0. If parts were deleted unread, `PARTS` numbers are
-        skipped: the bytes before and after the gap do not belong together.
+        The parts are numbered from 0, in the order of reading. If parts were deleted before they
+        were read, `PARTS` numbers are skipped, to show that there is a gap.
 
         Raises:
             OSError: the log cannot be read.

@@ -13,18 +13,18 @@ _RAISE: Final = "Raise that limit where the job is started"
 
 
 def in_words(error: BaseException) -> str:
-    """Return the text of an error, with the limit that the error has reached and its value.
+    """Return the text of an error, with the system limit that caused it and the limit's value.
 
-    For an error that reaches no such limit, return the error's own text.
+    For all other errors, return the error's own text.
     """
     found = _limit(error) if isinstance(error, OSError) else None
     return str(error) if found is None else f"{error}; {found[0]}"
 
 
 def advice_on(error: BaseException) -> str:
-    """Return advice on the limit that an error has reached; empty if there is no such limit.
+    """Return advice on the system limit that caused an error; empty if no limit caused the error.
 
-    An error with only an `errno`, such as another rank's error, is enough.
+    Only the error's `errno` is read, so that errors of other ranks can be passed, too.
     """
     found = _limit(error)
     return "" if found is None else found[1]

@@ -2,9 +2,10 @@
 
 The journal is a file beside the ledger, because steps come too fast for a database.
 
-A kill -9 of the writer loses no line that `append` has written. At most the last line is torn;
-readers leave a torn line out, and the next writer cuts the line off. The journal is not fsynced, so
-a power cut can lose the newest lines. The training state is in the checkpoints, not here.
+After a kill -9 of the writer, no line that `append` has written is lost. Only the last line can be
+incomplete; readers ignore an incomplete line, and the next writer removes it. The journal is not
+fsynced, so a power cut can lose the newest lines. The training state is in the checkpoints, not
+here.
 """
 
 import json
@@ -135,8 +136,8 @@ def read_steps(path: Path, *, last_bytes: int | None = None) -> Iterator[StepRec
         last_bytes: read only the whole lines within this many last bytes; None: the whole journal.
 
     Raises:
-        HoldfastError: a whole line is no step record; the message has its number among the lines
-            read.
+        HoldfastError: a whole line is no step record; the message has the line's number, counted
+            from the first line that was read.
     """
     try:
         journal = path.open("rb")

@@ -76,8 +76,8 @@ def unit_of_time(longest_s: float) -> tuple[str, float]:
 def adding_up(parts: Mapping[str, float], digits: int) -> dict[str, str]:
     """Round numbers so that the printed numbers add up to the rounded total.
 
-    The largest remainder method: round all down, then give one unit of the last digit back to the
-    numbers that lost most.
+    By the largest remainder method: round all numbers down, then add one unit of the last digit to
+    the numbers that lost most.
     """
     scale = 10**digits
     exact = {name: value * scale for name, value in parts.items()}

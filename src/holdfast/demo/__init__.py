@@ -1,9 +1,9 @@
 """Show Holdfast at work: a small GPT trains while real faults strike, and no person intervenes.
 
-Takes a seed and a folder; leaves a page and a verdict. `corpus`, `model` and `train` are the job;
-`faults` plans and injects the faults; `nodes` starts the nodes; `proof` compares the final weights
-with the weights of a run without faults; `outcome` pairs each fault with the action;
-`demonstration` makes the runs and writes the page.
+The input is a seed and a folder; the output is a page and a verdict. `corpus`, `model` and `train`
+are the job; `faults` plans and injects the faults; `nodes` starts the nodes; `proof` compares the
+final weights with the weights of a run without faults; `outcome` pairs each fault with the action;
+`demonstration` starts the runs and writes the page.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,6 +1,7 @@
-"""Make three runs and a page.
+"""Train three times, and write a page about the three runs.
 
-One run has two nodes and injected faults, one an error of the user's own, and one is left alone.
+The first run has two nodes and injected faults. The second run fails by an error in the training
+script. The third run has no fault, for comparison.
 """
 
 import contextlib
@@ -52,8 +53,8 @@ class Verdict:
 
     Attributes:
         faulty: the run with injected faults.
-        stopped: the run with an error of the user's own.
-        reference: the run that was left alone.
+        stopped: the run that fails by an error in the training script.
+        reference: the run without faults.
         rows: a row for each fault, with its detection and the action.
         planned: the number of planned faults.
         report: the page.
@@ -112,7 +113,8 @@ class Demonstration:
         """Make the runs and the page; return None after Ctrl-C.
 
         Raises:
-            BadUse: `out` holds something else, or the steps do not suffice; no run was started.
+            BadUse: `out` holds other files, or there are too few steps for all faults; no run was
+                started.
             HoldfastError: a step of the demonstration failed; the message names the run and its
                 folder.
         """

@@ -41,10 +41,10 @@ class CorruptVocabulary(Exception):
 def main(arguments: Sequence[str] | None = None) -> None:
     """Join the other ranks, train, and exit so that no thread outlives the process group.
 
-    A thread that outlives the group now and then aborts a clean exit (SIGABRT, seen with gloo in
-    torch 2.13). Two things keep a group alive: a DDP module, which is deleted here with the frame
-    of `train`; and functions of torch.distributed.nn, whose default argument is the group at the
-    time of their import. So this module imports these functions before there is a group.
+    A thread that outlives the group sometimes aborts a clean exit (SIGABRT, seen with gloo in torch
+    2.13). Two things keep a group alive: a DDP module, which is deleted here with the frame of
+    `train`; and functions of torch.distributed.nn, whose default argument is the group at the time
+    of their import. So this module imports these functions before there is a group.
     """
     args = parse_arguments(arguments)
     rank, world_size = join_process_group()

@@ -432,7 +432,7 @@ class AttemptView:
         checkpoint_step: int | None,
         mitigation: str,
     ) -> policy.Diagnosed:
-        """Return the facts on which the policy decides.
+        """Summarize the failed attempt for the policy.
 
         Args:
             diagnosis: why the attempt failed.

@@ -120,8 +120,8 @@ class Supervisor:
 
         Args:
             listening: the socket for the agents.
-            adopts: True if the run's last supervisor is gone and its job may be going on.
-            stop: the last message to an earlier supervisor to stop the run.
+            adopts: True to take over the job of an earlier supervisor that has ended.
+            stop: the last stop request that the earlier supervisor received; None without one.
         """
         ended = self._conduct.begin()
         self._recorder.start_thread()
@@ -189,7 +189,7 @@ class Supervisor:
 
         Args:
             is_lost: True if the run was lost with its node and goes on from its records.
-            adopts: True if the run's last supervisor is gone and its job may be going on.
+            adopts: True to take over the job of an earlier supervisor that has ended.
 
         Raises:
             LedgerError: the ledger cannot be read.

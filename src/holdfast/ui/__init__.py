@@ -1,6 +1,7 @@
 """Show runs: on a page, one offline file with the answer first; and in the console, live.
 
-Enter `RunSummary` objects of `holdfast.core.accounting`, leaves an HTML file. The stages, in order:
+The input is `RunSummary` objects of `holdfast.core.accounting`; the output is an HTML file. The
+stages, in order:
 
 | module | one idea |
 |---|---|

@@ -67,7 +67,7 @@ OTHERS = "Others"
 def incident_card(cost: IncidentSummary, summary: RunSummary) -> Card:
     """Return the card of one incident of a run.
 
-    A diagnosis of another version or shape gives the fields that it has.
+    A diagnosis of another version may lack fields; the card shows the fields that are there.
     """
     incident, found = cost.incident, cost.incident.diagnosis
     step = f"at step {incident.step}" if incident.step else "before its first step"

@@ -20,8 +20,8 @@ def interventions(
 ) -> int:
     """Return the number of times that a person stopped the run or started the run again.
 
-    An attempt counts as started by a person (`run --resume`) if no incident with the action
-    `restart` ended the attempt before.
+    A person has started an attempt (`run --resume`) if the attempt before ended without an incident
+    whose action is `restart`.
     """
     stops = sum(
         event.kind == "stop_asked" and not str(event.data.get("by")).startswith(BY_TIME_LIMIT)
@@ -60,7 +60,7 @@ def incident_summaries(
 def _node(incident: Incident, events: Sequence[Event], ranks: int) -> str | None:
     """Return the node of the rank at fault; without a rank at fault, the lost node.
 
-    The last launch up to the attempt gives the rank's node. None: the node is unknown.
+    The last launch up to the attempt gives the rank's node. None if the node is unknown.
     """
     attempt, rank = incident.attempt, incident.rank
     if rank is None:

@@ -1,8 +1,8 @@
 """Give each second of each rank to one cause, and each lost second to the incident that cost it.
 
 The time line of `wall_time` is refined: a restart is divided at the moments that the ledger holds
-(the end of the last process, the decision, the start, the restore). Ranks differ in their restores.
-The parts of a rank add up to the wall time for any records: time that no record explains is
+(the end of the last process, the decision, the start, the restore). The restore takes a time of its
+own on each rank. For each rank the parts add up to the wall time: time that no record explains is
 `unexplained`.
 """
 
@@ -220,9 +220,9 @@ class _Account:
         return [*marks, _Mark(until_s, cause, incident)]
 
     def _marks_of_end(self, number: int, until_s: float) -> tuple[list[_Mark], int | None]:
-        """Return the moments after the end of an attempt, and the incident of the next start.
+        """Return the moments from the end of an attempt to the next start, and the incident to blame.
 
-        The end is a failure or a stop.
+        The attempt ended by a failure or a stop.
 
         Args:
             number: the number of the attempt.
@@ -295,8 +295,8 @@ def _decisions(events: Sequence[Event]) -> dict[int, tuple[float, float]]:
 def _tests(events: Sequence[Event]) -> list[tuple[float, float]]:
     """Return the starts and ends of the tests of the nodes, in Unix seconds.
 
-    The last test may have no end. Tests also end with their supervisor, and before the next
-    attempt.
+    A test without a record of its end ends when its supervisor ends, or when the next attempt
+    begins. The end of the last test may be infinite.
     """
     tests: list[tuple[float, float]] = []
     began: Event | None = None

@@ -2,7 +2,7 @@
 
 The attempts are examined from the last to the first. An attempt that began from step s has rolled
 back all steps above s of every earlier attempt. A script that rolls back within an attempt executes
-some steps twice; then the later execution counts.
+some steps twice; only the later execution counts.
 """
 
 import math

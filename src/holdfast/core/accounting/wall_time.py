@@ -1,8 +1,8 @@
 """Give each second of the run to exactly one cause.
 
 A cursor moves from the run's start to its end, never backwards. Every stretch that the cursor
-passes goes to one cause. So the parts add up to the wall time for any records, even if a clock was
-set back or a record is missing.
+passes goes to one cause. So the parts always add up to the wall time, even if a clock was set back
+or a record is missing.
 """
 
 from collections.abc import Mapping, Sequence

@@ -13,9 +13,9 @@ from holdfast.core.telemetry import StepRecord, read_steps
 def explain_recent(
     ledger: Ledger, home: Path, run_id: str, incident_ids: Collection[int], *, journal_bytes: int
 ) -> tuple[RunStory, bool]:
-    """Return the chain of a run, and True if the costs of these incidents are right.
+    """Return the story of a run, and True if the costs of the incidents `incident_ids` are right.
 
-    The costs of the other incidents and of the run must not be used.
+    Do not use the costs of other incidents or of the whole run.
 
     Args:
         ledger: the ledger that holds the run.
@@ -41,7 +41,7 @@ def explain_recent(
 
 
 def _has_all(steps: Sequence[StepRecord], incidents: Sequence[Incident]) -> bool:
-    """Return True if these steps contain all steps that were made again after the incidents.
+    """Return True if `steps` contain all steps that the incidents caused to be executed again.
 
     An attempt begins below its first step. So no attempt before the first record has steps above
     that record's step that an incident of a later attempt could have lost.

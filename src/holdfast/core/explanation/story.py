@@ -120,7 +120,7 @@ class RunStory:
 
 
 def explain(ledger: Ledger, home: Path, run_id: str) -> RunStory:
-    """Return the chain of a run, also of a run that is going on.
+    """Return the story of a run, which may still be going on.
 
     Args:
         ledger: the ledger that holds the run.
@@ -136,7 +136,7 @@ def explain(ledger: Ledger, home: Path, run_id: str) -> RunStory:
 
 
 def story_of(summary: RunSummary, events: Sequence[Event]) -> RunStory:
-    """Return the chain of a run as `explain` does, as a pure function of the records.
+    """Return the story of a run as `explain` does, as a pure function of the records.
 
     Args:
         summary: the summary of the run.

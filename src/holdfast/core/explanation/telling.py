@@ -11,7 +11,7 @@ EVIDENCE_SHOWN = 5
 
 
 def story_lines(story: RunStory, state: str | None = None) -> Iterator[str]:
-    """Yield the lines of the whole chain of a run.
+    """Yield the lines of the whole story of a run.
 
     Args:
         story: the story of the run.

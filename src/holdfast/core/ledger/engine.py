@@ -23,7 +23,7 @@ _ADVISORY_LOCK = 0x686F6C64
 def open_engine(url: str) -> Engine:
     """Open an engine on the ledger at a SQLAlchemy URL, with the tables of `schema`.
 
-    A crash while the tables are created or migrated leaves the ledger as before.
+    After a crash while the tables are created or migrated, the ledger is unchanged.
 
     Raises:
         LedgerError: the ledger cannot be opened, or a newer Holdfast wrote it.

@@ -35,8 +35,8 @@ class LeadTable(ABC):
         """Take the lead of a run after `before`.
 
         Returns:
-            The new lead; None if another node took the lead first, or if the old leader has beaten
-            since.
+            The new lead; None if another node took the lead first, or if the old leader has sent a
+            sign of life meanwhile.
 
         Raises:
             LedgerError: the ledger cannot be written.
@@ -58,7 +58,7 @@ class LeadTable(ABC):
         return after if changed.rowcount else None
 
     def beat(self, run_id: str, generation: int) -> bool:
-        """Record a sign of life of a supervisor; return True if the supervisor still leads.
+        """Record a heartbeat of a supervisor; return True if the supervisor still leads.
 
         Raises:
             LedgerError: the ledger cannot be written.

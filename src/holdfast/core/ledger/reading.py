@@ -22,7 +22,7 @@ class TooSlow(LedgerError):
 def bounded_reading(engine: Engine, limit_s: float) -> Iterator[Connection]:
     """Open a transaction that only reads, and end each query that exceeds the limit.
 
-    SQLite looks at one deadline for the whole block; PostgreSQL limits each statement.
+    On SQLite the limit holds for the whole block; on PostgreSQL for each statement.
 
     Raises:
         TooSlow: a query took longer than `limit_s`.

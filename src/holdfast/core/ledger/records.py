@@ -295,9 +295,9 @@ class Lead:
 
 @dataclass(frozen=True, kw_only=True)
 class MeetingPlace:
-    """The place at which the nodes of a run meet.
+    """The address at which the nodes of a run meet, with the run's token.
 
-    A reader of the record can command the nodes of the run.
+    A reader of the token can command the nodes.
     """
 
     key: str
@@ -339,8 +339,8 @@ class NodeRecord:
     def passed_since(self) -> bool:
         """True if the node has passed its last session of tests since its cordon.
 
-        The probability need not be low: the probability remembers the faults before the repair.
-        After a cordon by a check of the node by itself, the checks of the node by itself suffice.
+        The probability of a fault may still be high, because it includes the faults before the
+        repair. If a check of the single node caused the cordon, passing these checks is enough.
         """
         last = self.verdicts[-1] if self.verdicts else {}
         if float(last.get("at_s", 0.0)) <= (self.cordoned_at_s or 0.0):
@@ -353,7 +353,7 @@ class NodeRecord:
     def is_hard(self) -> bool:
         """True if only `holdfast nodes return` may bring the node back.
 
-        A cordon by a person, or by a failed check of the node by itself, is hard.
+        A cordon by a person, or by a failed check of the single node, is hard.
         """
         return self.is_cordoned and self.cordon_kind != "soft"
 

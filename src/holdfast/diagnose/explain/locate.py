@@ -185,7 +185,7 @@ def _named(events: Iterable[Event], ranks_by_pid: dict[str, int]) -> dict[str, s
 
 
 def absent_ranks(events: Iterable[Event]) -> set[int]:
-    """Return the few ranks that did not report a collective's timeout that the other ranks report.
+    """Return the few ranks that reported no timeout of a collective, while all other ranks did.
 
     If all ranks report the timeout, return the ranks that had enqueued fewer collectives than the
     others.

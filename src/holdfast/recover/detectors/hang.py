@@ -273,10 +273,10 @@ class HangDetector:
         return {rank for rank, look in looks.items() if look is not None and look.cpu_s is not None}
 
     def look_due(self, now_s: float) -> bool:
-        """Return True if a look at the living ranks' processes is due.
+        """Return True if it is time to inspect the processes of the living ranks.
 
-        Looks are due at intervals while a living rank is silent for half of its limit, or after
-        some ranks have ended.
+        The inspections begin when a living rank has been silent for half of its limit, or when some
+        ranks have ended, and are repeated at intervals.
         """
         in_section, shortest_s = self.in_section, self._shortest_limit_s
         patience_s = [

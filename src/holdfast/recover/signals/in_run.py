@@ -127,10 +127,10 @@ class NodeHealth:
         tests.health = self
 
     def remember(self) -> None:
-        """Leave out the nodes that an earlier supervisor left out since the last start by a person.
+        """Leave out the nodes that an earlier supervisor has left out.
 
-        The agents repeat notices, so that only nodes with a broken launcher are taken from the
-        record.
+        Only records since a person last started the run count. Only nodes with a broken launcher
+        are read from the ledger: for all other nodes, the agents send their notices again.
         """
         for kind, _, data in self._records.events("begun", "node_set_aside"):
             if kind == "begun":

@@ -1,6 +1,7 @@
 """The console: live pages over the ledger, for people who are on call.
 
-Enter the ledger, and the functions that act (`Backend`); leaves a web server. The stages, in order:
+The input is the ledger and the functions that act (`Backend`); the output is a web server. The
+stages, in order:
 
 | module | one idea |
 |---|---|

@@ -155,11 +155,11 @@ class Acting:
         return self._told(request, state, outcome, back)
 
     def _begin(self, record: ActionRecord) -> tuple[ActionRecord | None, int | None]:
-        """Record an action if its target is as the person saw it.
+        """Record an action, if its target is still in the state that the person saw.
 
         Returns:
-            The record of an action of the same key, if there is one; and the id of the new action,
-            if one begins.
+            The earlier action with the same key, if any, and the id of the new action, if one was
+            recorded.
 
         Raises:
             HoldfastError: the action cannot begin.
@@ -218,7 +218,7 @@ class Acting:
         return state, outcome
 
     def _state(self, what: str, target: str) -> tuple[str, str]:
-        """Return the state of a target that a person acts on, and the same in words.
+        """Return the state of an action's target, and the state in words.
 
         Raises:
             BadUse: the action or the target is of no known form.

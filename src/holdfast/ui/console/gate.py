@@ -1,7 +1,7 @@
-"""Check every request: stop those from a foreign page, a foreign name or without a session.
+"""Refuse requests from a foreign page, for a foreign host name, or without a session.
 
-Deny by default: a request passes only by a rule that names it. The gate checks each method, so that
-no method can be forgotten; only GET and HEAD read, only POST acts.
+Deny by default: a request passes only if a rule allows it. GET and HEAD only read, POST acts, and
+all other methods are refused.
 """
 
 from collections.abc import Collection

@@ -1,7 +1,7 @@
 """Read the logs of a run's ranks: a bounded part, a bounded search, and a cited line.
 
-A request names an attempt and a rank by number. The path comes from `RunPaths` and the run's id in
-the ledger. A link in the place of a log is not followed.
+A request names an attempt and a rank by number. The path is made by `RunPaths` from the run's id in
+the ledger. If a symbolic link replaces the log, the link is not followed.
 """
 
 import os
@@ -88,7 +88,7 @@ def part(path: Path, end: int | None) -> dict[str, Any]:
 
 
 def search(path: Path, text: str, start: int) -> dict[str, Any]:
-    """Search a log for a text, in either case, from an offset on.
+    """Search a log for a text from an offset on; upper and lower case are equal.
 
     Returns:
         `hits`, each with the offset after its line and the line; `next`, the offset to go on from,
@@ -126,7 +126,7 @@ def surroundings(home: Path, run_id: str, place: str) -> list[dict[str, Any]]:
 
     Args:
         home: the folder above the run's folder.
-        run_id: the run, as the ledger names it.
+        run_id: the id of the run in the ledger.
         place: the citation, `attempt-001/rank-3.log:212`, from the diagnosis.
     """
     file, _, number = place.rpartition(":")

@@ -91,8 +91,7 @@ class RunPages:
         """Return the page of an incident.
 
         Raises:
-            NotFound: the ledger has no such incident, or the incident is older than the newest of
-                its run.
+            NotFound: the ledger has no such incident, or the run has too many newer incidents.
         """
         with self._backend.ledger.bounded_reading(LIMIT_S) as connection:
             run_id = run_of_incident(connection, incident_id)

@@ -1,8 +1,8 @@
 """The stream of changes to the browsers: server-sent events whose ids are positions in the ledger.
 
 One task looks at the ledger for all browsers. A browser has no queue, only a count of the changes
-that it was sent. A browser that falls behind more than `CHANGES_KEPT` changes is sent one snapshot
-event and reads its page anew.
+that were sent. A browser that falls more than `CHANGES_KEPT` changes behind receives one snapshot
+event, and loads its page again.
 """
 
 import asyncio
@@ -96,7 +96,7 @@ class Hub:
         return self._count > sent
 
     async def events(self, last_id: str, is_allowed: Callable[[], bool]) -> AsyncIterator[bytes]:
-        """Yield the events for one browser until the browser leaves or may not read any more.
+        """Yield the events for one browser until the browser disconnects or its session ends.
 
         Args:
             last_id: the browser's `Last-Event-ID`, or nothing.

@@ -1,8 +1,8 @@
 """The changes of the ledger since a position, for the stream to browsers.
 
-A position is `EVENT.INCIDENT.CHECKPOINT.ACTION`: the highest id of each table. The ids grow, so a
-browser that returns with its last position gets the rest from the ledger, also from another process
-of the console.
+A position is `EVENT.INCIDENT.CHECKPOINT.ACTION`: the highest id of each table. The ids grow. So a
+browser that connects again with its last position receives the later changes from the ledger, even
+from another process of the console.
 """
 
 import re

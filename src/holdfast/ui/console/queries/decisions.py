@@ -31,13 +31,13 @@ def decisions_page(
 ) -> dict[str, Any]:
     """Return one page of the audit: `decisions`, and `next`, a token or None.
 
-    Each kind of event is read by its index and merged here, so that a page costs the same at any
-    depth.
+    Each kind of event is read by its index and merged here, so that a late page takes no longer
+    than the first.
 
     Args:
         connection: a transaction that reads.
         token: the token of the page; empty for the first page.
-        going: the ids of the actions that this console carries out.
+        going: the ids of the actions that this console is carrying out.
 
     Raises:
         BadUse: the token is damaged.
