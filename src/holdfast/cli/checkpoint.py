@@ -70,8 +70,8 @@ def ls(folder: Path, *, as_json: bool) -> None:
 def verify(path: Path, *, as_json: bool) -> int:
     """Check every byte of a checkpoint, or of all in a folder.
 
-    Leaves with 1 if any is damaged or incomplete, with 4 if one that PyTorch wrote by itself cannot
-    be checked in full.
+    The exit code is 1 if a checkpoint is damaged or incomplete, and 4 if a checkpoint that PyTorch
+    wrote by itself cannot be checked in full.
     """
     _check_folder(path)
     found = checkpoints_at(path)
@@ -117,9 +117,9 @@ def show(checkpoint: Path, *, with_tensors: bool, as_json: bool) -> None:
 @click.argument("b", metavar="B", type=PATH)
 @JSON
 def diff(a: Path, b: Path, *, as_json: bool) -> int:
-    """Say what differs between two checkpoints, bit for bit.
+    """Show the differences between two checkpoints, bit for bit.
 
-    Leaves as diff(1) does: with 0 where they are the same, 1 where they differ, 2 where they cannot
+    The exit code is that of diff(1): 0 for equal checkpoints, 1 for different ones, 2 if one cannot
     be read.
     """
     try:
@@ -177,10 +177,10 @@ def prune(
     dry_run: bool,
     as_json: bool,
 ) -> int:
-    """Delete the checkpoints of a folder that no rule keeps, and say why each of the others stays.
+    """Delete the checkpoints that no rule keeps, and show why each of the others stays.
 
     These stay whatever the rules: the newest, the newest verified, the pinned, the wanted and the
-    damaged checkpoints. Leaves with 1 if one that is to go could not be deleted.
+    damaged checkpoints. The exit code is 1 if a checkpoint could not be deleted.
     """
     from holdfast.checkpoint import prune as prune_folder
 
@@ -335,7 +335,8 @@ def _check_folder(folder: Path) -> None:
 def _is_taken_for_dcps(path: Path) -> bool:
     """Return True for a checkpoint that PyTorch wrote by itself.
 
-    That is one without a manifest whose name has no step, or whose files Holdfast did not write.
+    Such a checkpoint has no manifest, and either its name has no step or Holdfast did not write its
+    files.
     """
     if not has_only_metadata(path):
         return False

@@ -53,13 +53,13 @@ def command(seed: int, out: Path, steps: int, as_json: bool) -> int:
 
     Three runs on this machine. The first run has two nodes and a spare node: a rank is killed, a
     checkpoint is damaged, a rank is frozen, a batch of bad data makes the loss NaN, and a node
-    turns bad. The second run fails by an error of its own, which a restart does not mend. The third
-    run is left alone, for comparison. As root each node is a network namespace with an address of
-    its own; else all nodes are on this host.
+    turns bad. The second run fails by an error in its script, which a restart does not mend. The
+    third run has no faults, for comparison. As root each node is a network namespace with an
+    address of its own; else all nodes are on this host.
 
-    Exits with 0 if the run with injected faults ended with the same weights, to the last bit, as
-    the run left alone. The run left alone leaves out by hand the bad batches that the run with
-    faults has found.
+    The exit code is 0 if the run with injected faults and the run without faults end with the same
+    weights, to the last bit. The run without faults also leaves out the bad batches that the run
+    with faults has found.
     """
     missing = [
         name for name in ("torch", "matplotlib", "jinja2") if importlib.util.find_spec(name) is None

@@ -85,11 +85,12 @@ def command(
     model: bool,
     rules: Path | None,
 ) -> int:
-    """Say how a job ended, and why it failed, citing the lines, who is at fault and what to do.
+    """Show how a job ended and why it failed, with cited lines, the faulty part and the next step.
 
-    PATHs are all of one job: its log, one file a rank, its output folder, a kernel log, sacct
-    --json, Flight Recorder dumps; plain, .gz or .zst; a pattern in quotes; - is standard input.
-    Leaves with 0 if it was answered, Unknown too. With --json an error is an object too.
+    All PATHs belong to one job: its log, one file a rank, its output folder, a kernel log, sacct
+    --json, Flight Recorder dumps. A file may be plain, .gz or .zst. A PATH may be a pattern in
+    quotes, or - for standard input. The exit code is 0 for every diagnosis, also for Unknown. With
+    --json, an error is a JSON object, too.
     """
     as_json |= each
     if compressed and explain and not as_json:
@@ -172,7 +173,7 @@ def _expanded(paths: Iterable[str]) -> list[str]:
 
 @contextmanager
 def _readable(paths: Iterable[str], wanted: Wanted) -> Iterator[None]:
-    """Make standard input readable twice if the command needs both passes.
+    """Make standard input readable twice if the command reads it twice.
 
     The lines around the root and the compressed log each need a second pass.
     """

@@ -156,9 +156,9 @@ def confirm(place: Place, incident_id: str, action: str, as_json: bool) -> None:
 def correct(
     place: Place, incident_id: str, reason: str, lines: tuple[str, ...], action: str, as_json: bool
 ) -> None:
-    """Say what the reason of an incident was in truth.
+    """Record the true reason of an incident.
 
-    A rule is learned from it if that spoils no other answer.
+    Holdfast learns a rule from the reason, unless the rule would spoil another answer.
     """
     _judge(place, incident_id, reason=reason, lines=lines, action=action, as_json=as_json)
 

@@ -46,8 +46,8 @@ def check(
     srun holdfast nodes check --cordon
     holdfast nodes check --nnodes 3 --rendezvous node1:29600
 
-    Leaves with 0 where all nodes are good, 1 where a bad one was found, and 4 where the tests
-    cannot tell.
+    The exit code is 0 if all nodes are good, 1 if a node is bad, and 4 if the tests could not
+    decide.
     """  # noqa: D301 - click wants the character itself
     from holdfast.recover import check_nodes, check_this_host, keep_verdicts, meeting_of, priors_of
 

@@ -76,8 +76,8 @@ def command(
 ) -> None:
     """Advise on the next job, from the ledger's records of RUNs, or of all runs.
 
-    The job is simulated with the rate of failure that the records give, as certain as they make it.
-    The tornado shows which inputs the effective training time rests on.
+    The job is simulated with the failure rate of the records, and with the uncertainty of this
+    rate. The tornado chart shows how much each input changes the effective training time.
     """
     from holdfast.simulate.pretrain import advise, write_plan
 

@@ -69,7 +69,7 @@ def command() -> None:
     """Show where a cluster's GPU time goes, from job records and telemetry.
 
     JOBS are files or folders of job records, or ledgers; `holdfast trace formats` lists the forms
-    that are known. NAME=FILE gives its cluster a name.
+    that are known. NAME=FILE names the cluster of a file.
     """
     try:
         import duckdb  # noqa: F401 - what every command here needs first
@@ -143,7 +143,7 @@ def report(
 ) -> None:
     """Read, check, analyse, and write one page with every figure and its data.
 
-    Leave with code 4 where no job has a GPU: the page then says nothing about GPUs.
+    The exit code is 4 if no job has a GPU: the page then contains nothing about GPUs.
     """
     from holdfast.trace import (
         Assumptions,
@@ -211,9 +211,9 @@ def check(
     strict: bool,
     as_json: bool,
 ) -> None:
-    """Say what contradicts itself in the records, and how often.
+    """List the contradictions in the records, and how often each occurs.
 
-    Leave with code 4 where no job has a GPU.
+    The exit code is 4 if no job has a GPU.
     """
     from holdfast.trace import beyond_capacity
 

@@ -141,7 +141,7 @@ def refuse_nothing(jobs: int, reading: Mapping[str, Any]) -> None:
 def lacks_gpus(trace: "Trace") -> "list[Note]":
     """Return the notes that no job has a GPU; empty if a cluster has such jobs.
 
-    Clusters that are only compared with do not count.
+    Clusters that only serve as a comparison do not count.
     """
     from holdfast.trace import NO_GPUS
 

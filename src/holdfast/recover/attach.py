@@ -473,8 +473,8 @@ class _Link:
 class _StopAgreement:
     """A vote, so that all ranks save and stop at the same step.
 
-    Orders arrive at each rank at another moment. So the supervisor proposes a step a little ahead.
-    A rank that has not passed this step votes yes, and from then on does not pass the step without
+    Orders reach the ranks at different moments. So the supervisor proposes a step a little ahead. A
+    rank that has not passed this step votes yes, and from then on does not pass the step without
     the decision. If all ranks vote yes, every rank stops at its first save of that step or later.
     This save is the same for all ranks, since saves are collective. If one rank votes no, no rank
     stops there, and the supervisor proposes a later step.

@@ -2,8 +2,8 @@
 
 The first frame of a connection must carry the node's token; anything else is closed unread. Every frame is bounded (see
 `core.channel`), and nothing that arrives is unpickled or executed. The agent passes on what the supervisor and the
-ranks send to each other (`nodes`). Where an agent is gone, its node starts it again, at the same address: ranks and
-shims connect again, and repeat what an agent must know.
+ranks send to each other (`nodes`). If an agent ends, its node starts another one at the same
+address; ranks and shims connect again, and repeat the messages that the agent needs.
 
 | from | `kind` | fields |
 |---|---|---|
@@ -127,7 +127,9 @@ OnMessage = Callable[[Peer, dict[str, Any]], None]
 
 
 class ChannelServer:
-    """The agent's end. Call all of it from one event loop; `on_message` is called there too.
+    """The agent's end of the channel.
+
+    Call all methods in one event loop, in which `on_message` is called, too.
 
     A `hello`, the end of a connection (`kind` "gone") and a peer that is cut off (`cut_off`, with
     `why`) are passed on like any message.
@@ -171,10 +173,10 @@ class ChannelServer:
         rank: int | None = None,
         only: Peer | None = None,
     ) -> int:
-        """Send to every peer of the role `to` and of a `rank`, by default of each, or to `only` one.
+        """Send to all peers with the role `to`, to those of one `rank`, or to the peer `only`.
 
         Returns:
-            To how many.
+            The number of peers.
         """
         encoded = encode(message)
         writers = [
@@ -190,11 +192,11 @@ class ChannelServer:
         return len(writers)
 
     def cut_off(self, peer: Peer, why: str) -> None:
-        """Take nothing more from a peer's process, which goes on without a supervisor.
+        """Ignore all further messages of a peer's process, which goes on without a supervisor.
 
         Args:
             peer: the peer.
-            why: the end of a sentence that begins with the rank.
+            why: the reason, as the end of a sentence whose subject is the rank.
         """
         self._cut_off.add(_process_of(peer))
         writer = self._writers.pop(peer, None)
@@ -362,7 +364,7 @@ class ChannelClient:
         The node holds the listening socket: while the node lives, a connection waits there for the next agent.
 
         Args:
-            repeated: returns what this process repeats before anything else is sent.
+            repeated: returns the messages to send first on the new connection.
         """
         with self._sending:
             self._is_connected = False

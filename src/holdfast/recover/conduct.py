@@ -319,7 +319,7 @@ class Conduct:
     async def _end_of_attempt(self) -> int:
         """Wait until no trainer is left; return 0 if all trainers ended well.
 
-        The launchers and the shims stay if the next attempt can start below them.
+        The launchers and shims keep running if the next attempt can use them.
         """
         ended = asyncio.create_task(self._all_ended.wait())
         over = asyncio.create_task(self._nodes.all_launchers_ended())

@@ -1,13 +1,13 @@
 """The supervisor's record of one node, with the orders not acknowledged by the node's agent.
 
-A node is lost in one of four cases. Each counts in ticks of the supervisor.
+A node is lost in one of four cases. The supervisor measures all times below in its own ticks.
 
 - The connection has ended. The node's process holds the connection, so that a killed agent does not
   end the connection.
 - The host has acknowledged no byte for some time, as without power. The kernel acknowledges, so
   that a frozen agent does not count. Ranks that wait for each other prove that the node lives: if
-  the ranks of other nodes make steps, the cable of the supervisor alone is cut. A job of long steps
-  has time for that proof.
+  the ranks of other nodes make steps, the cable of the supervisor alone is cut. The limit grows
+  with the length of the job's steps, so that the other ranks can complete steps meanwhile.
 - The agent is silent for longer than a frozen agent lives.
 - The launcher does not end by SIGKILL, as in a process that the kernel holds. Such a node is stuck,
   and serves again once the launcher has ended.

@@ -2,8 +2,8 @@
 
 A loss shows a broken state only after the step that broke it, so the newest checkpoints may hold a
 broken state. A rollback goes to healthy checkpoints alone. Retention never deletes the newest
-healthy one, and one candidate at a time is held until it is healthy, since retention may keep less
-than the steps that this takes.
+healthy checkpoint. Retention may keep too few steps for a checkpoint to become healthy, so one
+candidate at a time is held until then.
 """
 
 from collections.abc import Callable

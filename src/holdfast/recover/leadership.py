@@ -3,8 +3,8 @@
 Each supervisor takes a number that no other one gets. The highest number leads: agents obey no
 lower one, and a supervisor that finds a higher one ends and changes nothing. A living supervisor
 beats. A node takes over from a supervisor only if, for some time by the node's own clock, the
-supervisor has not beaten and no connection was possible. So a cut between two nodes does not move
-the lead, and neither does an authority that cannot be reached.
+supervisor has not beaten and no connection was possible. So the lead stays where it is if the
+connection between two nodes is cut, or if the authority cannot be reached.
 
 Two authorities give the numbers. The run's ledger decides between them:
 
@@ -70,7 +70,7 @@ class Leadership(Protocol):
     def beat(self, generation: int) -> bool:
         """Record a sign of life of a supervisor; return False if the supervisor leads no more.
 
-        If the authority fails, the supervisor still leads.
+        While the authority does not answer, the supervisor keeps the lead.
         """
 
     def sign(self) -> Sign:

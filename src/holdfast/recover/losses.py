@@ -102,9 +102,9 @@ class Losses:
     async def go_back(self, anomaly: Anomaly, finding: Finding) -> int | None:
         """Abandon state that may be broken; return the healthy checkpoint's step, None without one.
 
-        If batches from before the anomaly are left out as well, a checkpoint from before these
-        batches is preferred: a newer state has trained on some of them. If a checkpoint may be
-        damaged, an older one is used, if there is one.
+        If batches before the anomaly are left out as well, a checkpoint before these batches is
+        preferred, because a newer state has trained on some of them. If the checkpoint may be
+        damaged, an older one is used, if there is any.
 
         Args:
             anomaly: the broken loss.

@@ -4,7 +4,7 @@ An agent forwards messages between the supervisor and the ranks and shims of its
 number their messages, and keep each message until the other side has acknowledged it. So the ranks
 go on, and no message is lost, while an agent is gone for a moment or a connection is cut. A node
 whose agent stays away is lost. Time is counted in ticks of the supervisor: a supervisor that stands
-still makes no ticks, and so loses no nodes.
+still makes no ticks, and so counts no node as lost.
 
 | from | `kind` | fields |
 |---|---|---|
@@ -102,7 +102,8 @@ class Nodes:
             run_id: the run.
             token: the token of the run.
             generation: the number of this supervisor.
-            own_node: the id of the node that keeps this supervisor going, and so lives as long.
+            own_node: the id of this supervisor's own node, which cannot be lost before the
+                supervisor.
         """
         self._listener = listener
         self._clock = clock
@@ -163,7 +164,7 @@ class Nodes:
         rank: int | None = None,
         only: Peer | None = None,
     ) -> int:
-        """Send to every peer of the role `to` and of a `rank`, by default of each, or to `only`.
+        """Send to all peers with the role `to`, to those of one `rank`, or to the peer `only`.
 
         Returns:
             The number of peers.
@@ -249,7 +250,7 @@ class Nodes:
     async def choose(self, count: int, *, turn: int = 0) -> tuple[list[Node], int] | None:
         """Return a launch's nodes, by rank, and a free port of the first; None if any is missing.
 
-        The nodes of the last launch keep their places, or move by `turn` places.
+        The nodes of the last launch keep their ranks, or move by `turn` ranks.
         """
         if self.missing(count):
             return None
@@ -282,7 +283,7 @@ class Nodes:
     async def end_launchers(self) -> None:
         """End every launcher on any node, and wait for their ends, except on lost and stuck nodes.
 
-        From here on, these ends do not count for the present attempt.
+        The present attempt ignores these ends.
         """
         self._launch, self._adopting = [], None
         for node in self._nodes.values():

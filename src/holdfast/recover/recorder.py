@@ -1,6 +1,6 @@
 """Record a run's history: the ledger's rows and the journal of steps.
 
-The recorder complains about a record that cannot be written (a full disk, a locked database), and
+If a record cannot be written (a full disk, a locked database), the recorder reports the error and
 drops the record. A gap in the history must not end the training, and the run goes on as if the
 record had been written.
 
@@ -135,9 +135,9 @@ class Recorder:
 
     @_or_complain
     def flush(self) -> None:
-        """Have the events that wait written, in one transaction.
+        """Write the waiting events in one transaction, in the ledger's thread.
 
-        Complain about earlier failures.
+        Report earlier failures.
         """
         self._complain_of_earlier()
         waiting, self._waiting = self._waiting, []
@@ -156,7 +156,7 @@ class Recorder:
     def events(self, *kinds: str) -> list[tuple[str, int, dict[str, Any]]]:
         """Return the kind, attempt and data of the run's events of some kinds, in order.
 
-        The list is empty if the events cannot be read, after a complaint.
+        If the events cannot be read, the error is reported and the list is empty.
         """
         self.flush()
         try:
@@ -407,7 +407,7 @@ class Recorder:
         return incidents[-1] if is_open else None
 
     def remembered(self, limits: policy.RestartLimits) -> policy.State:
-        """Return the policy's state, with roots and gains, from a dead supervisor's records.
+        """Rebuild the policy's state, with roots and gains, from a dead supervisor's records.
 
         Raises:
             LedgerError: the ledger cannot be read.

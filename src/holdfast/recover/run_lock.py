@@ -25,7 +25,7 @@ class RunLock:
     def acquire(cls, path: Path, *, timeout_s: float = 1.0) -> Self:
         """Take the lock, waiting up to `timeout_s` for the processes of a dead supervisor to end.
 
-        The default is for those who only look (`is_alive`), which takes an instant.
+        The default is long enough for `is_alive`, which holds the lock only for an instant.
 
         Raises:
             BadUse: another supervisor holds it.

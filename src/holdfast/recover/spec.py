@@ -189,7 +189,7 @@ class RunSpec:
     def _program(self) -> str | None:
         """Return the command's program, from the shell's path or beside Holdfast's interpreter.
 
-        The second place serves users who did not activate the environment, or have `python3` but no
+        The second place is for users who did not activate the environment, or have `python3` but no
         `python`.
         """
         name = self.command[0]

@@ -1,4 +1,4 @@
-"""Read the stacks of a rank's threads in the rank, and interpret the stacks in the supervisor.
+"""Read the stacks of a rank's threads inside the rank, and interpret the stacks in the supervisor.
 
 Reading needs no signal, debugger or source file. So the reading thread neither disturbs a rank that
 works nor waits for a file system that hangs. A rank whose native code keeps the interpreter's lock
@@ -138,9 +138,9 @@ def _frames(frame: FrameType | None, limit: int) -> list[list[str | int]]:
 def _call(frame: FrameType) -> str:
     """Return the native call that a frame is in: name and number of arguments, as `acquire/0`.
 
-    `with` stands for the entry of a with statement. `acquire/0` is a wait for a lock between
-    threads. Another object may have a method of this name, and another process may release that
-    object: such a call is `other acquire/0`.
+    `with` means the entry of a with statement. `acquire/0` is a wait for a lock between threads. A
+    call of a method `acquire` of another object, which another process may release, is named `other
+    acquire/0`.
     """
     before = [one for one in dis.get_instructions(frame.f_code) if one.offset <= frame.f_lasti]
     if not before:

@@ -155,7 +155,7 @@ class Stopping:
         *,
         is_present: Callable[[], bool],
     ) -> None:
-        """Take in a vote, a rank that leaves, or a rank that got SIGTERM.
+        """Handle a rank's vote, its end, or its report of a SIGTERM.
 
         Args:
             peer: the rank.
@@ -184,8 +184,8 @@ class Stopping:
     def _hold_sigterm(self, peer: Peer, is_present: Callable[[], bool]) -> None:
         """Have a rank act on its SIGTERM if no stop of the run is requested within a while.
 
-        A scheduler sends SIGTERM to every process of a job, this one included, and the ranks first
-        save their state.
+        A scheduler sends SIGTERM to every process of a job, so this process receives the signal,
+        too, and has the ranks save their state first.
         """
 
         def release() -> None:

@@ -149,7 +149,7 @@ def lm_eval(
 def run(
     place: Place, /, suite: str, model: str, as_json: bool, no_progress: bool, **how: Any
 ) -> int:
-    """Run a suite on a model. The words of lm-eval's command are taken, too.
+    """Run a suite on a model. The options of lm-eval's command are accepted, too.
 
     \b
     holdfast eval run --suite gsm8k,mmlu:0.1 --model ./llama

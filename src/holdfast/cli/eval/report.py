@@ -223,9 +223,9 @@ def compare(
     output: Path | None,
     as_json: bool,
 ) -> None:
-    """Put scores side by side, and say which differences are more than chance.
+    """Put scores side by side, and mark the differences that are more than chance.
 
-    Either those named, or all complete ones of --suite or --run, the newest of each step.
+    Compare the named evaluations, or the newest complete one of each step of --suite or --run.
     """
     from holdfast.evaluate import compare as put_side_by_side
     from holdfast.evaluate import plot

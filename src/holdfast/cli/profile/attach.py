@@ -33,7 +33,8 @@ def attach_to(
     Args:
         place: where the records are.
         run_id: the run.
-        wanted: the kinds of captures to request; none: show the recording, or sample this node.
+        wanted: the kinds of captures to request; if empty, the recording is shown, or this node is
+            sampled.
         max_bytes: the largest capture of a rank.
         interval_s: seconds between two samples, where this process samples.
         as_json: print JSON.

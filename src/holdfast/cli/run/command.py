@@ -391,7 +391,7 @@ def _recorded(
 def _led_before(ledger: Ledger, board: "Board", name: str | None, meeting: "Meeting") -> Run | None:
     """Return the run that goes on here; None if a new run begins.
 
-    A run goes on in a Slurm job that was queued again, and on a first node that comes back.
+    A run continues in a Slurm job that was queued again, and when its first node comes back.
     """
     runs = {one.run_id: one for one in ledger.runs()}
     led = runs.get(meeting.led_before(board) or "")

@@ -28,7 +28,8 @@ class Wish:
 
     Attributes:
         suite: the SUITE of `holdfast eval`.
-        drop_stale: whether a newer checkpoint replaces those that have not begun.
+        drop_stale: whether a newer checkpoint replaces the checkpoints whose evaluation has not
+            begun.
         options: the options of `holdfast eval watch`, one word each.
     """
 

@@ -208,8 +208,8 @@ def settle(paths: RunPaths, outcome: Outcome, say: Callable[[str], None]) -> Non
 class _Screen:
     """The terminal: output as the job prints it, sentences on standard error.
 
-    Each node reports its part of the events; a line of Holdfast that repeats the line before is
-    left out.
+    Each node reports its part of the events, so a line that only repeats the line before is left
+    out.
     """
 
     def __init__(self, *, echo: bool) -> None:

@@ -1,10 +1,10 @@
 """Pass messages between the ranks and shims of one node and the supervisor.
 
-The agent forwards what the ranks send, in numbered envelopes, and keeps each until the supervisor
-has acknowledged it. Without a supervisor the ranks train on: the agent connects again and again,
-and sends a new supervisor first what its peers have sent of the present attempt. The agent decides
-nothing. The node that has started this process starts it again when it ends; the ranks and shims
-then connect again, and repeat these facts.
+The agent numbers the messages of the ranks, forwards them, and keeps each until the supervisor has
+acknowledged it. Without a supervisor the ranks train on. The agent tries to connect until a
+supervisor answers. A new supervisor first receives all that the ranks and shims have sent in the
+present attempt. The agent decides nothing. The process that started the agent restarts it when it
+ends; the ranks and shims then connect again, and repeat these messages.
 """
 
 import asyncio
@@ -179,9 +179,10 @@ class Agent:
             wait_s = min(2 * wait_s, RECONNECT_MAX_S)
 
     async def _connect(self) -> tuple[Stream | None, str]:
-        """Return a connection to the supervisor that has welcomed this agent.
+        """Connect to the supervisor.
 
-        Else None, and why.
+        Return the connection once the supervisor has accepted this agent; else None, and the
+        reason.
         """
         known = self._begin["supervisor"]
         if known is None:

@@ -1,8 +1,8 @@
 """Publish the meeting place of a run's nodes, and the token of the run.
 
-The first node publishes, and each node that takes over from the first; the other nodes read. If the
-run's ledger is a server, the publication is in the ledger, so that the nodes need not share a
-folder. Else the publication is a file in `$HOLDFAST_HOME`, which the nodes share.
+The first node publishes the place, and so does each node that takes over the lead; the other nodes
+read it. If the run's ledger is a server, the place is a row of the ledger, so that the nodes need
+not share a folder. Else the place is a file in `$HOLDFAST_HOME`, which the nodes share.
 """
 
 import json
@@ -68,7 +68,8 @@ class FolderBoard:
 class LedgerBoard:
     """A row of a ledger that is a server. A reader of the row can command the nodes of the run.
 
-    Each use has a connection of its own: every agent has a board, and a server has few connections.
+    Each call opens a connection and closes it: every agent has a board, and a server allows few
+    connections.
     """
 
     def __init__(self, url: str, key: str) -> None:

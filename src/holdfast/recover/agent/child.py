@@ -123,10 +123,7 @@ class Child:
                 await process.wait()
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
-        """Kill a process that stops answering, such as a suspended one.
-
-        The next one starts then.
-        """
+        """Kill a process that stops answering, such as a suspended one; then the next starts."""
         while self.missed is None or self.missed < UNANSWERED:
             await asyncio.sleep(PING_S)
             if self.missed is not None:

@@ -48,7 +48,7 @@ class HeldConnection:
 def send_connection(sending: socket.socket, fd: int) -> None:
     """Pass a connection of this agent to the node, which holds it.
 
-    If that fails, only the agent's own end of the connection shows that the node lives.
+    If that fails, the connection ends with the agent, even if the node still lives.
     """
     with contextlib.suppress(OSError):
         socket.send_fds(sending, [b"c"], [fd])

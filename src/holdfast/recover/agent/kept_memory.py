@@ -12,8 +12,8 @@ _TIMEOUT_S = 5.0
 def end_kept_memory() -> None:
     """End the processes that hold the memory, and wait for their end.
 
-    They would end a moment after this process anyway. They are found by their environment, since an
-    unknown process may have adopted them.
+    These processes would end shortly after this process in any case. They are found by their
+    environment variables, since any process may have become their parent.
     """
     found = []
     for process in psutil.process_iter():

@@ -221,7 +221,8 @@ class Node:
     def stop(self, by: str) -> None:
         """Make the run save its state and stop; a second call stops at once.
 
-        An idle pod stops without the run, since Kubernetes may end one pod, as for a node's drain.
+        An idle pod stops alone and the run goes on, since Kubernetes may end a single pod, for
+        example to drain a node.
         """
         is_idle = self._supervisor is None and self._launched is None and self._job is None
         if by == "SIGTERM" and is_idle and is_in_pod():

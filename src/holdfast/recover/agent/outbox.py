@@ -2,8 +2,9 @@
 
 Each message has a number. The reports of steps, which are most of all messages, wait for up to
 `SUM_S` and are sent together: the supervisor of a large job receives one message a node and
-interval, for any number of ranks. A report that may be news (a rank's first one, or a loss that is
-not finite) is sent at once. So is every other message, after the reports before it.
+interval, for any number of ranks. A rank's first report, and a report whose loss is not finite, are
+sent at once. Every message of another kind is also sent at once, after the reports that came before
+it.
 """
 
 import itertools

@@ -1,8 +1,8 @@
 """Find a rank whose messages cannot be true, or are too many.
 
 The ranks run the user's code. A rank that lies or floods is cut off: its further messages are
-dropped, and its training goes on. An honest rank passes all checks. Thousands of steps a second are
-no flood, since each message has a new step.
+dropped, and its training goes on. No check rejects an honest rank: even thousands of steps a second
+are no flood, since each message reports a new step.
 """
 
 import math
@@ -82,8 +82,9 @@ class Trust:
 def why_not(peer: Peer, shims: Mapping[int, Peer], parent_of: Callable[[int], int | None]) -> str:
     """Return why a process cannot be the rank that it names; empty if it may be.
 
-    A process below the shim of another rank is not the rank, if the rank has a shim too. A launcher
-    that a script starts by itself has ranks of another world size, and is left alone.
+    A process below the shim of another rank is not the rank, if the rank has a shim too. If a
+    script starts a launcher of its own, the ranks of that launcher have another world size; these
+    ranks are not refused.
 
     Args:
         peer: the process, as it names itself.

@@ -2,16 +2,16 @@
 
 One step alone proves nothing: a script may itself leave out a step whose loss is NaN, and single
 outliers are noise. So an anomaly needs such losses at `NOT_FINITE_STEPS` or `SPIKE_STEPS` steps in
-a row. A rank that has never reported a finite loss is passed over: a stage of a pipeline without a
+a row. A rank that has never reported a finite loss is ignored, because a pipeline stage without a
 loss may report NaN.
 
 A loss is compared with the median and the median absolute deviation of the last `WINDOW` ordinary
 steps (robust statistics: Rousseeuw and Croux, JASA 88, 1993), never with the loss before. A spike
 must also be higher than each loss of these steps.
 
-A loss that falls all the time widens that deviation. So a falling loss is compared with the median
-of the last `LEVEL` steps, and with the distances of ordinary losses from this median at their time.
-A spike must be farther than each of these distances, and higher than the last `LEAST_STEPS` losses.
+A steadily falling loss widens that deviation. So a falling loss is compared with the median of the
+last `LEVEL` steps, and with the distances of ordinary losses from this median at their time. A
+spike must be farther than each of these distances, and higher than the last `LEAST_STEPS` losses.
 Until so many steps are known, as in the warm-up, only losses that are not finite count.
 
 A loss that explodes may be finite for some steps before it is infinite or NaN. Such steps belong to
@@ -127,11 +127,11 @@ class AnomalyDetector:
 
         Args:
             rank: the reporting rank.
-            step: steps completed. A second report of a step is passed over; a step below the last
-                one means that the script counts anew.
+            step: steps completed. A second report of a step is ignored. A step below the last one
+                shows that the script has started to count again.
             loss: the loss; None if the rank reports no loss.
-            leads: True if spikes are looked for in this rank's losses. The losses of different
-                ranks differ, so that one rank alone leads.
+            leads: True to look for spikes in the losses of this rank. Only one rank leads, since
+                the losses of different ranks differ.
         """
         if loss is None:
             return None

@@ -9,7 +9,7 @@ BLIND_S = 600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Looks:
-    """The last moments at which the detectors could look, in monotonic seconds.
+    """The last moments, in monotonic seconds, at which each detector had data to look at.
 
     None: never in this attempt.
     """

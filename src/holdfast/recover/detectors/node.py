@@ -2,8 +2,8 @@
 
 The study's Table 3 names the causes; `diagnose` has the meanings of NVIDIA's Xid codes. A signal is
 decisive if the node cannot serve before a repair or a reset, as with a GPU that has fallen off the
-bus. Other signals of the hardware corroborate. The rest, as an Xid that a program can cause, is for
-the record.
+bus. Other signals of the hardware corroborate. All other signals, such as an Xid that a program can
+cause, are only recorded.
 """
 
 from collections.abc import Iterable, Mapping
@@ -68,7 +68,7 @@ _DECISIVE_ACTIONS = frozenset({"exclude_and_restart", "reset_gpu"})
 def meaning_of(signal: NodeSignal) -> Meaning:
     """Return the meaning of a signal.
 
-    A line of a driver has the meaning that the diagnosis has for it.
+    The rules of the diagnosis give the meaning of a driver's line.
     """
     known = MEANINGS.get(signal.name)
     if known is not None:
@@ -117,7 +117,7 @@ def look(seen: Iterable[Seen], now_s: float) -> tuple[NodeFinding, ...]:
     """Return the nodes with recent signals of their hardware, by name.
 
     Args:
-        seen: the signals of all nodes that hold or held.
+        seen: the present and past signals of all nodes.
         now_s: the present moment, in monotonic seconds of the supervisor.
     """
     by_node: dict[str, list[Seen]] = {}

@@ -81,8 +81,8 @@ def make_log_folder(paths: RunPaths, attempt: int, *, launched: int) -> Path:
     Args:
         paths: the paths of the run.
         attempt: the number of the attempt.
-        launched: the attempt that started the launcher, which goes on writing into that attempt's
-            folder.
+        launched: the attempt that started the launcher; the launcher keeps writing into the folder
+            of this attempt.
     """
     logs = paths.attempt_logs(attempt)
     logs.mkdir(parents=True, exist_ok=True)
@@ -112,7 +112,8 @@ def attempt_environment(
         history: the failures of the earlier attempts.
         left_out: the batches that the attempt leaves out.
         turns_gpus: True if each rank is to use another GPU of its node than before.
-        accumulation: the micro-batches of a rank for each one of the job as launched at first.
+        accumulation: the micro-batches of a rank for each micro-batch that the rank would have if
+            all nodes took part.
     """
     told = {
         ENV_ATTEMPT: str(attempt),

@@ -76,9 +76,7 @@ class Launches:
         """True if the job could not start on fewer nodes."""
 
     def move_ranks(self, *, moves: bool) -> bool:
-        """Have each rank of the next attempt run on another node if `moves`.
-
-        On a single node each rank runs on another GPU.
+        """If `moves`, move each rank of the next attempt to another node (on a single node: GPU).
 
         Returns:
             True if the move needs a launch, since there are several nodes.
@@ -118,8 +116,8 @@ class Launches:
         """Wait for enough nodes, and test the nodes if that is due.
 
         Returns:
-            The nodes for the launch, and a free port of the first node. If the attempt was given up
-            before it began, or nodes were missing for too long: this event.
+            The nodes for the launch, and a free port of the first node. An event instead, if the
+            attempt was given up before it began or nodes were missing for too long.
         """
         while True:
             found = await self._choose(given_up)
@@ -177,9 +175,9 @@ class Launches:
         )
 
     async def _gather(self, given_up: asyncio.Event) -> int | None:
-        """Wait for enough nodes; return the size of the launch, None without enough.
+        """Wait for enough nodes; return the number of nodes to use, None if there are too few.
 
-        After a while without other nodes, cordoned nodes are taken back. Then a smaller size is
+        After a while, cordoned nodes are used again. If they do not suffice, a smaller number is
         used.
         """
         for _ in range(round(NODES_S / SPARE_S)):
@@ -221,7 +219,7 @@ class Launches:
         self._needs_all = kinds[-1:] == [NEEDS_ALL]
 
     def failed(self, failure: policy.Diagnosed) -> policy.Diagnosed:
-        """Return the diagnosis of a failed attempt as the policy must see it.
+        """Return the diagnosis of a failed attempt in the form that the policy needs.
 
         State that belongs to the number of ranks cannot be restored on fewer nodes, but can be on
         all nodes.

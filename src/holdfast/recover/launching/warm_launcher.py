@@ -1,8 +1,8 @@
 """A torchrun that has imported PyTorch ahead of time, and starts on order.
 
-torchrun's imports take more than a second, for which a node that replaces a lost one need not wait.
-The process reads one line with its order from standard input, and is torchrun from then on. The
-process imports PyTorch's launcher alone, and no code of the user.
+torchrun's imports take more than a second; with a warm launcher, a node that replaces a lost one
+does not wait for them. The process reads one line with its order from standard input, and is
+torchrun from then on. The process imports PyTorch's launcher alone, and no code of the user.
 """
 
 import json
@@ -17,10 +17,7 @@ _MODULE = (sys.executable, "-m", "torch.distributed.run")
 
 
 def launcher_arguments(command: Sequence[str]) -> list[str] | None:
-    """Return torchrun's arguments in a command.
-
-    None: the command is no torchrun of this interpreter.
-    """
+    """Return torchrun's arguments in a command; None unless this interpreter runs torchrun."""
     if tuple(command[:3]) == _MODULE:
         return list(command[3:])
     if Path(command[0]) == Path(sys.executable).with_name("torchrun"):

@@ -4,16 +4,16 @@ The module is pure: no I/O, no time, no randomness.
 
 The first two rounds follow the study (Acme, NSDI 2024, section 6.1): worlds of two nodes, with one
 world of three if the number is odd; then each suspect with a healthy node. The two rounds settle a
-node that fails every test. A node that fails a test only with probability p fails both rounds with
-p². So the rounds go on, and each result changes the beliefs about the nodes.
+node that fails every test. A node that fails a test only with probability p fails both rounds only
+with probability p². So the rounds go on, and each result changes the beliefs about the nodes.
 
 The likelihood model: a node is healthy, or it fails each test in which it takes part with its own
 unknown rate, one of `RATES`, all equally likely before the tests. A test of healthy nodes alone
 fails with probability `FALSE_FAILURE`, as by a bad link. So a test passes with probability
 (1 - FALSE_FAILURE) · Π (1 - rate of each node). A passed test is independent evidence for each of
-its nodes. A failed test ties the beliefs of its nodes together: a fault of one node excuses the
-others. Failed tests form a graph. Belief propagation is exact if this graph has no loop, and
-approximate otherwise.
+its nodes. A failed test makes the beliefs about its nodes depend on each other: if one node is
+faulty, the others may be healthy. Failed tests form a graph. Belief propagation is exact if this
+graph has no loop, and approximate otherwise.
 """
 
 import itertools

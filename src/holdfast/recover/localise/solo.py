@@ -2,10 +2,10 @@
 
 `python -m holdfast.recover.localise.solo CHECK FOLDER PARENT_PID` prints a line, runs one check and
 prints one JSON object. Each check runs in a process of its own, which `tester` kills at a limit: a
-check that hangs twice has failed. `worker` runs the product.
+check that hangs twice has failed.
 
-A full, occupied or missing device is not a broken device: the result of the check is then "not
-looked at".
+`worker` runs the product. A full, occupied or missing device does not prove a broken device: the
+result of the check is then "not looked at".
 """
 
 import errno

@@ -3,9 +3,9 @@
 The first incident has a message of its own as soon as the incident is over, or after `STUCK_S`
 without a step. Incidents within `STORM_S` of a message are a storm. One message sums up the
 incidents of a storm after `STORM_S` without a new incident, at least every `STORM_MAX_S`, and when
-the run ends. A proposal, or a finding that is only observed, has its message at once, but not
-within `STORM_S` of a message about one of the same kind: a job that stands still again and again is
-a storm.
+the run ends. A message about a proposal, or about a finding that is only observed, is sent at once,
+unless a message of the same kind was sent within the last `STORM_S`: a job that stands still again
+and again is a storm, too.
 """
 
 from collections import Counter
@@ -78,7 +78,7 @@ def _ripe_s(one: Known) -> float:
 def proposal_due_s(kind: str, told: Sequence[tuple[str, float]]) -> float:
     """Return the earliest Unix time, in seconds, for a message about a finding of `kind`.
 
-    The other argument holds the kind and the time of each earlier message about a finding.
+    `sent` holds the kind and the time of each earlier message about a finding.
     """
     return max((at_s + STORM_S for before, at_s in told if before == kind), default=0.0)
 

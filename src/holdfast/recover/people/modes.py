@@ -80,13 +80,13 @@ def decide(
     event: Event,
     now_s: float,
 ) -> Verdict:
-    """Return the next state, the decision that is held from now on, and the actions.
+    """Return the next state, the held decision and the actions.
 
     Args:
         mode: the mode of the run.
         limits: the limits of the policy.
         state: the state of the policy.
-        held: the decision that is held so far.
+        held: the decision that was held before the event.
         event: the event.
         now_s: the present time, in monotonic seconds.
     """

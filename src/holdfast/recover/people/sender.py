@@ -1,8 +1,8 @@
 """Send one message by Apprise, in a process of its own.
 
-So a service's plugin cannot harm the supervisor. The order comes on standard input, since it holds
-URLs with secrets, and command lines are readable by every user. The output names a URL only by its
-place in the list and its scheme.
+So a service's plugin cannot harm the supervisor. The process reads its order from standard input:
+the order holds URLs with secrets, and every user can read command lines. The output names a URL
+only by its place in the list and its scheme.
 """
 
 import contextlib

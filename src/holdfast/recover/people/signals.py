@@ -16,7 +16,7 @@ def signals_of(
     Args:
         view: the view of the failed attempt.
         healthy_after: 0 if losses are not watched.
-        nodes: the same two lists for the sources of the nodes' signals.
+        nodes: the sources of the nodes' signals that were read, and the others.
     """
     ranks = set(range(view.world_size or 0))
     living = set(view.detector.living)

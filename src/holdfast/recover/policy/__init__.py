@@ -19,9 +19,9 @@ checkpoint. A loss that is not finite again, at the same step or before a newer 
 healthy, ends the run.
 
 The job is restarted if three conditions hold: the diagnosis finds that a restart helps, the budget
-is not spent, and the same root has not struck at the same place since the last gain. The place is
-before or after an attempt's first step. The budget counts the restarts in a row that gained
-nothing; a run that gains goes on for ever. The first restart after a gain is immediate; each
+is not spent, and the same root has not struck at the same place since the last gain. There are two
+places: before and after the first step of an attempt. The budget counts the restarts in a row that
+gained nothing; a run that gains goes on for ever. The first restart after a gain is immediate; each
 further restart waits twice as long as the one before. Three kinds of root may strike a few times
 without a gain: a cause outside the job (storage, network), since waiting can mend it; a kill from
 outside, since two kills can hit one stretch between checkpoints; and any root of a job that reports

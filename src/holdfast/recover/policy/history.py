@@ -1,9 +1,9 @@
 """See whether the attempts of a run gain anything.
 
 An attempt has gained something when it reached a higher step than every attempt before it, or when
-a newer checkpoint became durable. Where it began from an older checkpoint than the newest known
-one, that one is lost, and gains count from the older one. Where a job reports neither steps nor
-checkpoints, an attempt that lived for `blind_gain_s` has gained.
+a newer checkpoint became durable. If an attempt began from an older checkpoint than the newest
+known one, the newest one is lost, and gains count from the older one. If a job reports neither
+steps nor checkpoints, an attempt that lived for `blind_gain_s` has gained something.
 """
 
 from dataclasses import replace
@@ -77,8 +77,8 @@ def _rolled_back(state: State, failure: Diagnosed) -> State:
 def place(failure: Diagnosed) -> tuple[str, bool]:
     """Return the root of a failure, and True if the attempt had completed a step.
 
-    Two failures are the same if both values are equal. A start and a loop are two places: two kills
-    from outside may hit one of each.
+    Two failures count as the same if both values are equal. A failure at the start and a failure in
+    the loop differ, since two kills from outside may hit one of each.
     """
     return failure.fingerprint, failure.has_stepped
 

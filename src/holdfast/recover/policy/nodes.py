@@ -1,4 +1,4 @@
-"""Choose the action on a node by the findings about the node: a pure table.
+"""Choose the action on a node from the findings about the node, by a table without side effects.
 
 A healthy job is touched in two cases only: two independent signals show that a node is faulty, or a
 notice gives the time at which a node will be taken away. One signal on a healthy node is recorded,

@@ -77,8 +77,8 @@ class Imports:
         """Return what `write` wrote.
 
         Raises:
-            OSError, ValueError, KeyError, TypeError: there is no such file, or it holds something
-                else.
+            OSError, ValueError, KeyError, TypeError: the file does not exist, or `write` did not
+                write it.
         """
         plain = json.loads(path.read_text())
         return cls(
@@ -96,7 +96,8 @@ class Imports:
     def load(self) -> None:
         """Set the environment variables and import the modules.
 
-        Modules that are not there are left out: the trainer itself meets the error again.
+        A module that cannot be found is ignored here: the trainer reports the error when it imports
+        the module.
 
         Raises:
             Exception: an import failed half-way, so that this process has a part of a package.

@@ -1,11 +1,11 @@
 """Wait for an order, and then become a rank's trainer or fork the trainer.
 
 `trainer FD IMPORTS COMMAND …`: FD is a socket to the shim, IMPORTS a file of modules to import
-first, or nothing. Where the imports left one thread, the process forks the trainer at each order,
-so that the next trainer finds the modules imported again. Without imports, or with several threads,
-the process becomes the trainer itself. Where the imports failed half-way, opened a GPU, or imported
-what a file beside the script hides, the process ends: the shim then starts a new one without
-imports. The command is for lists of processes; the order names the script.
+first, or nothing. If only one thread runs after the imports, the process forks a trainer at each
+order, so that the next trainer need not import again. Without imports, or with several threads, the
+process becomes the trainer itself. The process ends if the imports failed half-way, opened a GPU,
+or imported a module that a file beside the script hides: the shim then starts a new process without
+imports. COMMAND only appears in lists of processes; the order names the script.
 
 | from | `kind` | fields |
 |---|---|---|
@@ -134,7 +134,7 @@ def _become(order: Order, began: dict[str, str]) -> None:
     """Set output, environment, signals and seeds as a new interpreter would have them.
 
     Args:
-        order: what the process becomes.
+        order: the order to start a trainer.
         began: the environment that this process began with.
     """
     # What was sent to the waiting process was not for the trainer: ignoring the signal discards it.

@@ -78,9 +78,9 @@ class Following:
         self._say(f"run {self._paths.run_id} still ends: holdfast runs show {self._paths.run_id}")
 
     def stop(self) -> None:
-        """Take in a stop request: the run saves its state and stops.
+        """Accept a stop request.
 
-        At the second request the run stops at once.
+        The run saves its state and stops; at the second request it stops at once.
         """
         self._stops += 1
         if self._stops == 1:
@@ -144,10 +144,7 @@ class _Tail:
         self._rest = b""
 
     def read(self, *, is_last: bool) -> bytes:
-        """Return the lines that were not returned yet.
-
-        With `is_last` also a line without an end.
-        """
+        """Return the new lines; with `is_last`, also a last line without a line end."""
         if self._file is None:
             try:
                 self._file = self._path.open("rb")

@@ -168,7 +168,7 @@ class Nvml:
                 yield int(getattr(one.value, _VALUES[one.valueType]))
 
     def _of(self, call: Callable[..., _T], *arguments: Any) -> _T | None:
-        """Return the value of a call; None where this GPU or this driver does not have the value.
+        """Return the value of a call; None if this GPU or this driver does not have the value.
 
         Raises:
             _Lost: the driver has lost the GPU.
