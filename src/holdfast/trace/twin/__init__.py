@@ -1,31 +1,37 @@
-"""The twin: a synthetic trace that has a trace's counts and none of its rows.
+"""Make a twin: a synthetic trace that has the counts of a trace and none of its rows.
 
-In goes a calibration, tables of counts: of Seren or Kalos as AcmeTrace's authors published them (`calibration`), or of
-any normalised trace (`fit`). Out comes a trace of any size (`draw`), written in AcmeTrace's own form (`write_jobs`,
-`write_telemetry`) or that of the common simulators (`export`). The same seed draws the same bytes.
+The input is a calibration, which consists of tables of counts: for Seren or Kalos as AcmeTrace's
+authors published them (`calibration`), or for any normalised trace (`fit`). The output is a trace
+of any size (`draw`). It is written in AcmeTrace's own form (`write_jobs`, `write_telemetry`) or in
+the form of the common simulators (`export`). Equal seeds give equal bytes.
 
 The stages, a module each:
 
-1. `published`, `joint`, `outcomes`: the joint table of type, GPUs, duration and state that nobody published,
-   from the margins that were. `fitting` counts it in a trace instead, and merges what fewer than five jobs share.
-2. `rounding`: whole jobs, with every margin kept.
-3. `values`: seconds within the bins, with the totals and medians given.
-4. `drawing`: queueing times, the longest where the load is highest, and the whole draw.
-5. `sessions`: batches of like jobs, campaigns, retries; `rhythm` has their parameters.
-6. `arrivals`: when jobs come, and the load that follows.
-7. `placing`: a moment for each batch such that the cluster's GPUs suffice.
-8. `reasons`: why the failed jobs failed, as far as anybody recorded it.
-9. `writing`, `telemetry`: files.
+1. `published`, `joint`, `outcomes`: estimate the joint table of type, GPUs, duration and state from
+   the published margins. For any other trace, `fitting` counts the table, and merges cells of fewer
+   than five jobs.
+2. `rounding`: turn the table into whole jobs; every margin is kept.
+3. `values`: draw seconds within the bins; the given totals and medians are met.
+4. `drawing`: assign queueing times, the longest where the load is highest; control the whole draw.
+5. `sessions`: group jobs into batches, campaigns and retries, with the parameters in `rhythm`.
+6. `arrivals`: draw the times of arrival, and compute the resulting load.
+7. `placing`: choose a start for each batch such that the cluster has enough GPUs.
+8. `reasons`: assign the recorded causes of failures to failed jobs.
+9. `writing`, `telemetry`: write files.
 
-What is published holds at full size as counted; at another size every count is scaled. Counts do not depend on the
-seed; who submits what, when, for how long within a bin, and how it ends does. What nobody published is chosen, and
-said where it is: batches, users, hours and CPU cores in `published`, the order of jobs in `rhythm`, the queues of CPU
-jobs in the tables, the odds of states in `outcomes`, what each cluster has of Table 3 in `tables/reasons.toml`, memory
-traffic and the phases of the telemetry in `telemetry`.
+A twin of full size has exactly the published counts; at another size every count is scaled. The
+counts do not depend on the seed. The seed determines the user, the times and the outcome of each
+job, and its duration within the bin.
 
-`model` has what passes between them, `bins` the bins of powers of two. `tables/*.toml` are the counts that are carried.
-They are compiled from figures of AcmeTrace (InternLM, CC-BY-4.0) and of Hu et al., "Characterization of Large Language
-Model Development in the Datacenter", NSDI 2024; no row of any trace is among them.
+The authors did not publish everything. These values are chosen, and the module says so: batches,
+users, hours and CPU cores in `published`; the order of jobs in `rhythm`; the queueing times of CPU
+jobs in the tables; the odds of states in `outcomes`; the division of Table 3 between the clusters
+in `tables/reasons.toml`; memory traffic and the phases of the telemetry in `telemetry`.
+
+`model` defines the data that the stages exchange, `bins` the bins of powers of two. `tables/*.toml`
+contain the published counts. The counts are compiled from figures of AcmeTrace (InternLM,
+CC-BY-4.0) and of Hu et al., "Characterization of Large Language Model Development in the
+Datacenter", NSDI 2024; they contain no row of any trace.
 """
 
 from holdfast.trace.twin.drawing import draw

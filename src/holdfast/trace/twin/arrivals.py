@@ -11,11 +11,11 @@ BUCKET_S: Final = 300
 """Step of the grid on which arrivals are drawn and GPUs are counted."""
 
 _SPACING_S: Final = 3.0
-"""Between jobs that one script submits (the released rows of one user come 0-3 s apart)."""
+"""Mean seconds between jobs of one script; the released rows of a user are 0-3 s apart."""
 
 
 def offsets_s(places: Ints, batches: Ints, rng: np.random.Generator) -> Ints:
-    """Seconds from the start of its batch to each submission."""
+    """Draw the seconds from the start of a batch to each of its submissions."""
     steps = np.where(places > 0, rng.exponential(_SPACING_S, size=len(places)), 0.0)
     order = np.lexsort((places, batches))
     run = np.cumsum(steps[order])
@@ -34,7 +34,11 @@ def arrival_rate(
     dispersion: float,
     rng: np.random.Generator,
 ) -> Floats:
-    """Share of arrivals of each bucket: the week's pattern, times a day's rate whose logarithm wanders (AR(1))."""
+    """Return the share of arrivals in each bucket.
+
+    The share is the week's pattern times a rate for each day. The logarithm of this rate is a
+    first-order autoregressive process.
+    """
     buckets = max(int(window_s // BUCKET_S), 1)
     offset = datetime.fromisoformat(f"2023-01-01T00:00:00{zone}").utcoffset() or timedelta(0)
     local_s = start_s + offset.total_seconds() + BUCKET_S * (np.arange(buckets) + 0.5)
@@ -52,13 +56,13 @@ def arrival_rate(
 
 
 def moments_s(parts: Floats, drift: float, rate: Floats, window_s: float) -> Floats:
-    """Return when the batches of a type would come, s from the start of the window.
+    """Return the moments at which the batches of a type arrive, in seconds from the window's start.
 
     Args:
-        parts: (B) moment as a part of the arrivals of the type.
-        drift: exponent, see `Rhythm.drift`.
-        rate: share of arrivals by bucket.
-        window_s: length of the window, s.
+        parts: (B) the moment of each batch, as the part of the type's arrivals before it.
+        drift: an exponent, see `Rhythm.drift`.
+        rate: the share of arrivals by bucket.
+        window_s: the length of the window, in seconds.
     """
     ends = np.linspace(0.0, window_s, len(rate) + 1)
     come = np.concatenate([[0.0], np.cumsum(rate)])
@@ -66,7 +70,10 @@ def moments_s(parts: Floats, drift: float, rate: Floats, window_s: float) -> Flo
 
 
 def load_at(moments: Floats, begins_s: Floats, ends_s: Floats, gpu_nums: Ints) -> Floats:
-    """Return the GPUs asked for at each moment by jobs that would begin and end so, by buckets of `BUCKET_S`."""
+    """Return the GPUs in use at each moment if every job began and ended at the given times.
+
+    The resolution is `BUCKET_S`.
+    """
     first, last = (
         np.maximum(times // BUCKET_S, 0).astype(np.int64) for times in (begins_s, ends_s)
     )

@@ -1,4 +1,4 @@
-"""Bins of powers of two, as the published curves have them, and what values look like inside."""
+"""Define bins of powers of two, as in the published curves, and the values inside a bin."""
 
 from typing import Final
 
@@ -12,24 +12,27 @@ BINS: Final = 26
 
 
 def bin_of(seconds: npt.NDArray[np.number]) -> Ints:
-    """The bin of each value; seconds may be fractions."""
+    """Return the bin of each value; seconds may be fractions."""
     return np.asarray(np.ceil(np.log2(np.clip(seconds, 1, 2 ** (BINS - 1)))), dtype=np.int64)
 
 
 def padded(counts: list[float] | list[int]) -> Floats:
-    """Counts by bin, zeros for the bins not listed."""
+    """Return counts for all bins, with zeros for the bins that are not listed."""
     return np.pad(np.asarray(counts, dtype=float), (0, BINS - len(counts)))
 
 
 def bin_edges(limit_s: float) -> tuple[Floats, Floats]:
-    """Lower (exclusive) and upper (inclusive) edge of each bin, the upper cut at `limit_s`."""
+    """Return the lower (exclusive) and upper (inclusive) edges, the latter at most `limit_s`."""
     upper = 2.0 ** np.arange(BINS)
     lower = np.where(upper > 1, upper / 2, 0.0)
     return lower, np.where(lower < limit_s, np.minimum(upper, limit_s), upper)
 
 
 def bin_means(limit_s: float) -> Floats:
-    """Mean of each bin where values are log-uniform inside (durations are near log-normal over many bins)."""
+    """Return the mean of each bin if values are log-uniform inside.
+
+    Durations are nearly log-normal over many bins.
+    """
     lower, upper = bin_edges(limit_s)
     with np.errstate(divide="ignore"):
         means = (upper - lower) / np.log(upper / np.maximum(lower, 1e-300))

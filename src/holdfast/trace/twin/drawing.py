@@ -1,4 +1,4 @@
-"""The draw: a calibration, a number of jobs and a seed become a trace."""
+"""Draw a trace from a calibration, a number of jobs and a seed."""
 
 import heapq
 from typing import Final
@@ -21,10 +21,11 @@ RESERVED: Final = "Pretrain"
 
 
 def draw(calibration: Calibration, n: int | None = None, *, seed: int = 0) -> TwinJobs:
-    """A synthetic trace of `n` jobs (default: as many as the trace that it is like), the same for the same seed.
+    """Draw a synthetic trace of `n` jobs, by default as many as the calibration has.
 
-    At another size every count is scaled in proportion and rounded so that cumulative curves hold; the window stays,
-    except that more jobs than the full size take proportionally longer, so that they fit in the cluster.
+    Equal seeds give equal traces. At another size, every count is scaled and rounded so that the
+    cumulative curves hold. The window keeps its length; only a trace larger than full size has a
+    longer window, so that the jobs fit into the cluster.
 
     Raises:
         BadUse: `n` is not positive.
@@ -37,7 +38,11 @@ def draw(calibration: Calibration, n: int | None = None, *, seed: int = 0) -> Tw
 
 
 class _Draw:
-    """One draw; each stage has a generator of its own, so that a change of one leaves the others' draws alone."""
+    """Hold the state of one draw.
+
+    Each stage has a random generator of its own, so that a change of one stage does not change the
+    draws of the others.
+    """
 
     def __init__(self, calibration: Calibration, n: int, seed: int) -> None:
         self.calibration = calibration
@@ -268,7 +273,10 @@ class _Draw:
         return np.asarray(starts[batches] + offsets + round(known.start_s), dtype=np.int64)
 
     def _users(self, sessions: Sessions, jobs: Ints) -> Column:
-        """The user of each job: one a campaign, so that the users of a type have their shares of its jobs."""
+        """Assign a user to each campaign, and so to its jobs.
+
+        The users of a type have their given shares of its jobs.
+        """
         known, rng = self.calibration, self.rng(8)
         who = np.empty(int(sessions.campaigns[-1]) + 1, dtype=np.int64)
         size = np.bincount(sessions.campaigns, jobs)
@@ -309,16 +317,18 @@ def dealt_queues(
     rng: np.random.Generator,
     load: Floats | None = None,
 ) -> Ints:
-    """The queueing time of each job: the longest of its type where the load is highest.
+    """Assign the queueing times of each type: the longest where the load is highest.
 
     Args:
-        queues: the times to deal, aligned with `types` (any order within a type).
-        types: of each job.
-        batches: number of the batch of each job.
-        places: place of each job in its batch, 0 first.
-        ceiling: durations that no queueing time may exceed (Kalos counts from submission).
-        rng: the draw.
-        load: of the cluster or the quota when each job comes; None: it is not known.
+        queues: the queueing times to assign, by the type in `types`, in any order within a type.
+        types: the type of each job.
+        batches: the batch number of each job.
+        places: the place of each job in its batch, from 0.
+        ceiling: the greatest queueing time of each job: its duration, if durations begin at
+            submission (Kalos); None: no limit.
+        rng: the random generator.
+        load: the load of the cluster, or of the type's quota, at each job's arrival; None if
+            unknown.
     """
     count = int(batches.max()) + 1 if len(batches) else 0
     congestion = rng.normal(size=count)
@@ -339,7 +349,7 @@ def dealt_queues(
 
 
 def _normal_ranks(values: Floats, groups: Ints) -> Floats:
-    """Values whose order within each group is that of `values`, spread evenly with mean 0 and variance 1."""
+    """Replace the values of each group by their ranks, scaled to mean 0 and variance 1."""
     order = np.lexsort((values, groups))
     counts = np.bincount(groups)
     first = (np.cumsum(counts) - counts)[groups[order]]
@@ -349,9 +359,11 @@ def _normal_ranks(values: Floats, groups: Ints) -> Floats:
 
 
 def _below(queues: Ints, score: Floats, ceiling: Ints) -> Ints:
-    """Return the queueing times of jobs, none above its ceiling: the longest goes to the highest score that it fits.
+    """Assign queueing times below the ceilings: each time, longest first, to the best fitting job.
 
-    That succeeds whenever any assignment does. A time that no job is long enough for is cut to the longest job left.
+    The best job is the one with the highest score among the jobs whose ceiling permits the time.
+    All times are assigned unchanged if any assignment permits that. A time above all remaining
+    ceilings is cut to the highest of them.
     """
     by_ceiling = np.argsort(-ceiling, kind="stable").tolist()
     ceilings, scores = ceiling.tolist(), score.tolist()

@@ -1,11 +1,16 @@
-"""A calibration from any trace: the same tables, counted; what few jobs share is merged before it is kept.
+"""Make a calibration from any trace: count its tables, and merge counts of few jobs.
 
-What a calibration of a private trace may tell: counts of at least `SMALLEST_CELL` jobs. Rarer types become `Other`,
-rarer GPU counts the nearest that is common enough, rarer bins of a type and GPU count are merged with their neighbours
-and spread evenly, rarer states become the most usual one, rarer reasons of failures, and those that are not the
-study's, are left out, users that submitted less are alike. Totals are kept to three digits. Names, job ids, single
-times and the order of jobs are not kept at all. This is a rule of smallest counts, not differential
-privacy: who knows all jobs but one can still learn something of the last.
+The calibration of a private trace reveals no count below `SMALLEST_CELL` jobs:
+
+- A rarer type becomes `Other`, a rarer GPU count the nearest common one, a rarer state the most
+  usual one.
+- Rarer bins of a type and GPU count are merged with their neighbours, and spread evenly.
+- Rarer reasons of failures are left out, and so are reasons that the study does not have.
+- Users with fewer submissions all have the same share.
+- Totals have three digits. Names, job ids, single times and the order of jobs are not kept.
+
+This is a rule of smallest counts, not differential privacy: a person who has all jobs but one can
+still learn something about the last job.
 """
 
 from collections.abc import Mapping
@@ -28,14 +33,14 @@ if TYPE_CHECKING:
     from holdfast.trace.trace import Trace
 
 SMALLEST_TRACE: Final = 100
-"""Jobs below which a draw would give rows away."""
+"""The fewest jobs of a trace; a draw from fewer would reveal rows."""
 SMALLEST_CELL: Final = 5
-"""Jobs that a count must hold to be kept by itself."""
+"""The fewest jobs of a count that is not merged with others."""
 
 NEEDED: Final = ("gpu_num", "submit_s", "queue_s", "duration_s")
 _UNFINISHED: Final = ("RUNNING", "PENDING")
 _TOGETHER_S: Final = 10.0
-"""Submissions of one user and type that follow within this time are one batch."""
+"""Submissions of one user and type within this time of each other are one batch."""
 
 
 def fit(
@@ -45,18 +50,20 @@ def fit(
     zone: str = "+00:00",
     capacity_gpus: int | None = None,
 ) -> Calibration:
-    """The tables of a normalised trace, for `draw`.
+    """Count the tables of a normalised trace, for `draw`.
 
     Args:
-        jobs: columns of one length: `gpu_num`, `submit_s` (Unix time), `queue_s`, `duration_s` (from the start), and
-            where there are `type`, `state`, `reason`, `cpu_num`, `user`. Jobs that have not ended, or whose times are
-            missing or negative, are left out. A part of a GPU counts as one.
-        name: of the twin's cluster.
-        zone: offset from UTC by which its hours are counted.
-        capacity_gpus: GPUs of the cluster; the most that the trace holds at one time unless given.
+        jobs: columns of one length: `gpu_num`, `submit_s` (Unix time), `queue_s`, `duration_s`
+            (from the start), and optionally `type`, `state`, `reason`, `cpu_num`, `user`. Jobs that
+            have not ended, or whose times are missing or negative, are left out. A part of a GPU
+            counts as a whole one.
+        name: the name of the twin's cluster.
+        zone: the offset from UTC of the cluster's local time.
+        capacity_gpus: the GPUs of the cluster; by default the most GPUs in use at one time.
 
     Raises:
-        BadUse: a column is missing, fewer than `SMALLEST_TRACE` jobs are left, or one does not fit in the cluster.
+        BadUse: a column is missing, fewer than `SMALLEST_TRACE` jobs are left, or a job does not
+            fit into the cluster.
     """
     table = _cleaned(jobs)
     gpus, types = table["gpu_num"], table["type"]
@@ -178,7 +185,10 @@ def _words(column: npt.NDArray[Any] | None, count: int, default: str) -> npt.NDA
 
 
 def _common_counts(gpus: Ints, types: Ints) -> tuple[Floats, Ints]:
-    """The GPU counts that are common enough, and which of them each job gets; also within each type."""
+    """Return the common GPU counts, and the index of the count that each job gets.
+
+    A count must be common in the trace, and also among the jobs of the type.
+    """
     own, counts = np.unique(gpus, return_counts=True)
     common = own[(counts >= SMALLEST_CELL) & (own > 0)]
     if not len(common):
@@ -196,7 +206,7 @@ def _common_counts(gpus: Ints, types: Ints) -> tuple[Floats, Ints]:
 
 
 def _nearest(wanted: npt.NDArray[Any], values: Floats) -> Ints:
-    """Index of the value nearest by ratio; 0 only to 0."""
+    """Return the index of the value with the nearest ratio; 0 matches 0 only."""
     distance = np.abs(
         np.log(np.maximum(wanted, 1e-3))[:, None] - np.log(np.maximum(values, 1e-3))[None, :]
     )
@@ -204,7 +214,7 @@ def _nearest(wanted: npt.NDArray[Any], values: Floats) -> Ints:
 
 
 def _merged(counts: Floats) -> Floats:
-    """Counts by bin where neighbours are merged until each group holds enough, and spread evenly over the group."""
+    """Merge neighbouring bins until each group has enough jobs, and spread each group evenly."""
     filled = np.flatnonzero(counts)
     if not len(filled):
         return counts
@@ -233,9 +243,10 @@ def _states(
     bins: Ints,
     values: Floats,
 ) -> tuple[tuple[str, ...], Floats, Floats, Floats]:
-    """States, their shares in each cell, among CPU and GPU jobs, and of GPU time.
+    """Return the states, and their shares in each cell, among CPU and GPU jobs, and of GPU time.
 
-    Cells are taken together by type, a few classes of GPUs and of durations, and drawn to the type's own shares.
+    The shares of a cell come from all cells of its type with a similar GPU count and duration,
+    adjusted to the type's own shares.
     """
     names, counts = np.unique(table["state"], return_counts=True)
     usual = names[np.argmax(counts)]
@@ -259,9 +270,10 @@ def _states(
 
 
 def _reasons(table: dict[str, npt.NDArray[Any]]) -> Reasons | None:
-    """The reasons of failed GPU jobs that enough have; only those of Table 3, since a source's own words may tell more.
+    """Return the reasons of failed GPU jobs that have enough jobs; None if there are none.
 
-    That they add up to the study's categories is not asked: a fitted twin has what its trace has.
+    Only reasons of Table 3 are kept, since a source's own words may reveal more. The numbers need
+    not add up to the study's categories: a fitted twin has the reasons of its trace.
     """
     failed = (
         (table["gpu_num"] > 0)
@@ -289,7 +301,10 @@ def _reasons(table: dict[str, npt.NDArray[Any]]) -> Reasons | None:
 
 
 def _users(users: npt.NDArray[Any], types: Ints, count: int) -> Floats:
-    """(T, U) shares by rank: nobody's name, and the same for all who submitted little."""
+    """Return the (T, U) share of each user, by rank and without names.
+
+    All users with few submissions have the same share.
+    """
     _, own = np.unique(users, return_inverse=True)
     by_type = np.zeros((count, int(own.max()) + 1))
     np.add.at(by_type, (types, own), 1.0)
@@ -302,7 +317,7 @@ def _users(users: npt.NDArray[Any], types: Ints, count: int) -> Floats:
 
 
 def _cpus(cpus: Floats, types: Ints, places: Ints, shape: tuple[int, int]) -> Floats:
-    """(T, G) the median number of cores."""
+    """Return the (T, G) median numbers of CPU cores."""
     medians = np.ones(shape)
     for key in np.unique(types * shape[1] + places).tolist():
         type_, place = divmod(key, shape[1])
@@ -311,7 +326,10 @@ def _cpus(cpus: Floats, types: Ints, places: Ints, shape: tuple[int, int]) -> Fl
 
 
 def _rhythm(submit_s: Floats, zone: str) -> tuple[Floats, float]:
-    """Submissions by hour of the week, and how much days differ beyond it and beyond chance."""
+    """Return the share of submissions by hour of the week, and the spread between days.
+
+    The spread excludes the pattern of the week, and the differences that chance explains.
+    """
     sign = -1 if zone.startswith("-") else 1
     offset_s = sign * (int(zone[1:3]) * 3600 + int(zone[4:6]) * 60)
     hours = ((submit_s + offset_s) // 3600).astype(np.int64)
@@ -323,7 +341,10 @@ def _rhythm(submit_s: Floats, zone: str) -> tuple[Floats, float]:
 
 
 def _drift(submit_s: Floats, types: Ints, count: int) -> Floats:
-    """(T) exponents with the mean moment of each type's jobs; within a factor of three of no drift."""
+    """Return the (T) exponents that reproduce the mean moment of each type's jobs.
+
+    Exponents are limited to a factor of three either way; 1 is no drift.
+    """
     parts = (submit_s - submit_s.min()) / max(float(np.ptp(submit_s)), 1.0)
     mean = np.bincount(types, parts, minlength=count) / np.bincount(types, minlength=count)
     # The mean of u is drift / (1 + drift) where the part u**drift has come by u.
@@ -331,7 +352,7 @@ def _drift(submit_s: Floats, types: Ints, count: int) -> Floats:
 
 
 def _batch_sizes(table: dict[str, npt.NDArray[Any]], types: Ints, count: int) -> Floats:
-    """(T) mean jobs of a batch."""
+    """Return the (T) mean numbers of jobs in a batch."""
     _, users = np.unique(table["user"], return_inverse=True)
     order = np.lexsort((table["submit_s"], users, types))
     apart = np.diff(table["submit_s"][order], prepend=-np.inf) > _TOGETHER_S
@@ -346,13 +367,13 @@ def _three_digits(values: npt.NDArray[Any]) -> Floats:
 
 
 def jobs_of(trace: "Trace") -> tuple["Cluster", dict[str, npt.NDArray[Any]]]:
-    """The cluster of a trace, and its jobs as NumPy columns, in the order of submission.
+    """Return the cluster of a trace, and its jobs as NumPy columns, in the order of submission.
 
-    `submit_s` is Unix time; `queue_s` and `duration_s` are seconds, the latter from the start. Columns that the trace
-    has not are not among them.
+    `submit_s` is Unix time; `queue_s` and `duration_s` are seconds, where `duration_s` counts from
+    the start. Columns that the trace lacks are left out.
 
     Raises:
-        BadUse: the trace holds several clusters, or has not the times that a twin or a simulator needs.
+        BadUse: the trace has several clusters, or lacks times that a twin or a simulator needs.
     """
     names = [name for name in trace.clusters if name not in trace.compared]
     if len(names) != 1:

@@ -1,11 +1,13 @@
-"""The joint table of type, GPUs and duration that nobody published, from the margins that were.
+"""Estimate the joint table of type, GPUs and duration from its published margins.
 
-Published are durations by type, jobs and GPU time by GPU count, GPU time by type, quartiles of the GPU count by type.
-The prior says only what the boxes of Fig 5 say: a type asks for what lies between its whiskers, seldom for more.
+The authors published the durations by type, the jobs and GPU time by GPU count, the GPU time by
+type, and the quartiles of the GPU count by type. The prior contains only the boxes of Fig 5: most
+jobs of a type have a GPU count between its whiskers.
 
-Solving it takes some seconds and very many multiplications whose last digits depend on the machine's linear algebra,
-so the solution is carried (`tables/*_joint.csv`, four digits) and only raked to its margins when it is read: the same
-seed draws the same rows on any machine. `write_solutions` solves it again.
+The solution takes some seconds and very many multiplications, whose last digits depend on the
+machine's linear algebra. So the solution is stored (`tables/*_joint.csv`, four digits). A reader
+only rakes it to its margins, and one seed gives the same rows on any machine. `write_solutions`
+computes the stored solution again.
 """
 
 import csv
@@ -26,14 +28,14 @@ from holdfast.trace.twin.model import CPU, Floats
 
 @dataclass(frozen=True, kw_only=True)
 class Condition:
-    """One thing that the table must fulfil: weights . table = target, or >= target.
+    """Require of the table: weights . table = target, or >= target.
 
     Attributes:
-        weights: of the flattened table's cells.
-        target: what the weighted sum must be.
-        scale: the error that counts as one; smaller is stricter.
-        feature: what the multiplier tilts by; the weights themselves unless given.
-        at_least: an inequality: more than the target is as good.
+        weights: a weight for each cell of the flattened table.
+        target: the required value of the weighted sum.
+        scale: the error that counts as one; a smaller scale is stricter.
+        feature: the values that the condition's multiplier scales; by default the weights.
+        at_least: True for an inequality: the sum may exceed the target.
     """
 
     weights: Floats
@@ -46,15 +48,16 @@ class Condition:
 def tilted(
     prior: Floats, conditions: list[Condition], *, rounds: int = 300, tolerance: float = 1e-3
 ) -> Floats:
-    """The prior tilted until it meets the conditions, each within `tolerance` of its scale.
+    """Tilt the prior until each condition holds within `tolerance` of its scale.
 
-    Levenberg-Marquardt on the multipliers; conditions that contradict each other are met in the least-squares sense.
+    The method is Levenberg-Marquardt on the multipliers. Conditions that contradict each other are
+    met in the least-squares sense.
 
     Args:
         prior: any shape, >= 0; a cell of 0 stays 0.
-        conditions: what to meet.
-        rounds: iterations at most.
-        tolerance: of the largest error, in scales.
+        conditions: the conditions.
+        rounds: the most iterations.
+        tolerance: the largest error that may remain, in scales.
     """
     flat = prior.ravel()
     possible = flat > 0
@@ -104,13 +107,15 @@ def raked(
     by_gpus: list[tuple[npt.NDArray[np.bool_], float]],
     quartiles: list[tuple[int, npt.NDArray[np.bool_], float]],
 ) -> Floats:
-    """The (T, G, D) table with both margins of jobs met to the last digit, by proportional fitting.
+    """Rake the (T, G, D) table, so that both margins of jobs are met to the last digit.
+
+    The method is proportional fitting.
 
     Args:
-        table: near them.
+        table: a table that nearly meets the margins.
         durations: (T, D) jobs.
-        by_gpus: which GPU counts, and their jobs.
-        quartiles: of which type, which GPU counts, and how many jobs they have at least.
+        by_gpus: sets of GPU counts, each with its number of jobs.
+        quartiles: types, each with a set of GPU counts and the fewest jobs of the type there.
     """
     raked_: Floats = table * (durations.sum(axis=1) / table.sum(axis=(1, 2)))[:, None, None]
     for _ in range(400):
@@ -137,15 +142,15 @@ def raked(
 
 
 _CARRIED_BINS: Final = 22
-"""The published curves of GPU jobs end at 2^21 s."""
+"""The stored bins; the published curves of GPU jobs end at 2^21 s."""
 
 OUTLIERS: Final = 0.05
-"""How much likelier a GPU count within a type's whiskers is than one above, in the prior; falls with the distance."""
+"""The prior weight of a GPU count just outside a type's whiskers; 1 is the weight inside."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JointMargins:
-    """The published tables of the GPU jobs of one cluster."""
+    """Hold the published tables of the GPU jobs of one cluster."""
 
     types: tuple[str, ...]
     values: Floats
@@ -157,7 +162,7 @@ class JointMargins:
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """What the joint table must meet, and the prior that it is tilted from."""
+    """Hold the conditions that the joint table must meet, and the prior."""
 
     prior: Floats
     tilts: list[Condition]
@@ -166,12 +171,12 @@ class Conditions:
 
 
 def read_tables(cluster: str) -> dict[str, Any]:
-    """The published tables of a cluster."""
+    """Read the published tables of a cluster."""
     return tomllib.loads(_folder().joinpath(f"{cluster}.toml").read_text("utf-8"))
 
 
 def carried(margins: JointMargins, conditions: Conditions, cluster: str) -> Floats:
-    """The (T, G, D) table of GPU jobs that is carried, with every margin of jobs met to the last digit."""
+    """Read the stored (T, G, D) table of GPU jobs, with all margins of jobs met exactly."""
     table = np.zeros(conditions.prior.shape)
     for row in csv.reader(
         io.StringIO(_folder().joinpath(f"{cluster}_joint.csv").read_text("utf-8"))
@@ -183,7 +188,7 @@ def carried(margins: JointMargins, conditions: Conditions, cluster: str) -> Floa
 
 
 def solved(conditions: Conditions) -> Floats:
-    """The (T, G, D) table of GPU jobs that meets everything published, as near to the prior as that permits."""
+    """Compute the (T, G, D) table nearest to the prior that meets all published numbers."""
     return tilted(conditions.prior, conditions.tilts)
 
 
@@ -192,7 +197,10 @@ def _folder() -> Any:
 
 
 def margins_of(tables: dict[str, Any]) -> JointMargins:
-    """What is published of the GPU jobs, and what follows from it: the means in the bins, the GPU time of all."""
+    """Return the published margins of the GPU jobs, and the numbers that follow from them.
+
+    These numbers are the mean of each bin, and the GPU time of all jobs.
+    """
     types = tuple(name for name in tables["types"] if name != CPU)
     summary = tables["summary"]
     durations = np.array([padded(tables["types"][name]["duration"]) for name in types])
@@ -219,7 +227,7 @@ def margins_of(tables: dict[str, Any]) -> JointMargins:
 
 
 def _scaled_means(means: Floats, counts: Floats, total_s: float, limit_s: float) -> Floats:
-    """Means by bin, moved within their bins so that all jobs together take `total_s`."""
+    """Move the means within their bins so that the durations of all jobs sum to `total_s`."""
     lower, upper = bin_edges(limit_s)
     low, high = 0.5, 2.0
     for _ in range(50):
@@ -232,7 +240,7 @@ def _scaled_means(means: Floats, counts: Floats, total_s: float, limit_s: float)
 
 
 def conditions_of(margins: JointMargins, gpu_num: dict[str, Any]) -> Conditions:
-    """Everything published, as conditions on the (T, G, D) table of GPU jobs."""
+    """Express all published numbers as conditions on the (T, G, D) table of GPU jobs."""
     shape = (len(margins.types), len(margins.values), BINS)
     values = margins.values[None, :, None]
     types = np.arange(len(margins.types))[:, None, None]
@@ -292,13 +300,16 @@ def conditions_of(margins: JointMargins, gpu_num: dict[str, Any]) -> Conditions:
 
 
 def steps(curve: list[list[float]]) -> list[tuple[float, float, float]]:
-    """Each step of a cumulative curve: after which x, up to which, how much."""
+    """Return each step of a cumulative curve: its lower x (exclusive), its upper x, its height."""
     before = [[0.0, 0.0], *curve[:-1]]
     return [(x0, x1, y1 - y0) for (x0, y0), (x1, y1) in zip(before, curve, strict=True)]
 
 
 def _within_box(values: Floats, box: list[float]) -> Floats:
-    """How far a type's box lets it ask for each GPU count: nothing between a whisker and its limit of 1.5 IQR."""
+    """Return the prior weight of each GPU count, given a type's box plot.
+
+    The weight is 0 between a whisker and its limit of 1.5 IQR, where the box plot has no value.
+    """
     whisker_low, q1, _, q3, whisker_high = box
     reach = 1.5 * (q3 - q1)
     with np.errstate(divide="ignore"):
@@ -312,10 +323,14 @@ def _within_box(values: Floats, box: list[float]) -> Floats:
 
 
 def _box_conditions(values: Floats, table: dict[str, Any]) -> list[tuple[Any, float, float]]:
-    """(which GPU counts, jobs at least, scale) so that NumPy's linear percentiles are the box's.
+    """Return the conditions under which NumPy's linear percentiles equal the box's values.
 
-    The percentile p of n values is read at the position (n - 1) p: so many must be below or at the quartile, and so
-    many at or above; a margin of 0.5% keeps it through the rounding to whole jobs.
+    NumPy reads the percentile p of n values at the position (n - 1) p. So a number of jobs must lie
+    at or below the quartile, and a number at or above it. A margin of 0.5% protects the quartile
+    from the rounding to whole jobs.
+
+    Returns:
+        For each condition: a set of GPU counts, the fewest jobs there, and the scale.
     """
     whisker_low, q1, median, q3, whisker_high = table["box_gpu_num"]
     jobs = float(table["jobs"])
@@ -330,7 +345,7 @@ def _box_conditions(values: Floats, table: dict[str, Any]) -> list[tuple[Any, fl
 
 
 def write_solutions(folder: Path) -> None:
-    """Solve for both clusters again and write `*_joint.csv` into the folder."""
+    """Solve the tables of both clusters again, and write `*_joint.csv` into the folder."""
     for cluster in ("seren", "kalos"):
         tables = read_tables(cluster)
         margins = margins_of(tables)

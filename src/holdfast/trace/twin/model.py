@@ -1,4 +1,4 @@
-"""What a twin is drawn from, and what is drawn."""
+"""Define the data of the twin's stages: the calibration, and the drawn jobs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -16,25 +16,25 @@ CPU = "CPU"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Reasons:
-    """Why jobs failed whose cause was recorded: targets by reason at full size. R reasons."""
+    """Hold targets for the recorded causes of failures, by reason at full size. R reasons."""
 
     names: tuple[str, ...]
-    """R reasons of the study's Table 3."""
+    """R names of reasons in the study's Table 3."""
     types: frozenset[str]
     """Types of the jobs whose causes were recorded."""
     jobs: Floats
     """(R) failed GPU jobs."""
     gpu_num: Floats
-    """(R) mean GPUs; NaN where it is not known."""
+    """(R) mean GPUs; NaN if unknown."""
     run_s: Floats
-    """(R) mean time to failure, s; NaN where it is not known."""
+    """(R) mean time to failure, s; NaN if unknown."""
     gpu_time_s: Floats
     """(R) GPU time, s."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rhythm:
-    """How jobs follow each other in time. T types."""
+    """Hold the parameters of the order of jobs in time. T types."""
 
     same_size: Floats
     """(T) probability that a batch belongs to the campaign of the batch before: same user, same GPUs."""
@@ -45,50 +45,51 @@ class Rhythm:
     alike: float
     """Correlation of the rank of a job's duration with the rank of its batch."""
     gap_cv2: Floats
-    """(T) squared coefficient of variation of the gaps between batches, beside what the hours and the days add."""
+    """(T) squared coefficient of variation of gaps between batches, apart from hours and days."""
     retry_share: float
-    """Part of the failed batches after which the next one of the campaign is a retry."""
+    """Part of the failed batches whose next batch in the campaign is a retry."""
     retry_median_s: float
     """Median pause between a failure and its retry."""
     drift: Floats
-    """(T) exponents: of the jobs of a type a part u**drift has come when a part u of all would have without drift."""
+    """(T) exponents: a part u**drift of the jobs has come when a part u would without drift."""
     first_parts: Floats
-    """(T) part of a type's jobs that has come exactly when that part of its arrivals has; 0 where none is known."""
+    """(T) part of the arrivals by which exactly that part of the jobs has come; 0 if unknown."""
     known: Mapping[int, tuple[float, float, float, float]]
-    """By number of a type, `sessions.order_statistics` of its completed jobs, which the order must be near to."""
+    """Target of `sessions.order_statistics` over the completed jobs, by number of the type."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Calibration:
-    """Tables of counts: all that the draw knows of a trace. T types, G GPU counts, D bins, S states, U users.
+    """Hold the tables of counts from which a twin is drawn.
 
-    Bins are powers of two, as the published curves have them: bin 0 holds <= 1 s, bin i (2^(i-1), 2^i] s.
+    The shapes name T types, G GPU counts, D bins, S states and U users. Bins are powers of two, as
+    in the published curves: bin 0 has values <= 1 s, bin i values in (2^(i-1), 2^i] s.
     """
 
     cluster: str
     zone: str
-    """Offset from UTC that its times are written with, such as `+08:00`."""
+    """Offset from UTC of the written times, such as `+08:00`."""
     start_s: float
     """Unix time of the first submission."""
     window_s: float
-    """From the first submission to the last."""
+    """Seconds from the first submission to the last."""
     snapshot_s: float | None
-    """Unix time at which the table was exported: what had not ended is RUNNING. None: all had ended."""
+    """Unix time of the export: later ends are RUNNING then. None: all jobs had ended."""
     counts_queue: bool
-    """Whether `duration` begins at submission (Kalos as released) or at the start."""
+    """True if `duration` begins at submission (Kalos as released), False if at the start."""
     capacity_gpus: int | None
-    """GPUs of the cluster: what jobs hold at one time stays within it. None: not known, no bound."""
+    """GPUs of the cluster, which bound the GPUs in use; None: unknown, no bound."""
     types: tuple[str, ...]
     gpu_nums: Floats
-    """(G) GPUs a job may hold, ascending; 0 is a CPU job."""
+    """(G) possible GPU counts of a job, ascending; 0 is a CPU job."""
     cells: Floats
     """(T, G, D) jobs by type, GPUs and bin of duration."""
     seconds: Floats
     """(T, G) total duration of these jobs, s."""
     duration_limit_s: Floats
-    """(T) no job of the type is longer."""
+    """(T) the longest possible duration."""
     longest: tuple[int, float] | None
-    """Type of the longest job of all and its duration, where that is known."""
+    """Type and duration of the longest job; None if unknown."""
     queue_cells: Floats
     """(T, D) jobs by type and bin of queueing time."""
     queue_seconds: Floats
@@ -113,39 +114,39 @@ class Calibration:
     batch_sizes: Floats
     """(T) mean jobs submitted together."""
     rhythm: Rhythm
-    """How jobs follow each other."""
+    """The order of jobs in time."""
     reasons: Reasons | None
-    """Why failed jobs failed; None: nobody recorded any cause."""
+    """The causes of failures; None if no cause was recorded."""
 
     @property
     def jobs(self) -> int:
-        """Jobs at full size."""
+        """Return the number of jobs at full size."""
         return round(float(self.cells.sum()))
 
     @property
     def gpu_time_s(self) -> float:
-        """GPU time at full size, as the trace counts it."""
+        """Return the GPU time at full size, by the trace's meaning of duration."""
         return float((self.seconds * self.gpu_nums).sum())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TwinJobs:
-    """A synthetic trace: columns of one length, sorted by time of submission."""
+    """Hold a synthetic trace: columns of one length, sorted by time of submission."""
 
     cluster: str
     zone: str
     counts_queue: bool
-    """What `duration_s` means: from submission (True) or from the start."""
+    """True if `duration_s` begins at submission, False if at the start."""
     capacity_gpus: int | None
     peak_gpus: int
-    """The most GPUs that jobs hold at one time."""
+    """The most GPUs in use at one time."""
     job_id: Column
     user: Column
     type: Column
     """`Pretrain`, `Evaluation`, `SFT`, `MLLM`, `Debug`, `Other`; `CPU` without GPUs."""
     state: Column
     reason: Column
-    """Why it failed; empty where nobody recorded that, as of most that failed."""
+    """The cause of the failure; empty if none was recorded, as for most failures."""
     gpu_num: Ints
     node_num: Ints
     cpu_num: Ints
@@ -159,26 +160,26 @@ class TwinJobs:
 
     @property
     def start_s(self) -> Ints:
-        """Unix time of the start."""
+        """Return the Unix times of the starts."""
         return self.submit_s + self.queue_s
 
     @property
     def run_s(self) -> Ints:
-        """End - start, whatever `duration_s` counts."""
+        """Return the seconds from start to end, for either meaning of `duration_s`."""
         return self.duration_s - self.queue_s if self.counts_queue else self.duration_s
 
     @property
     def end_s(self) -> Ints:
-        """Unix time of the end; of a RUNNING job, of the export."""
+        """Return the Unix times of the ends; for RUNNING jobs the time of the export."""
         return self.start_s + self.run_s
 
     @property
     def gpu_time_s(self) -> Ints:
-        """GPUs x `duration_s`, as the trace counts it."""
+        """Return GPUs times `duration_s`, as the trace does."""
         return self.gpu_num * self.duration_s
 
     def columns(self) -> dict[str, Column]:
-        """The columns by name, `duration_s` counted from the start: what `fit` and `export` take."""
+        """Return columns by name for `fit` and `export`; `duration_s` counts from the start."""
         names = [field.name for field in fields(self) if field.name not in _NOT_COLUMNS]
         return {name: getattr(self, name) for name in names} | {"duration_s": self.run_s}
 

@@ -1,8 +1,9 @@
-"""How jobs end: the probability of each state by type, size and duration, and who gets which.
+"""Assign final states to jobs, by type, size and duration.
 
-Published are only totals: each state's share of jobs and of GPU time. Cancelled jobs are few and hold most of the GPU
-time (people stop what runs long), failed ones are many and short, except where hundreds of GPUs are held for hours
-(sections 3.2 and 5). The odds of each state are tilted by a constant and by the logarithm of GPU time until both hold.
+Only totals are published: each state's share of jobs and of GPU time. Cancelled jobs are few and
+hold most of the GPU time, since people stop long jobs. Failed jobs are many and short, except for
+long jobs on hundreds of GPUs (sections 3.2 and 5). A constant and the logarithm of GPU time tilt
+the odds of each state until both totals hold.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from holdfast.trace.twin.rounding import largest_remainder
 STATES: Final = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "RUNNING")
 
 _FIRST_TENTH_JOBS: Final = 45_059
-"""GPU jobs of the first tenth of the released file of Seren, of which the states were counted."""
+"""GPU jobs in the first tenth of Seren's released file, whose states were counted."""
 _SEREN_JOBS: Final = 450_590
 _RARE: Final = {
     # Shares of GPU jobs. Seren's first tenth holds 54 TIMEOUT, 44 NODE_FAIL and 1,010 PREEMPTED jobs. Those that were
@@ -34,7 +35,7 @@ _RARE: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class StateModel:
-    """Probabilities by cell and the totals they add up to; shapes as in `Calibration`."""
+    """Hold the probabilities of states by cell, and their totals; shapes as in `Calibration`."""
 
     states: tuple[str, ...]
     shares: Floats
@@ -51,15 +52,15 @@ def published_states(
     published: dict[str, Any],
     cluster: str,
 ) -> StateModel:
-    """The model of a published cluster.
+    """Return the states of a published cluster.
 
     Args:
         cells: (T, G, D) jobs.
         seconds: (T, G) total durations.
         types: T names.
-        values: G counts.
-        published: percent of each state among jobs and GPU time.
-        cluster: whose rare states.
+        values: G GPU counts.
+        published: the percentage of each state among jobs and GPU time.
+        cluster: the cluster whose rare states are added.
     """
     three = STATES[:3]
     by_jobs, by_time, by_cpu = (
@@ -101,7 +102,10 @@ def published_states(
 def _tilted_odds(
     prior: Floats, tilt: Floats, jobs: Floats, gpu_time: Floats, by_jobs: Floats, by_time: Floats
 ) -> Floats:
-    """Softmax of prior + a_s + b_s x tilt with a, b such that the shares of jobs and of GPU time hold (Newton)."""
+    """Return the softmax of prior + a_s + b_s x tilt.
+
+    Newton's method finds a and b such that the shares of jobs and of GPU time hold.
+    """
 
     def shares_of(unknown: Floats) -> Floats:
         logits = prior.copy()
@@ -138,10 +142,10 @@ def _tilted_odds(
 def _with_rare(
     shares: Floats, by_jobs: Floats, by_time: Floats, by_cpu: Floats, cluster: str
 ) -> StateModel:
-    """Return the three states and the rare ones.
+    """Add the rare states to the three frequent ones.
 
-    RUNNING is taken from completed jobs, PREEMPTED from all three. TIMEOUT and NODE_FAIL are published as failed: they
-    are taken from failed jobs and have their odds.
+    RUNNING jobs are taken from completed jobs, PREEMPTED jobs from all three states. TIMEOUT and
+    NODE_FAIL jobs are published as failed; they are taken from failed jobs and have their odds.
     """
     model = np.zeros((*shares.shape[:-1], len(STATES)))
     model[..., :3] = shares
@@ -165,16 +169,18 @@ def dealt_states(
     types: Ints, places: Ints, bins: Ints, weights: Floats, model: StateModel, is_gpu: npt.NDArray[np.bool_],
     rng: np.random.Generator,
 ) -> Ints:  # fmt: skip
-    """Number of each job's state: counts as `model.totals` says, GPU time as `model.gpu_time` does.
+    """Return the number of each job's state.
+
+    The counts agree with `model.totals`, the GPU time with `model.gpu_time`.
 
     Args:
-        types: of each job.
-        places: of each job's GPU count in the model's tables.
-        bins: of each job's duration.
-        weights: GPU time of each job.
-        model: probabilities.
-        is_gpu: of each job.
-        rng: the draw.
+        types: the type of each job.
+        places: the index of each job's GPU count in the model's tables.
+        bins: the bin of each job's duration.
+        weights: the GPU time of each job.
+        model: the probabilities.
+        is_gpu: True for each GPU job.
+        rng: the random generator.
     """
     states = np.zeros(len(types), dtype=np.int64)
     cut_short = np.array([name in ("RUNNING", "PREEMPTED") for name in model.states])
@@ -202,7 +208,7 @@ def _dealt(
     cut_short: npt.NDArray[np.bool_],
     rng: np.random.Generator,
 ) -> Ints:
-    """States for jobs in order by systematic sampling, one state after another, `counts` of each."""
+    """Assign each state to `counts` of the jobs in order, by systematic sampling."""
     states = np.full(len(odds), -1, dtype=np.int64)
     named = odds.sum(axis=0) > 0
     for state in np.flatnonzero(~named & (counts > 0)):
@@ -230,7 +236,10 @@ def _dealt(
 
 
 def _systematic(chance: Floats, count: int, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
-    """`count` picks, each with a probability proportional to `chance` (at most 1), spread evenly along the order."""
+    """Pick `count` items, spread evenly along the order.
+
+    The probability of each item is proportional to `chance`, and at most 1.
+    """
     if count <= 0:
         return np.zeros(len(chance), dtype=bool)
     scaled = chance + 1e-12
@@ -253,9 +262,10 @@ def _swap_to_gpu_time(
     failed: int | None,
     moves: int = 200,
 ) -> None:
-    """Pairs of jobs swap states, in place, until each state's share of GPU time is as given.
+    """Swap the states of pairs of jobs, in place, until each state has its share of GPU time.
 
-    What rare states without a share of their own hold (NODE_FAIL, TIMEOUT) is published as failed.
+    The GPU time of rare states without a share of their own (NODE_FAIL, TIMEOUT) counts as failed,
+    as published.
     """
     total = weights[members].sum()
     if failed is not None:

@@ -1,9 +1,10 @@
-"""Stage 7: a start for every batch, such that jobs never hold more GPUs than there are.
+"""Stage 7: choose a start for each batch, such that jobs never hold more GPUs than there are.
 
-A job's run is fixed by its bins, so only its moment can give way. Batches are placed by falling GPU time on a grid of
-five minutes, each at its own moment, or the nearest one at which GPUs suffice. Before them come those with a quota of
-their own, which keep the order of their arrival: a job that finds no room lets none behind it go first. A job counts
-in every bucket that it touches, so the true use is never above what is counted.
+The bins fix the duration of a job, so only its start can change. First, batches with a quota of
+their own are placed in the order of their arrival: a job without room delays all later ones. Then
+the other batches are placed by falling GPU time, each at its wanted moment or at the nearest one
+with enough GPUs. The grid has steps of five minutes. A job counts in every bucket that it touches,
+so the counted use is never below the true use.
 """
 
 from dataclasses import dataclass
@@ -17,16 +18,16 @@ from holdfast.trace.twin.model import Floats, Ints
 _TRIES: Final = 6
 _NEAR_S: Final = 300.0
 _LONG_JOBS: Final = 0.8
-"""Part of the cluster that the jobs with the most GPU time share; what comes after them gets more and more."""
+"""Part of the cluster for the jobs with the most GPU time; the part grows for later jobs."""
 
 _DAY: Final = 86_400 // BUCKET_S
 _HOURS_KEPT: Final = 2
-"""An hour of the day away counts as so many hours more: who finds no room comes back on another day."""
+"""Extra hours of distance per hour of the day: the same hour of another day is preferred."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
-    """GPU jobs to place: batch, GPUs, and when each runs, in s from the start of its batch."""
+    """Hold the GPU jobs to place: batch, GPUs, begin and end, in s from the batch's start."""
 
     batches: Ints
     gpu_nums: Ints
@@ -45,17 +46,19 @@ def placed(
     may_exceed_window: bool,
     rng: np.random.Generator,
 ) -> Ints:
-    """Start of each batch in s from the start of the window.
+    """Return the start of each batch, in seconds from the start of the window.
 
     Args:
         demand: the jobs; batches are numbered from 0 without gaps.
-        wanted_s: by batch, when it would come.
-        latest_s: by batch, the last moment that it may start.
-        fixed: batches whose moment is given.
-        reserved: batches with a quota of their own, where first come is first served; no batch outside it moves them.
-        capacity_gpus: the bound; None: no bound.
-        may_exceed_window: what finds no room comes after everything else; otherwise where it is least above the bound.
-        rng: the draw.
+        wanted_s: by batch, the wanted start.
+        latest_s: by batch, the latest possible start.
+        fixed: the start of each batch that must not move.
+        reserved: the batches with a quota of their own, which start in the order of arrival; other
+            batches do not move them.
+        capacity_gpus: the most GPUs in use; None for no limit.
+        may_exceed_window: True to place a batch without room after all others; False to place it
+            where the use exceeds the limit least.
+        rng: the random generator.
     """
     count = len(latest_s)
     starts: Ints = np.clip(wanted_s, 0, latest_s).astype(np.int64)
@@ -122,7 +125,7 @@ def placed(
 
 
 class _Grid:
-    """GPUs held in each bucket."""
+    """Hold the GPUs in use in each bucket."""
 
     def __init__(self, buckets: int, capacity: int) -> None:
         self.held = np.zeros(buckets, dtype=np.int64)
@@ -130,7 +133,7 @@ class _Grid:
 
     @staticmethod
     def use(start: int, gpus: Ints, begins: Ints, ends: Ints) -> tuple[int, Ints]:
-        """First bucket and GPUs in each from there."""
+        """Return the first bucket of a batch, and the GPUs in use from that bucket on."""
         if len(gpus) == 1:
             first = int(start + begins[0]) // BUCKET_S
             return first, np.full(int(start + ends[0]) // BUCKET_S - first + 1, gpus[0])
@@ -162,7 +165,10 @@ class _Grid:
         after: bool,
         rng: np.random.Generator,
     ) -> int:
-        """A start where the whole batch fits under its highest use; where there is none, see `placed`."""
+        """Return a start with room for the batch's highest use in all its buckets.
+
+        `placed` describes the result if there is no such start.
+        """
         first, use = self.use(0, gpus, begins, ends)
         length, peak = (
             len(use) + 1,
@@ -196,7 +202,10 @@ class _Grid:
 
 
 def peak_gpus(starts_s: Ints, ends_s: Ints, gpu_nums: Ints) -> int:
-    """The most GPUs held at one time; what ends at a moment is free for what starts then."""
+    """Return the most GPUs in use at one time.
+
+    GPUs of a job that ends at a moment are free for jobs that start at that moment.
+    """
     times = np.concatenate([starts_s, ends_s])
     change = np.concatenate([gpu_nums, -gpu_nums])
     order = np.lexsort((change, times))

@@ -1,4 +1,4 @@
-"""The two published clusters: from the counts that their authors published to a calibration."""
+"""Make calibrations of the two published clusters from the counts of their authors."""
 
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -26,7 +26,7 @@ CLUSTERS: Final = ("seren", "kalos")
 
 @lru_cache(maxsize=2)
 def calibration(cluster: str) -> Calibration:
-    """The calibration of a published cluster, `seren` or `kalos`; made once and kept.
+    """Return the calibration of a published cluster, `seren` or `kalos`, from a cache.
 
     Raises:
         BadUse: there is no such cluster.
@@ -106,10 +106,10 @@ def _made(tables: dict[str, Any]) -> Calibration:
 
 
 def _gpu_time(cells: Floats, margins: JointMargins, gpu_num: dict[str, Any]) -> Floats:
-    """(T, G) GPU time with the published shares by GPU count and by type to the last digit.
+    """Return the (T, G) GPU time with exactly the published shares by GPU count and by type.
 
-    The solved table has them within a few parts in a hundred; the rest is proportional fitting, and the durations
-    follow by where they lie within their bins.
+    The solved table has these shares within a few per cent; proportional fitting corrects the rest.
+    The durations follow from their positions within the bins.
     """
     gpu_time: Floats = np.einsum("tgd,td->tg", cells, margins.means_s) * margins.values
     shares = steps(gpu_num["cumulative_gpu_time_pct"])
@@ -138,7 +138,7 @@ def _gpu_time(cells: Floats, margins: JointMargins, gpu_num: dict[str, Any]) -> 
 
 
 def _queues(tables: dict[str, Any], types: tuple[str, ...]) -> tuple[Floats, Floats]:
-    """Queueing times by type: (T, D) counts and (T) totals in s."""
+    """Return the queueing times by type: (T, D) counts, and (T) totals in seconds."""
     summary = tables["summary"]
     cells = np.zeros((len(types), BINS))
     for number, name in enumerate(types):
@@ -169,7 +169,7 @@ def _unix_s(text: str, zone: str) -> float:
 
 
 DISPERSION: Final = 0.45
-"""Of a day's rate of arrivals, around the pattern of the week."""
+"""Standard deviation of the logarithm of a day's rate, beside the week's pattern."""
 
 _BATCHES: Final = {
     "Evaluation": 60.0,
@@ -190,16 +190,19 @@ _USERS: Final = {
     CPU: 110,
 }
 _ZIPF: Final = 1.15
-"""Exponent of the users' rank-frequency: the busiest few submit most."""
+"""Exponent of the users' submissions by rank; a few users submit most jobs."""
 
 
 def published_batches(types: tuple[str, ...]) -> Floats:
-    """(T) mean jobs submitted together."""
+    """Return the (T) mean numbers of jobs that are submitted together."""
     return np.array([_BATCHES[name] for name in types])
 
 
 def published_users(types: tuple[str, ...]) -> Floats:
-    """(T, U) shares: each type has its own busiest users, and most users work on two or three types."""
+    """Return the (T, U) shares of users.
+
+    Each type has its own busiest users, and most users work on two or three types.
+    """
     everyone = 160
     shares = np.zeros((len(types), everyone))
     rng = np.random.default_rng(2403)
@@ -212,10 +215,15 @@ def published_users(types: tuple[str, ...]) -> Floats:
 
 
 def published_cpus(types: tuple[str, ...], values: Floats, cluster: str) -> Floats:
-    """(T, G) CPU cores: as the released rows have them.
+    """Return the (T, G) CPU cores, as in the released rows.
 
-    Seren gives 16 a GPU on one node and 10 a GPU over several, an evaluation 2 a GPU; Kalos 120 a node, an
-    evaluation 6 a GPU.
+    | cluster | jobs | CPU cores |
+    |---|---|---|
+    | Seren | on one node | 16 a GPU |
+    | Seren | on several nodes | 10 a GPU |
+    | Seren | evaluations | 2 a GPU |
+    | Kalos | evaluations | 6 a GPU |
+    | Kalos | others | 120 a node |
     """
     cpus = np.zeros((len(types), len(values)))
     for number, name in enumerate(types):
@@ -230,7 +238,10 @@ def published_cpus(types: tuple[str, ...], values: Floats, cluster: str) -> Floa
 
 
 def published_hours() -> Floats:
-    """(168) share of submissions by local hour: low before dawn, two peaks a working day, half of it on weekends."""
+    """Return the (168) share of submissions by local hour of the week.
+
+    The rate is low before dawn, has two peaks on a working day, and is halved on weekends.
+    """
     hour = np.arange(24)
     day = 0.35 + np.exp(-(((hour - 11) / 2.6) ** 2)) + 1.05 * np.exp(-(((hour - 16) / 3.0) ** 2))
     day += 0.75 * np.exp(-(((hour - 21.5) / 2.4) ** 2))

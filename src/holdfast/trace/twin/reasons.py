@@ -1,13 +1,19 @@
-"""Stage 8: why failed jobs failed. Causes of the study's Table 3, dealt to a twin's failed jobs.
+"""Stage 8: assign causes of failures from the study's Table 3 to a twin's failed jobs.
 
-The table is of failures whose cause was recorded, in the larger trace of the study; the released one names no cause,
-and most of a twin's failed jobs have none either. The twins of both clusters at full size have the table's numbers
-exactly, its shares of GPU time within a point (a quarter of one with the default seed), and its mean GPUs and mean
-times to failure as nearly as their failed jobs permit: of reasons of ten jobs or more, within a tenth and a third with
-the default seed. Kalos' own reasons of hundreds of GPUs (NCCL, the dataloader) fail in a quarter to two thirds of their
-time, and none of its jobs has the 1152 GPUs of `NCCLRemoteError`. The table's numbers x means are a few times the GPU
-time of what failed in the released trace, so here the largest of these jobs fail soon and the longest have fewer GPUs.
-Restarts are not modelled.
+Table 3 lists the failures with a recorded cause, in the study's larger trace. The released trace
+has no causes, and most failed jobs of a twin have none either. At full size, the twins of both
+clusters together have
+
+- the table's numbers of failures, exactly;
+- its shares of GPU time, within a point (a quarter of a point with the default seed);
+- its mean GPUs within a tenth and its mean times to failure within a third, for reasons of ten jobs
+  or more and the default seed.
+
+Two differences remain, since the released failed jobs do not permit more. Failures of Kalos on
+hundreds of GPUs (NCCL, the dataloader) take a quarter to two thirds of their time in the table, and
+no job of Kalos has the 1152 GPUs of `NCCLRemoteError`. The table's numbers times means exceed the
+GPU time of the released failed jobs several times. So in a twin, the largest of these jobs fail
+soon, and the longest have fewer GPUs. Restarts are not modelled.
 """
 
 import tomllib
@@ -23,33 +29,34 @@ from holdfast.trace.twin.rounding import largest_remainder
 from holdfast.trace.twin.writing import write_rows
 
 FAILED: Final = ("FAILED", "NODE_FAIL")
-"""States of the jobs that may have a reason; a TIMEOUT says its own."""
+"""States of the jobs that may have a reason; TIMEOUT needs none."""
 
 _NODE_FAILURE: Final = "NodeFailure"
 
 _SHARE: Final = 0.002
 _GPUS: Final = 0.25
 _TIME: Final = 0.6
-"""Errors that count alike: of the GPU time of all reasons; of the logarithm of mean GPUs; of that of mean time."""
+"""Errors of equal weight: of the share of GPU time, of log mean GPUs, of log mean time."""
 _GOOD: Final = 2e-3
-"""The sum of squared errors at which a reason is left alone."""
+"""The sum of squared errors below which a reason is not improved further."""
 _SWEEPS: Final = 8
 _NEW_DEALS: Final = 100
 _TRIED: Final = 32
-"""Jobs of a reason that a sweep gives away at most."""
+"""The most jobs of a reason that a sweep replaces."""
 _OFFERED: Final = 6000
-"""Jobs that it chooses among, about: what bounds the time of a large draw."""
+"""The approximate number of candidates for a swap, which bounds the time of a large draw."""
 
 _SMALL_GPUS: Final = 32
 _SMALL_GPU_TIME_S: Final = 8 * 3600.0
-"""Of jobs below both there are always enough: a sample will do."""
+"""Jobs below both limits are plentiful, so a sample of these jobs suffices."""
 _SAMPLE: Final = 1000
 
 
 def published_reasons(cluster: str) -> Reasons:
-    """The part of Table 3 that a published cluster has.
+    """Return the part of Table 3 that a published cluster has.
 
-    What both clusters have is split by `kalos_share` of the table, in number and in GPU time alike.
+    The table's `kalos_share` divides the reasons that both clusters have, in number and in GPU
+    time.
 
     Args:
         cluster: `seren` or `kalos`.
@@ -80,19 +87,19 @@ def dealt_reasons(
     states: Column,
     rng: np.random.Generator,
 ) -> tuple[Column, Column]:
-    """The reason of each job, '' where none was recorded, and the states: NODE_FAIL goes to what failed of its node.
+    """Return the reason of each job, '' if none was recorded, and the changed states.
 
-    As many jobs are NODE_FAIL as were. They are those of the reason `NodeFailure`, then of the others of the
-    infrastructure, in the order of `reasons`.
+    The number of NODE_FAIL jobs stays. The state goes first to jobs with the reason `NodeFailure`,
+    then to jobs with other reasons of the infrastructure, in the order of `reasons`.
 
     Args:
         reasons: the targets, at full size.
-        factor: of the draw's size to the full one.
-        types: of each job.
-        gpus: of each job.
-        runs_s: of each job, from its start.
-        states: of each job.
-        rng: the draw.
+        factor: the ratio of the draw's size to full size.
+        types: the type of each job.
+        gpus: the GPUs of each job.
+        runs_s: the seconds of each job, from its start.
+        states: the state of each job.
+        rng: the random generator.
     """
     failed = np.isin(states, FAILED) & (gpus > 0) & (runs_s > 0)
     able = np.flatnonzero(failed & np.isin(types, sorted(reasons.types)))
@@ -119,14 +126,17 @@ def dealt_reasons(
 
 
 def _pool(able: Ints, gpus: Ints, runs_s: Ints, small: int, rng: np.random.Generator) -> Ints:
-    """The jobs to choose from: all large ones, and a sample of the others."""
+    """Return the jobs to choose from: all large ones, and a sample of the others."""
     is_small = (gpus[able] < _SMALL_GPUS) & (gpus[able] * runs_s[able] < _SMALL_GPU_TIME_S)
     kept = rng.permutation(able[is_small])[:small]
     return np.sort(np.concatenate([able[~is_small], kept]))
 
 
 class _Dealing:
-    """The search: a random deal, then swaps of two jobs between two reasons, or a reason and none."""
+    """Search for an assignment of reasons to jobs: a random one, improved by swaps of two jobs.
+
+    A swap is between two reasons, or between a reason and no reason.
+    """
 
     def __init__(
         self, reasons: Reasons, counts: Ints, factor: float, gpus: Floats, runs_s: Floats
@@ -144,7 +154,7 @@ class _Dealing:
         self.sums = np.zeros((3, len(counts)))
 
     def dealt(self, rng: np.random.Generator) -> Ints:
-        """Number of each job's reason, -1 where it has none."""
+        """Return the number of each job's reason, -1 for no reason."""
         # Largest jobs first: they are the scarce ones.
         mean_gpus = np.nan_to_num(
             np.divide(self.wanted[0], self.counts, where=self.counts > 0, out=self.wanted[0] * 0)
@@ -178,7 +188,7 @@ class _Dealing:
         return self.of
 
     def _dealt_anew(self, reason: int, rng: np.random.Generator) -> None:
-        """Give some of its jobs for as many that have no reason, whatever they hold."""
+        """Replace some jobs of the reason by random jobs without a reason."""
         own, free = np.flatnonzero(self.of == reason), np.flatnonzero(self.of < 0)
         count = min(int(rng.integers(1, len(own) + 1)), len(free), _TRIED)
         for jobs, sign, owner in (
@@ -195,7 +205,11 @@ class _Dealing:
         return costs
 
     def _improved(self, reason: int, part: float, rng: np.random.Generator) -> int:
-        """Give some of its jobs, each for the best of a part of all jobs, while that helps; how many were given."""
+        """Replace jobs of the reason, each by the best candidate, while that helps.
+
+        Returns:
+            The number of swaps.
+        """
         offered = np.flatnonzero(rng.random(len(self.of)) < part)
         moves = 0
         own = np.flatnonzero(self.of == reason)
@@ -224,7 +238,7 @@ class _Dealing:
         return moves
 
     def _cost(self, reason: Any, sums: Floats) -> Any:
-        """Squared errors of (3, …) sums; a target that is not known counts nothing."""
+        """Return the squared errors of (3, …) sums; an unknown target adds nothing."""
         wanted = self.wanted[:, reason]
         wanted = wanted.reshape(3, *[1] * (sums.ndim - wanted.ndim), *wanted.shape[1:])
         ratio = np.nan_to_num(np.log(np.maximum(sums[:2], 1.0) / wanted[:2]))
@@ -236,12 +250,12 @@ class _Dealing:
 
 
 def write_reasons(jobs: TwinJobs, path: Path | str) -> None:
-    """Write `job_id,reason,category` of the jobs that have a reason, in the trace's order.
+    """Write `job_id,reason,category` of the jobs with a reason, in the trace's order.
 
-    A file of its own beside the trace's, whose published form has no such column.
+    The reasons are in a separate file, since the published form of the trace has no such column.
 
     Raises:
-        OSError: the file cannot be written; nothing is left of it.
+        OSError: the file cannot be written; no part of it is left.
     """
     known = jobs.reason != ""
     category = {

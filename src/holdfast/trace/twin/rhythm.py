@@ -1,8 +1,9 @@
-"""Give the parameters of the order in time of the two published clusters: known ones, and chosen ones.
+"""Give the parameters of the order in time of the two published clusters, known or chosen.
 
-Known are: the order of the 319 completed Kalos jobs of pretraining, fine-tuning and others whose moments are published;
-two autocorrelations of the completed jobs of Kalos; the types of the first tenth of Seren's GPU jobs; the median pause
-of eleven minutes before a retry (504 B200, arXiv 2605.09370). All else here is chosen.
+Known are: the order of the 319 completed Kalos jobs of pretraining, fine-tuning and others, whose
+times are published; two autocorrelations of the completed jobs of Kalos; the types of the first
+tenth of Seren's GPU jobs; the median pause of eleven minutes before a retry (504 B200, arXiv
+2605.09370). All other parameters are chosen.
 """
 
 from typing import Final
@@ -21,7 +22,7 @@ _FIRST_TENTH_OTHERS: Final = (45_059 - 25_781 - 2_965) / (450_590 - 66_971 - 292
 _FIRST_TENTH_ENDS: Final = 1 / 6
 """The first tenth of Seren's jobs comes in about the first of six months (chosen)."""
 _KALOS_DRIFT: Final = {"Pretrain": 1.03, "Other": 0.71, "SFT": 0.71}
-"""So that the mean moment is that of the 319 jobs."""
+"""Exponents that give the mean moment of the 319 jobs."""
 
 _SAME_SIZE: Final = {"Pretrain": 0.95, "Evaluation": 0.7}
 _NEAR_DURATION: Final = {"Pretrain": 0.84, "Evaluation": 0.6}

@@ -1,4 +1,4 @@
-"""Stage 2: whole jobs. Real-valued tables become integers with every margin kept."""
+"""Stage 2: round tables to whole jobs, with every margin kept."""
 
 import numpy as np
 
@@ -7,7 +7,10 @@ from holdfast.trace.twin.model import Floats, Ints
 
 
 def largest_remainder(shares: Floats, total: int) -> Ints:
-    """Integers proportional to `shares` that sum to `total`: floors, then one more where most was cut off."""
+    """Return integers proportional to `shares` that sum to `total`.
+
+    Shares are rounded down; the largest remainders get one more.
+    """
     if shares.sum() <= 0:
         return np.zeros(shares.shape, dtype=np.int64)
     exact = shares / shares.sum() * total
@@ -18,9 +21,9 @@ def largest_remainder(shares: Floats, total: int) -> Ints:
 
 
 def cumulative_rounded(parts: Floats, total: int) -> Ints:
-    """Integers that sum to `total`, such that each cumulative sum is the rounded one of `parts`.
+    """Return integers with the sum `total`, whose cumulative sums are those of `parts`, rounded.
 
-    What is published of ordered bins is their cumulative curve, so that is what rounding must keep.
+    The authors published cumulative curves of ordered bins, so rounding must keep these curves.
     """
     if total == 0:
         return np.zeros(len(parts), dtype=np.int64)
@@ -31,9 +34,10 @@ def cumulative_rounded(parts: Floats, total: int) -> Ints:
 
 
 def rounded_table(table: Floats, rows: Ints, columns: Ints, rng: np.random.Generator) -> Ints:
-    """Integers near `table` with exactly these row and column sums (controlled rounding, Bacharach 1966).
+    """Return integers near `table` with exactly these row and column sums.
 
-    The table is raked to the margins and cut down; the units that are missing go to cells drawn by their remainders.
+    The method is controlled rounding (Bacharach 1966): the table is raked to the margins and
+    rounded down. The missing units go to cells that are drawn by their remainders.
     """
     outer = np.outer(rows, columns) / max(int(rows.sum()), 1)
     raked = np.where(outer > 0, table + 1e-9 * outer, 0.0)
@@ -69,7 +73,11 @@ def rounded_table(table: Floats, rows: Ints, columns: Ints, rng: np.random.Gener
 
 
 def _add_unit(whole: Ints, table: Floats, row: int, column: int) -> None:
-    """One more in a row and in a column, in place; round a corner where their own cell is one that stays empty."""
+    """Add one to the sums of a row and of a column, in place.
+
+    If the cell of both must stay empty, two other cells of the row and the column get a unit, and
+    the cell at their corner loses one.
+    """
     if table[row, column] <= 0:
         # Another row gives a unit in a column where this one may have it, and takes it in the column that lacks it.
         corner = (table[row] > 0)[None, :] & (table[:, column] > 0)[:, None] & (whole > 0)
@@ -92,10 +100,14 @@ def rounded_cells(
     total: int,
     rng: np.random.Generator,
 ) -> tuple[Ints, Floats]:
-    """(T, G, D) whole jobs, `total` of them, near `cells`, and (T, G) the total duration that they should have, in s.
+    """Return whole jobs near `cells`, `total` in all, and the total duration for each GPU count.
 
-    Kept to the unit: jobs by type, the curve of jobs by type and duration, the curve of jobs by GPU count. Then jobs of
-    a type swap their GPU counts until the GPU time of each count is as near to `seconds` as whole jobs permit.
+    Three margins are exact: jobs by type, the curve of jobs by type and duration, the curve of jobs
+    by GPU count. Then jobs of a type swap their GPU counts until the GPU time of each count is as
+    near to `seconds` as whole jobs permit.
+
+    Returns:
+        (T, G, D) jobs, and (T, G) total durations in seconds.
     """
     factor = total / cells.sum()
     is_gpu = gpu_nums > 0
@@ -129,9 +141,10 @@ def rounded_cells(
 
 
 def _reweighted(seconds: Floats, expected: Floats, jobs: Ints, gpu_nums: Floats) -> Floats:
-    """(T, G) durations for the jobs that there are.
+    """Return the (T, G) durations for the rounded jobs.
 
-    What fell to cells that got none goes to the others, both by type and by GPU count.
+    The duration of cells that have no job after rounding goes to other cells of the type and of the
+    GPU count.
     """
     by_type, by_gpus = (seconds * gpu_nums).sum(axis=1), (seconds * gpu_nums).sum(axis=0)
     gpu_time = (
@@ -149,9 +162,10 @@ def _reweighted(seconds: Floats, expected: Floats, jobs: Ints, gpu_nums: Floats)
 def _swap_to_time(
     jobs: Ints, seconds: Floats, means_s: Floats, gpu_nums: Floats, moves: int = 600
 ) -> None:
-    """Swap pairs of one type's jobs between GPU counts, in place, while that brings GPU time nearer to its target.
+    """Swap jobs of a type between GPU counts, in place, while the GPU time gets nearer its target.
 
-    An error counts by how hard it is to mend within the bins: a fifth of a group's GPU time is.
+    An error has more weight if durations within the bins can hardly correct it: about a fifth of a
+    group's GPU time can be corrected.
     """
     ease = 0.15 * gpu_nums * seconds + 5e-5 * float((gpu_nums * seconds).sum()) + 1e-9
     unit = gpu_nums / ease

@@ -10,25 +10,28 @@ import numpy.typing as npt
 from holdfast.trace.twin.model import Floats, Ints, Rhythm
 
 _BATCH_GPUS: Final = 256
-"""A batch asks for about so many GPUs, or a quarter of the cluster, at most; who asks for more sends single jobs."""
+"""The most GPUs of a batch, or a quarter of the cluster if fewer; larger jobs are single."""
 
 _TRIED_ORDERS: Final = 300
-"""Orders that are drawn where statistics of the order are known; the nearest one is taken."""
+"""Orders that are drawn if the order's statistics are known; the nearest one is used."""
 
 _NEW_CAMPAIGN: Final = 1.0
-"""How much longer the gap before a campaign is than one within, in standard deviations of the gaps' ranks."""
+"""Extra rank of a gap before a campaign over a gap within one, in standard deviations."""
 
 
 _NO_ROOM: Final = 1.0
-"""Relative error that counts as much as GPU time without room, as a part of all."""
+"""Weight of the GPU time without room, as a part of all, beside a relative error."""
 
 _AFTER_LONG: Final = 1.0
-"""The same for a gap after a batch of much GPU time, for each standard deviation of the ranks of GPU time."""
+"""Extra rank of a gap per standard deviation of the rank of GPU time of the batch before."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sessions:
-    """The batches of a draw. N jobs, B batches; the batches of a type have ascending numbers, in the type's order."""
+    """Hold the batches of a draw. N jobs, B batches.
+
+    The batches of a type have ascending numbers, in the type's order.
+    """
 
     batches: Ints
     """(N) number of each job's batch."""
@@ -37,18 +40,18 @@ class Sessions:
     types: Ints
     """(B) type of each batch."""
     campaigns: Ints
-    """(B) campaign: batches of one user and one size that follow each other; ascending, never shared by types."""
+    """(B) number of the campaign, ascending: successive batches of one user, type and size."""
     parts: Floats
-    """(B) moment as a part of the type's own arrivals, ascending within a type; a retry's is not used."""
+    """(B) moment as a part of the type's arrivals, ascending within a type; unused for retries."""
     retries: npt.NDArray[np.bool_]
-    """(B) whether the batch tries again what failed in the batch before."""
+    """(B) True if the batch retries the failed batch before."""
     pauses_s: Floats
-    """(B) how long after the failure a retry comes, s."""
+    """(B) seconds from the failure to the retry."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Chain:
-    """The order of one type. M jobs in order; B batches."""
+    """Hold the order of one type. M jobs in order; B batches."""
 
     jobs: Ints
     batches: Ints
@@ -72,21 +75,21 @@ def in_sessions(
     moments_s: Callable[[Floats, int], Floats],
     rng: np.random.Generator,
 ) -> Sessions:
-    """Order the jobs of each type into batches and campaigns, and spread the batches over the type's time.
+    """Order the jobs of each type into batches and campaigns, and spread the batches over time.
 
     Every job keeps its type, GPUs and duration; only its neighbours are chosen.
 
     Args:
-        types: (N) number of each job's type.
-        gpu_nums: (N) GPUs.
-        durations_s: (N) durations.
-        completed: (N) whether the job completed; known statistics of an order are of such jobs.
-        failed: (N) whether the job failed.
-        mean_sizes: (T) mean jobs of a batch.
-        rhythm: correlations of the order.
-        capacity_gpus: of the cluster; None where not known.
-        moments_s: the moments at which parts of the arrivals of a type have come, s.
-        rng: the draw.
+        types: (N) the number of each job's type.
+        gpu_nums: (N) the GPUs of each job.
+        durations_s: (N) the duration of each job.
+        completed: (N) True for completed jobs, the jobs of the known statistics.
+        failed: (N) True for failed jobs.
+        mean_sizes: (T) the mean number of jobs in a batch.
+        rhythm: the correlations of the order.
+        capacity_gpus: the GPUs of the cluster; None if unknown.
+        moments_s: returns the seconds at which given parts of a type's arrivals have come.
+        rng: the random generator.
     """
     most = _BATCH_GPUS if capacity_gpus is None else min(_BATCH_GPUS, max(capacity_gpus // 4, 1))
     count = len(types)
@@ -138,7 +141,7 @@ def in_sessions(
 
 
 _FEWEST_KNOWN: Final = 30
-"""Completed jobs below which the statistics of an order say nothing."""
+"""The fewest completed jobs for meaningful statistics of an order."""
 
 
 def _chain(
@@ -196,9 +199,10 @@ def _chain(
 
 
 def _sizes(count: int, mean: float, rng: np.random.Generator) -> tuple[Ints, Ints]:
-    """Return the numbers of the batches and their counts of jobs, which sum to `count`.
+    """Return the numbers of the batches and their sizes, which sum to `count`.
 
-    Sizes are geometric, except that large batches (a checkpoint's datasets, a sweep) lie within 30% of their mean.
+    Sizes are geometric, except that large batches (a checkpoint's datasets, a sweep) lie within 30%
+    of their mean.
     """
     enough = int(count / mean * 1.5) + 20
     sizes = np.array([], dtype=np.int64)
@@ -248,12 +252,12 @@ def _parts(
 
 
 def anchored(parts: Floats, come: Floats, anchor: float) -> Floats:
-    """Stretch the moments before and after an anchor so that the part `anchor` of the jobs has come by then.
+    """Stretch the moments before and after `anchor`, so that this part of the jobs has come by then.
 
     Args:
         parts: (B) moments in (0, 1), ascending.
-        come: (B) part of the jobs up to and including each batch.
-        anchor: part of the jobs; 0 where none is known.
+        come: (B) the part of the jobs up to and including each batch.
+        anchor: the part of the jobs; 0 if unknown.
     """
     last = int(np.searchsorted(come, anchor))
     if not anchor or last >= len(parts) - 1:
@@ -273,7 +277,8 @@ def _distance(
 ) -> float:
     """Return the largest relative error of the statistics of an order.
 
-    What would not fit in the cluster counts as well, because jobs that must give way change their order.
+    Jobs that would not fit into the cluster count as an error, too, because such jobs have to move,
+    which changes their order.
     """
     ends_s = np.maximum.reduceat(durations_s[chain.jobs], np.flatnonzero(chain.places == 0))
     submits_s = retried(moments_s, ends_s, chain.retries, chain.pauses_s)[chain.batches]
@@ -300,8 +305,10 @@ def order_statistics(
 ) -> tuple[float, float, float, float]:
     """Return four statistics of jobs in the order of submission.
 
-    The statistics are: the part of jobs with as many GPUs as the job before, the correlation of log GPUs with those of
-    the job before, the same of log duration, and the squared coefficient of variation of the gaps between submissions.
+    - the part of jobs with as many GPUs as the job before
+    - the correlation of log GPUs with log GPUs of the job before
+    - the correlation of log duration with log duration of the job before
+    - the squared coefficient of variation of the gaps between submissions
     """
     gaps = np.diff(moments)
     return (
@@ -313,7 +320,7 @@ def order_statistics(
 
 
 def lagged(values: npt.NDArray[np.number], lag: int = 1) -> float:
-    """Return the correlation of a sequence with itself `lag` places later; 0 where one of the two does not vary."""
+    """Return the correlation of a sequence with itself, shifted by `lag`; 0 if either is constant."""
     before, after = values[:-lag], values[lag:]
     if len(before) < 2 or not before.std() or not after.std():
         return 0.0
@@ -323,13 +330,15 @@ def lagged(values: npt.NDArray[np.number], lag: int = 1) -> float:
 def retried(
     moments_s: Floats, ends_s: Ints, retries: npt.NDArray[np.bool_], pauses_s: Floats
 ) -> Floats:
-    """Return the moments of the batches, where each retry comes its pause after the end of the batch before.
+    """Return the moments of the batches, with each retry moved after the batch before.
+
+    A retry comes one pause after the end of the batch before.
 
     Args:
-        moments_s: (B) s from the start of the window.
-        ends_s: (B) from the moment of a batch to the end of its last job, s.
-        retries: (B) which of them try the one before again.
-        pauses_s: (B) pauses, s.
+        moments_s: (B) moments, in seconds from the start of the window.
+        ends_s: (B) seconds from the moment of a batch to the end of its last job.
+        retries: (B) True for batches that retry the batch before.
+        pauses_s: (B) the pauses, in seconds.
     """
     moved = moments_s.copy()
     for batch in np.flatnonzero(retries).tolist():

@@ -1,11 +1,12 @@
-"""Telemetry of the twin: wide CSVs of 15-second samples whose curves are the published ones.
+"""Draw telemetry of the twin: wide CSVs of 15-second samples with the published curves.
 
-Every GPU has one latent: how hard it works, which stays through the phases of a job and wanders within them. A metric's
-value is its published quantile at the latent's rank among all samples, a little blurred. So the metrics of a GPU move
-together, and each has its published curve whatever the latent does. Utilisation, SM and tensor activity and power agree
-on which samples are idle: without utilisation a GPU draws idle power. Temperatures follow the work with a lag.
+Each GPU has a latent variable, its work. The work is constant in the phases of a job, apart from
+small changes. A metric's value is the quantile of its published curve at the rank of the work among
+all samples, with some noise. So the metrics of a GPU change together, and each has its published
+curve. Utilisation, SM and tensor activity, and power have the same idle samples: a GPU without
+utilisation draws idle power. Temperatures follow the work with a lag.
 
-Jobs and telemetry are not joined, as in what AcmeTrace released.
+Jobs and telemetry are not joined, as in AcmeTrace's release.
 """
 
 import tomllib
@@ -25,16 +26,16 @@ from holdfast.trace.twin.model import Calibration, Column, Floats
 from holdfast.trace.twin.writing import time_texts, whole_file
 
 SAMPLE_S: Final = 15
-"""Between samples, as Prometheus scraped them."""
+"""Seconds between samples, as in Prometheus' scrapes."""
 
 _PHASE_S: Final = 5400.0
-"""Mean length of a phase: a job, or the gap after it."""
+"""Mean seconds of a phase: a job, or the gap after a job."""
 _WANDER_S: Final = 300.0
-"""Memory of the wandering within a phase."""
+"""Time constant of the changes within a phase, in seconds."""
 
 
 def ranked(values: Floats) -> Floats:
-    """The rank of each value among all, in (0, 1); ties by position."""
+    """Return the rank of each value among all, in (0, 1); ties are ordered by position."""
     flat = values.ravel()
     ranks = np.empty(len(flat))
     ranks[np.argsort(flat, kind="stable")] = (np.arange(len(flat)) + 0.5) / len(flat)
@@ -42,9 +43,10 @@ def ranked(values: Floats) -> Floats:
 
 
 class Latents:
-    """Draws block after block; phases and wandering go on from one block to the next.
+    """Draw the latent variables, block after block; phases continue from one block to the next.
 
-    A phase holds a node's eight GPUs together two times out of three (a job of whole nodes), else each on its own.
+    In two thirds of the cases a phase holds the eight GPUs of a node together, as a job of whole
+    nodes does. Otherwise each GPU has phases of its own.
     """
 
     def __init__(self, nodes: int, cpu_nodes: int, rng: np.random.Generator) -> None:
@@ -59,7 +61,11 @@ class Latents:
         self.warm: Floats | None = None
 
     def block(self, count: int) -> tuple[Floats, Floats, Floats]:
-        """(samples, GPUs), (samples, nodes) and (samples, CPU nodes) of the next `count` samples."""
+        """Draw the next `count` samples.
+
+        Returns:
+            The work, of shapes (samples, GPUs), (samples, nodes) and (samples, CPU nodes).
+        """
         rng = self.rng
         work = np.empty((count, 8 * self.nodes))
         cpu = np.empty((count, len(self.cpu)))
@@ -84,7 +90,7 @@ class Latents:
         return work, by_node, cpu
 
     def noise(self, count: int, devices: int) -> Floats:
-        """What sets one metric apart from the work: it forgets within minutes."""
+        """Draw the noise of one metric, which is correlated over about a minute."""
         noise = self.rng.normal(size=(count, devices))
         keep = np.exp(-SAMPLE_S / 60.0)
         for sample in range(1, count):
@@ -92,13 +98,16 @@ class Latents:
         return noise
 
     def slow(self, shape: tuple[int, ...]) -> Floats:
-        """A constant of each device and a drift over the block: how much a job keeps in memory beside its work."""
+        """Draw a value for each device that drifts over the block.
+
+        The value stands for memory in use that does not depend on the work.
+        """
         count, devices = shape
         ends = self.rng.normal(size=(2, devices))
         return np.asarray(ends[0] + np.linspace(0, 1, count)[:, None] * (ends[1] - ends[0]))
 
     def warmth(self, work: Floats, times_s: npt.NDArray[np.float64]) -> Floats:
-        """The work with a lag of two minutes, the place in the machine room, and the time of day."""
+        """Return the work with a lag of two minutes, plus offsets by place and time of day."""
         warm = np.empty_like(work)
         now = work[0] if self.warm is None else self.warm
         part = SAMPLE_S / 120
@@ -113,38 +122,38 @@ class Latents:
 
 _ZONE: Final = "+08:00"
 _START: Final = "2023-08-01 00:00:00"
-"""Temperatures and power were published of August."""
+"""The published temperatures and power are from August."""
 
 _FRAME_MIB: Final = 81920
 _USABLE_MIB: Final = 81248
-"""The most that a published sample holds: 99.18% of 80 GB."""
+"""The most memory in use in a published sample: 99.18% of 80 GB."""
 
 _BLOCK_VALUES: Final = 2_000_000
-"""Samples x GPUs that are drawn at once; each block has the published curves by itself."""
+"""Samples x GPUs of a block; every block has the published curves."""
 
 _XID_HOURS: Final = 376.5
-"""Observed of Kalos, 2023-08-15 15:30 to 08-31 08:00 (852 onsets, derived by jcmiller/hackathon-datacenter-agent)."""
+"""Hours of Kalos with 852 onsets (jcmiller/hackathon-datacenter-agent): 15 to 31 August 2023."""
 _XID_CODES: Final = {43: 794, 31: 55, 94: 2, 45: 1}
 _XID_BURSTS: Final = 8
 _XID_SINGLES: Final = 19
-"""Onsets without a pause of five minutes are one event: eight events of 50 to 116 GPUs, 19 of one to 13."""
+"""Events, ended by a pause of five minutes: eight have 50 to 116 GPUs, 19 have 1 to 13."""
 _XID_NODES: Final = 71 / 293
-"""Part of the nodes of which a GPU has an onset in a burst; such a node has 1.5 of them."""
+"""Part of the nodes with an onset in a burst; such a node has 1.5 onsets on average."""
 _XID_GPUS: Final = 1.5 / 8
 _XID_SPREAD_S: Final = 120.0
-"""Onsets of a burst come within about so long (chosen)."""
+"""Approximate seconds between the first and the last onset of a burst (chosen)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """A published cumulative curve: values, and the part of samples at or below."""
+    """Hold a published cumulative curve: values, and the part of samples at or below each."""
 
     values: Floats
     parts: Floats
     steps: bool
 
     def at(self, ranks: Floats) -> Floats:
-        """The quantile at each rank in (0, 1)."""
+        """Return the quantile at each rank in (0, 1)."""
         if self.steps:
             return np.asarray(
                 self.values[np.minimum(np.searchsorted(self.parts, ranks), len(self.values) - 1)]
@@ -153,15 +162,15 @@ class Curve:
 
     @property
     def idle(self) -> float:
-        """Part of the samples at the lowest value."""
+        """Return the part of the samples at the lowest value."""
         return float(self.parts[self.values == self.values[0]].max())
 
 
 def curves(cluster: str) -> dict[str, Curve]:
-    """The published curves of a cluster, by the name of the metric's file.
+    """Return the published curves of a cluster, by the name of the metric's file.
 
     Raises:
-        BadUse: no telemetry of that cluster was published.
+        BadUse: no telemetry of the cluster was published.
     """
     path = (
         resources.files("holdfast.trace.twin")
@@ -193,20 +202,20 @@ def write_telemetry(
     gpus: int = 64,
     start: str = _START,
 ) -> None:
-    """Write `<METRIC>.csv` of `samples` x 15 s into the folder, in AcmeTrace's form; the same for the same seed.
+    """Write `<METRIC>.csv` files in AcmeTrace's form into a folder; equal seeds give equal files.
 
     Args:
-        calibration: of `seren` or `kalos`.
-        folder: made where it is not there.
-        samples: rows of each file.
-        seed: the draw.
-        gpus: GPUs, eight to a node; a part of a node counts as a whole one.
-        start: local time (+08:00) of the first sample. Temperatures are August's; in other months they are lower by
-            the season.
+        calibration: the calibration of `seren` or `kalos`.
+        folder: the folder, created if absent.
+        samples: the rows of each file, 15 seconds apart.
+        seed: the seed of all random draws.
+        gpus: the number of GPUs, eight to a node; a part of a node counts as a whole one.
+        start: the local time (+08:00) of the first sample. Temperatures are those of August; in
+            other months they are lower by the season.
 
     Raises:
         BadUse: the cluster has no telemetry, or a size is not positive.
-        OSError: a file cannot be written; of that call no file is left.
+        OSError: a file cannot be written; no file of this call is left.
     """
     if samples < 1 or gpus < 1:
         message = (
@@ -260,13 +269,13 @@ def _metrics(
     xids: Column,
     rng: np.random.Generator,
 ) -> Iterator[tuple[str, Any]]:
-    """Name and (samples, devices) values of each metric, one at a time."""
+    """Yield each metric's name and its values, of shape (samples, devices)."""
     work, by_node, cpu_nodes = latents.block(count)
     idle = known["GPU_UTIL"].idle
     order = ranked(work)
 
     def together(name: str, blur: float) -> Floats:
-        """Ranks near those of the work, idle where it is idle."""
+        """Return a metric's values at ranks near those of the work, idle in the same samples."""
         ranks = ranked(work + blur * latents.noise(count, work.shape[1]))
         busy = order > idle
         again = np.empty_like(order)
@@ -317,7 +326,10 @@ def _metrics(
 
 
 def _season_c(times_s: Floats) -> Floats:
-    """Degrees below August's: the machine room follows the year by a few degrees, hottest at the end of July."""
+    """Return the degrees below August's temperature.
+
+    The machine room follows the year by a few degrees; the end of July is hottest.
+    """
     day = times_s / 86400 % 365.2425 - 208
     warmth = 3.0 * np.cos(2 * np.pi * day / 365.2425)
     august = 3.0 * np.cos(2 * np.pi * 20 / 365.2425)
@@ -325,7 +337,10 @@ def _season_c(times_s: Floats) -> Floats:
 
 
 def _xids(codes: Any, count: int, rng: np.random.Generator) -> Any:
-    """(samples, GPUs) the last Xid of each GPU, 0 before the first: a gauge that latches, as DCGM's does."""
+    """Return the (samples, GPUs) last Xid of each GPU, 0 before the first.
+
+    The gauge keeps the last code, as DCGM's gauge does.
+    """
     latched = np.tile(codes, (count, 1))
     for sample, gpu, code in xid_onsets(len(codes), count, rng):
         latched[sample:, gpu] = code
@@ -333,14 +348,15 @@ def _xids(codes: Any, count: int, rng: np.random.Generator) -> Any:
 
 
 def xid_onsets(gpus: int, samples: int, rng: np.random.Generator) -> list[tuple[int, int, int]]:
-    """Sample, GPU and code of the onsets of Xids, in order.
+    """Draw the onsets of Xids: sample, GPU and code, in order.
 
-    As in Kalos, most onsets come in bursts over a quarter of the nodes, and most are of applications (Xid 43).
+    As in Kalos, most onsets come in bursts over a quarter of the nodes, and most are of
+    applications (Xid 43).
 
     Args:
-        gpus: GPUs, eight a node.
-        samples: of 15 s.
-        rng: the draw.
+        gpus: the number of GPUs, eight a node.
+        samples: the number of samples, 15 seconds apart.
+        rng: the random generator.
     """
     hours = samples * SAMPLE_S / 3600
     numbers, shares = np.array(list(_XID_CODES)), np.array(list(_XID_CODES.values()), dtype=float)

@@ -1,4 +1,4 @@
-"""Stage 3: seconds. Values inside their bins, such that totals and medians are as given."""
+"""Stage 3: draw seconds within the bins, such that the given totals and medians hold."""
 
 from typing import Final
 
@@ -8,7 +8,7 @@ from holdfast.trace.twin.bins import bin_edges
 from holdfast.trace.twin.model import Floats, Ints
 
 _MOVABLE: Final = 9
-"""Values of this bin and above (over 256 s) make up the totals; those below keep the medians."""
+"""The first bin (over 256 s) whose values change to meet totals; smaller values keep medians."""
 
 
 def drawn_values(
@@ -19,15 +19,18 @@ def drawn_values(
     rng: np.random.Generator,
     longest: int | None = None,
 ) -> Ints:
-    """Whole seconds, each within its bin, log-uniform at first, then bent so that every group sums to its target.
+    """Draw whole seconds, each within its bin, such that every group sums to its target.
+
+    The values are log-uniform at first, and then bent towards one edge of their bins.
 
     Args:
-        bins: of each job.
-        groups: of each job; jobs of a group need not stand together.
-        limit_s: of each job: no value above it.
-        target_s: by group; NaN leaves a group as it falls. What a group cannot reach within its bins it misses.
-        rng: the draw.
-        longest: index of the job that takes its limit exactly.
+        bins: the bin of each job.
+        groups: the group of each job, in any order.
+        limit_s: the greatest value of each job.
+        target_s: the target of each group; NaN for no target. A target that the bins do not permit
+            is missed.
+        rng: the random generator.
+        longest: the index of the job whose value is exactly its limit.
     """
     lower, upper = _edges(bins, limit_s)
     place = 1.0 - rng.random(len(bins))
@@ -67,16 +70,17 @@ def shifted_to_totals(
     keep: int | None = None,
     rounds: int = 6,
 ) -> Ints:
-    """Values moved within their bins until weighted sums over each margin's groups meet their targets.
+    """Move values within their bins until the weighted sums of all groups meet their targets.
 
     Args:
         values: whole seconds.
-        bins: of each.
-        limit_s: no value above.
-        weights: of each in the sums, such as GPUs.
-        margins: group of each value and the groups' targets; a NaN target is none.
-        keep: index of a value that stays.
-        rounds: passes over the margins.
+        bins: the bin of each value.
+        limit_s: the greatest value of each.
+        weights: the weight of each value in the sums, such as its GPUs.
+        margins: for each margin, the group of each value and the targets of the groups; NaN for no
+            target.
+        keep: the index of a value that does not change.
+        rounds: the number of passes over the margins.
     """
     lower, upper = _edges(bins, limit_s)
     moved = values.astype(float)
@@ -101,7 +105,10 @@ def shifted_to_totals(
 
 
 def with_median(values: Ints, bins: Ints, median_s: float) -> Ints:
-    """Values bent within the median's bin so that the middle one (of an even number, the middle two) is `median_s`."""
+    """Bend the values within the median's bin so that the median is exactly `median_s`.
+
+    Of an even number of values, the two middle ones are `median_s`.
+    """
     if not len(values):
         return values
     order = np.argsort(values, kind="stable")

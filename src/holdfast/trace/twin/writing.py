@@ -1,4 +1,4 @@
-"""Stage 9: files. The jobs in AcmeTrace's own form, or in that of a scheduling simulator."""
+"""Stage 9: write jobs as files, in AcmeTrace's own form or in a scheduling simulator's."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,18 +16,23 @@ from holdfast.trace.twin.model import CPU, Column, TwinJobs
 SYNTHETIC: Final = "SYNTHETIC"
 _ROWS = 50_000
 _FILE_TYPES = {"Evaluation": "Eval"}
-"""AcmeTrace's own word, where it is not the house's."""
+"""AcmeTrace's names of types that have another name here."""
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[TextIO]:
-    """A text file that appears at `path` when the block ends well; on an error `path` is as before."""
+    """Open a text file that appears at `path` once the block ends without an error.
+
+    After an error, `path` is unchanged.
+    """
     with replacing(path) as temporary, temporary.open("x", encoding="utf-8", newline="") as file:
         yield file
 
 
 def write_rows(path: Path, header: str, columns: Sequence[Column], separator: str = ",") -> None:
-    """Text columns as a file with a header, whole or absent; fields must need no quotes.
+    """Write text columns as a file with a header, whole or not at all.
+
+    The fields must need no quotes.
 
     Raises:
         OSError: the file cannot be written.
@@ -45,7 +50,10 @@ def _texts(column: npt.NDArray[Any]) -> list[str]:
 
 
 def time_texts(unix_s: npt.NDArray[np.number], zone: str) -> npt.NDArray[np.str_]:
-    """`2023-03-01 00:18:22+08:00` for Unix times; `zone` is the offset to write them in, empty for UTC without one."""
+    """Format Unix times, such as `2023-03-01 00:18:22+08:00`.
+
+    `zone` is the offset of the written times; empty for UTC without an offset.
+    """
     offset = datetime.fromisoformat(f"2023-01-01T00:00:00{zone or '+00:00'}").utcoffset()
     assert offset is not None
     seconds = np.asarray(unix_s).astype(np.int64) + int(offset.total_seconds())
@@ -57,12 +65,12 @@ def time_texts(unix_s: npt.NDArray[np.number], zone: str) -> npt.NDArray[np.str_
 def write_jobs(jobs: TwinJobs, path: Path | str) -> None:
     """Write the trace as AcmeTrace's CSV of its cluster.
 
-    Seren's form is that of every cluster whose durations begin at the start; Kalos' has memory and two more times, and
-    its `duration` and `gpu_time` count from submission. A column `synthetic` follows, so that nobody takes the rows for
-    real ones.
+    Every cluster whose durations begin at the start has Seren's form. Kalos' form also has memory
+    and two more times, and its `duration` and `gpu_time` count from submission. A last column
+    `synthetic` marks the rows, so that they are not taken for real ones.
 
     Raises:
-        OSError: the file cannot be written; nothing is left of it.
+        OSError: the file cannot be written; no part of it is left.
     """
     types = jobs.type.astype(object)
     for ours, theirs in _FILE_TYPES.items():
@@ -95,7 +103,7 @@ def write_jobs(jobs: TwinJobs, path: Path | str) -> None:
 
 
 def write_mark(folder: Path, like: str, *, seed: int) -> None:
-    """Write SYNTHETIC.txt beside a twin's files, which says that none of them holds a real row.
+    """Write SYNTHETIC.txt beside a twin's files, which states that no row is real.
 
     Raises:
         OSError: the file cannot be written.
@@ -108,7 +116,11 @@ def write_mark(folder: Path, like: str, *, seed: int) -> None:
 
 
 def _kalos_memory(jobs: TwinJobs) -> dict[str, Any]:
-    """Memory as the released rows have it: 1000 GB a node with 100 shared, an evaluation 32 GB a GPU and none."""
+    """Return the memory of jobs, as in the released rows.
+
+    A node has 1000 GB, and 100 GB of shared memory. An evaluation has 32 GB a GPU, and no shared
+    memory.
+    """
     small = (jobs.type == "Evaluation") | (jobs.type == CPU)
     per_node = np.minimum(jobs.gpu_num, 8)
     memory = np.where(small, np.maximum(32 * per_node, 16), 1000)
@@ -130,23 +142,31 @@ def export(
     name: str = "twin",
     zone: str = "+00:00",
 ) -> int:
-    """Write jobs for a simulator; the file is whole or absent. Answers how many jobs are in it.
+    """Write jobs for a simulator, whole or not at all, and return the number of written jobs.
 
-    Formats: `sia` (Sia's Philly CSV), `helios` (Helios' own CSV), `tiresias`, `tethys` (AcmeTrace's converted
-    form), `swf` (Standard Workload Format 2.2, processors are GPUs). All but `helios` hold GPU jobs only; `sia`,
-    `tiresias` and `tethys` hold no job without run time, because their simulators would never end it. A job of which
-    a number that is needed is not known (NaN), such as one that still waits, is in none of them.
+    | format | form |
+    |---|---|
+    | `sia` | Sia's Philly CSV |
+    | `helios` | Helios' own CSV |
+    | `tiresias`, `tethys` | AcmeTrace's converted form |
+    | `swf` | Standard Workload Format 2.2, in which processors are GPUs |
+
+    Only `helios` includes CPU jobs. `sia`, `tiresias` and `tethys` leave out jobs without run time,
+    because their simulators would never end such a job. All formats leave out jobs with an unknown
+    number (NaN) that the format needs, such as jobs that still wait.
 
     Args:
-        jobs: `submit_s` (Unix time), `queue_s`, `duration_s` (from the start), `gpu_num`, and where there are
-            `node_num`, `cpu_num`, `type`, `state`, `user`, `job_id`; ordered by submission in the file.
-        path: the file.
-        format: one of the above.
-        name: what to call the cluster.
-        zone: offset from UTC of the times in `sia` and `helios`, which are written without one.
+        jobs: `submit_s` (Unix time), `queue_s`, `duration_s` (from the start), `gpu_num`, and
+            optionally `node_num`, `cpu_num`, `type`, `state`, `user`, `job_id`; the file has the
+            order of submission.
+        path: the path of the file.
+        format: a format of the table.
+        name: the name of the cluster.
+        zone: the offset from UTC of the times in `sia` and `helios`, which are written without an
+            offset.
 
     Raises:
-        BadUse: no such format, a column is missing, or no job has a value in all that are needed.
+        BadUse: there is no such format, a column is missing, or no job has all needed values.
         OSError: the file cannot be written.
     """
     if format not in FORMATS:
@@ -238,7 +258,10 @@ def _tiresias(jobs: Columns, _: str, __: str) -> Form:
 
 
 def _tethys(jobs: Columns, _: str, __: str) -> Form:
-    """Iterations of 0.5 s; pretraining has the larger network (1000) and the longer step of communication."""
+    """Return the rows of Tethys' form, in iterations of 0.5 s.
+
+    Pretraining has the larger network (1000) and the longer step of communication.
+    """
     count = len(jobs["submit_s"])
     pretrain = jobs["type"] == "Pretrain"
     nodes = jobs["node_num"].astype(np.int64)
@@ -258,7 +281,7 @@ def _tethys(jobs: Columns, _: str, __: str) -> Form:
 
 
 def _swf(jobs: Columns, name: str, _: str) -> Form:
-    """Feitelson's Standard Workload Format 2.2: 18 fields, -1 where nothing is known."""
+    """Return lines of the Standard Workload Format 2.2 (Feitelson): 18 fields, -1 if unknown."""
     count = len(jobs["submit_s"])
     first_s = _first_s(jobs)
     unknown = np.full(count, -1)
