@@ -1,4 +1,4 @@
-"""Capture a few steps in depth, on request only: a trace by PyTorch's profiler, or a snapshot of the device's memory.
+"""Capture a few steps on request: a trace by PyTorch's profiler, or a device's memory.
 
 A request is a file in the recording's folder, which the thread that writes the phases reads. The capture begins and
 ends between steps of the ranks that the request names. A trace is taken without stacks, shapes and memory, which cost
@@ -139,7 +139,7 @@ def captured(folder: Path, request: Request) -> list[Captured]:
 
 
 def outlier_rank(recording: Recording) -> int | None:
-    """Return the rank whose own work takes longest in the last steps; None with fewer than two ranks.
+    """Return the rank whose own work takes longest in the last steps; None for a single rank.
 
     A rank that is slow makes the other ranks wait, so that the time of whole steps does not tell them apart.
     """
@@ -370,9 +370,9 @@ class Captures:
                     raise
 
     def _free_place(self) -> Path | None:
-        """Take one of the run's places for a snapshot; None: all are taken.
+        """Reserve one of the run's places for a snapshot; None if all are taken.
 
-        Ranks come at the same time.
+        Several ranks may call this at the same time.
         """
         for number in range(OOM_SNAPSHOTS):
             place = self._folder / f"oom-{number}"

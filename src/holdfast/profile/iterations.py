@@ -1,4 +1,4 @@
-"""Find the iterations of a job that nothing instruments: from its log, or from the utilisation of its GPUs alone.
+"""Find the iterations of a job from its log, or from the utilisation of its GPUs alone.
 
 From the log, an iteration is the time between two lines with successive step numbers, divided by the steps between.
 From the utilisation, an iteration is a stretch of high values between two low ones.
@@ -57,7 +57,8 @@ def from_lines(lines: Iterable[tuple[int, int]]) -> list[Iteration]:
 
     Args:
         lines: for each line that names a step, the line's time in Unix nanoseconds and the step, in
-            their order. A step that is named again, or goes back after a restart, begins anew.
+            their order. If a step number repeats or decreases, as after a restart, the count begins
+            anew.
     """
     found = []
     before: tuple[int, int] | None = None
@@ -100,11 +101,11 @@ def from_utilisation(series: Series) -> list[Iteration]:
 
 
 def iterations_of(recording: Recording) -> tuple[list[Iteration], str]:
-    """Return the iterations of a recording, and what shows them.
+    """Return the iterations of a recording, and their source.
 
     Returns:
-        the iterations in the order of time, and `phases`, `log`, the name of a metric, or an empty
-        text if nothing shows any.
+        the iterations in the order of time, and their source: `phases`, `log`, the name of a
+        metric, or an empty text if there is no source.
     """
     first_rank = min(recording.ranks, default=None)
     mine = [one for one in recording.spans if one.rank == first_rank and one.step is not None]

@@ -1,12 +1,14 @@
-"""Record what a rank does: data, forward, backward, optimizer, communication, checkpoint stall, evaluation.
+"""Record the phases of a rank.
+
+The phases are data, forward, backward, optimizer, communication, checkpoint stall, evaluation.
 
 Hooks note the moments; nothing synchronises the device. Where CUDA is used, a moment is also a CUDA event. The event is
 read after a later step, so that forward, backward and optimizer have the device's times. A thread writes the spans each
 second, so that a disk that hangs costs spans and no training. No error of a hook reaches the training: the recorder
 then stops.
 
-`communication` is the time between the last gradient of a backward and the end of what DistributedDataParallel and its
-like do after it: the communication that backward did not hide.
+`communication` is the communication that backward does not hide: the time from the last gradient of
+a backward until DistributedDataParallel, or a similar wrapper, has finished.
 """
 
 import atexit
@@ -377,8 +379,8 @@ def _guarded(hook: Callable[_P, None]) -> Callable[_P, None]:
 def _is_traced() -> bool:
     """Return True while PyTorch compiles a program or captures a CUDA graph.
 
-    A hook would become part of either. A compilation of a full graph refuses the hook's calls, and
-    a query of an event makes a capture fail.
+    A hook would become part of the program or of the graph. A compilation of a full graph refuses
+    the hook's calls, and a query of an event makes a capture fail.
     """
     torch = sys.modules.get("torch")
     if torch is None:

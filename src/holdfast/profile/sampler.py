@@ -5,9 +5,9 @@
 
 `sampler FOLDER NODE INTERVAL_S` reads the host itself and the GPUs through a `reader`, and appends
 to the node's file of the recording. The standard input has JSON lines `{"ranks": {RANK: PID}}`, and
-its end ends the sampler. A driver's call that never returns costs the GPUs' values alone. The
+its end ends the sampler. If a driver's call never returns, only the GPUs' values are missing. The
 sampler then kills the silent reader and starts another one, after a longer wait each time. A
-process that hangs in the kernel outlives SIGKILL; at most `MOST_STUCK` are left so.
+process that hangs in the kernel survives SIGKILL; at most `MOST_STUCK` such processes are left.
 """
 
 import contextlib
@@ -67,7 +67,7 @@ class Gpus:
         """For each source that gives nothing, the reason."""
 
     def poll(self, now_s: float) -> tuple[int, dict[SeriesId, float]] | None:
-        """Take the answer of the last question, if it is there, and ask the next question.
+        """Receive the answer to the last request, if there is one, and send the next request.
 
         Returns:
             the monotonic time in ns and the values of the newest answer; None without an answer.

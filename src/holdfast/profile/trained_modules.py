@@ -1,7 +1,7 @@
 """Find and hook the modules that the optimizers of a process train, which may be several models.
 
 The hooked modules of an optimizer are the outermost ones with parameters that the optimizer steps.
-Where these are never called (LightningModule), their parts are hooked in their place.
+If these modules are never called (LightningModule), their submodules are hooked instead.
 """
 
 import weakref

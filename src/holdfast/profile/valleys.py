@@ -89,8 +89,8 @@ class Stretch:
 def find_valleys(recording: Recording, *, pipeline: bool = False) -> Valleys:
     """Return every idle valley of a recording with its cause.
 
-    The cause is the label that covers most of the valley. An incident stands in front of phases,
-    and a phase in front of a phase that it lies inside.
+    The cause is the label that covers most of the valley. An incident has priority over phases, and
+    an inner phase over the phase around it.
 
     Args:
         recording: the run.

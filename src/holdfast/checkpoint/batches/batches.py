@@ -1,9 +1,9 @@
 """Wrap the loader of a training: `run.batches(loader)` yields its batches and keeps the position.
 
 A position counts the batches that the training loop received, not the batches that workers have
-loaded ahead. A batch that is left out counts too, so that a number names the same batch for any
-batches left out before it. This holds if all epochs go to their ends: an epoch that the script ends
-after a fixed number of steps is longer by the batches left out in the epoch.
+loaded ahead. A batch that is left out counts too, so that a number always names the same batch.
+This holds if all epochs go to their ends: an epoch that the script ends after a fixed number of
+steps contains more batches if some are left out.
 """
 
 import logging
@@ -161,7 +161,7 @@ class Batches:
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last batch received, as plain values and tensors.
 
-        The state of a stateful loader is part of it.
+        The result includes the state of a stateful loader.
         """
         self._is_saved = True
         if self._restored is not None:

@@ -100,9 +100,9 @@ def _finds_its_place(loader: Any) -> bool:
     """Return True if a loader goes on exactly at the place in its state.
 
     Accelerate's loaders always have the methods of a state, but have a state only with
-    `use_stateful_dataloader`. torchdata counts the skipped items of a dataset without a state
-    twice. torchdata begins the order of a sampler without a state twice, so that a sampler that
-    draws its order at the beginning has another order.
+    `use_stateful_dataloader`. torchdata has two faults. It counts the skipped items of a dataset
+    without a state twice. It begins the iteration of a sampler without a state twice, so that a
+    sampler that draws its order then has another order.
     """
     if getattr(loader, "use_stateful_dataloader", True) is False:
         return False
@@ -273,9 +273,9 @@ class StatefulLoader:
     ) -> Iterator[tuple[int, Any]]:
         """Record the generators at the first batch, or restore them if an epoch goes on.
 
-        torchdata draws the order anew from the state before the order, and skips the values that
-        the loader had drawn in between from the same generator: the next epoch would have another
-        order.
+        torchdata restores the generator to its state before the order was drawn, and draws the
+        order again. The values that the loader drew after the order are then missing, and the next
+        epoch would have another order.
         """
         self._drawn, has_begun = drawn, False
         for batch in batches:

@@ -2,8 +2,8 @@
 
 The order depends on random generators and on the epoch that was set in a sampler. A loader draws
 its order when an epoch begins: from the generators of the process, or from the generators of the
-loader and its samplers. Generators that are set for a moment to their earlier states give the same
-order in another process.
+loader and its samplers. If another process sets its generators to the recorded states while the
+epoch begins, that epoch has the same order.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Let any rank request an action at a call of `save`, so that all ranks act at the same call.
+"""Let any rank request an action, such that all ranks act in the same call of `save`.
 
 Ranks receive SIGTERM during different steps, and their clocks differ. So each rank's requests go
 into a reduction that runs beside the training. All ranks read the result at the same later call of
@@ -52,8 +52,8 @@ class Votes:
     def hear(self, wishes: Sequence[bool]) -> list[bool]:
         """Return, for each request, whether any rank made it before the last reduction. Collective.
 
-        A rank must repeat a request until `hear` has returned True for it. A single rank gets its
-        own requests back at once.
+        A rank must repeat a request until `hear` has returned True for the request. A single rank
+        gets True at once.
 
         Raises:
             CheckpointError: another rank is gone.

@@ -1,4 +1,4 @@
-"""Repeat a failed save: all ranks save at the same call of `save`, without any cost in other calls.
+"""Repeat a failed save in the same call of `save` on all ranks, without any cost in other calls.
 
 Each rank finds by itself that a save has failed: the failing rank's writing process leaves a note
 for the writing process of rank 0, which leaves a note for the other ranks (`commit`). The ranks

@@ -293,7 +293,8 @@ def fill(
     """Store the values that were read in `target`, in place if possible.
 
     Args:
-        target: an entry of the state. Its tensors that were read into are in `loaded` themselves.
+        target: an entry of the state. If values were read into a tensor of `target`, this tensor
+            itself is in `loaded`.
         skeleton: the checkpoint's skeleton of the entry.
         loaded: the values that were read, by flat name.
         filled: the `id`s of the state's containers that were filled already; a container that

@@ -1,9 +1,9 @@
 """Consult a model about a diagnosis that the rules leave open.
 
-A case that the rules decided is not sent. Else the model's finding replaces the rules' answer only
-if its confidence is higher and a rule gives the cited line the same reason; otherwise the finding
-becomes an alternative. Its confidence is always below the confidence of a rule that decides. All
-else is a suggestion.
+A case that the rules decide is not sent to the model. In an open case, the model's finding replaces
+the rules' answer if two conditions hold: the finding has the higher confidence, and a rule gives
+the cited line the same reason. Otherwise the finding becomes an alternative. A finding never has
+the confidence of a rule that decides. All other content of the model's answer is only a suggestion.
 """
 
 from collections.abc import Mapping
@@ -72,7 +72,7 @@ def consultation(
     samples: int = SAMPLES,
     draw: Draw = draw_mark,
 ) -> Consultation:
-    """Do the same as `consult`, and return the rule that the model proposes too.
+    """Do the same as `consult`, and also return the rule that the model proposes.
 
     `draw` draws the marks around the text that the model is shown.
     """

@@ -2,8 +2,8 @@
 
 Each event has one of three explanations: the event began the failure, another event brought it
 about (`causes.yaml`), or the event is unrelated. Each explanation has a cost, and so has the end of
-the job. For each candidate root, the cheapest explanation of all events is summed up. The candidate
-with the least sum is the root; the other sums measure the doubt.
+the job. For each candidate root, the costs of the cheapest explanations of all events are added up.
+The candidate with the least sum is the root; the other sums measure the doubt.
 
 An explanation is an arborescence: each event pays only for its direct cause, so a cause of many
 events is paid for once. The order of lines and files has no influence, since a cascade may be
@@ -403,9 +403,9 @@ def _clusters(events: Iterable[Event], first: FirstEnd) -> list[Cluster]:
 
 
 def _each_wording_first(events: Sequence[Event]) -> list[Event]:
-    """Return `events` with one event of each wording first.
+    """Reorder `events`: one event of each wording comes first.
 
-    Three lines in different words carry more evidence than three in the same words.
+    Three lines in different words carry more evidence than three lines in the same words.
     """
     of_wording: dict[str, int] = {}
     turns = []

@@ -151,7 +151,8 @@ class Steps:
 def own_went_on(own: OwnSteps, before: Before) -> bool:
     """Return True if a stream's own steps rose after an error.
 
-    The first step that a stream prints is no progress: a progress bar may be drawn again.
+    The first step that a stream prints does not count, since an old progress bar may be drawn
+    again.
     """
     return any(
         rises - before.own.get(dialect, 0) > _drawn_on_leaving(dialect)
@@ -162,7 +163,8 @@ def own_went_on(own: OwnSteps, before: Before) -> bool:
 def _drawn_on_leaving(dialect: int) -> int:
     """Return how many rises after an error may be steps from before the error.
 
-    A bar that is not drawn at every step shows the last steps when the error closes the bar.
+    When an error closes a progress bar that is not drawn at every step, the bar shows the steps
+    since its last drawing.
     """
     return 1 if dialect in BARS else 0
 

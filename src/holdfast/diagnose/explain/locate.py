@@ -135,9 +135,9 @@ def _died_first(everything: Iterable[Event]) -> set[Any]:
 
 
 def _of_the_only_exit(everything: Iterable[Event]) -> dict[str, set[Any]]:
-    """Return the only process or node whose end launchers report.
+    """Return the process or node whose end launchers report, if there is only one.
 
-    The evidence is too weak to exclude a node.
+    This evidence is too weak to exclude a node.
     """
     ends = [
         event

@@ -1,8 +1,8 @@
 """Decide how a job ended, before any cause: completed, stopped, failed, still running or unknown.
 
-Lines of the kind `ending` state ends. An error before a statement that the work is done, in the
-same log, was survived. An error after the statement belongs to the teardown if a process without
-work can raise it. Exit codes from the supervisor take precedence over the logs.
+Lines of the kind `ending` state ends. An error was survived if the same log later states that the
+work is done. A later error belongs to the teardown if a process without work can raise such an
+error. Exit codes from the supervisor take precedence over the logs.
 """
 
 import signal

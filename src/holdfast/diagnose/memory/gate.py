@@ -76,7 +76,7 @@ class Gate:
         return self._right[case.key]
 
     def refusal(self, learned: Learned, source: Case | None = None, *, named: bool = False) -> str:
-        """Return why `learned` is refused, in words; empty if accepted.
+        """Return why the rule is refused, in words; empty if it is accepted.
 
         Args:
             learned: the new rule.

@@ -1,7 +1,7 @@
 """Certify models by a fresh load before swapped engines answer.
 
 A spare engine, which takes no requests, loads each model afresh and reports its canaries. The spare
-engine runs on a node that has the models to load. If that node is gone or lacks them for
+engine runs on a node that has the models to load. If that node is gone, or lacks the models for
 `_BLOCKED_S`, the spare engine moves to another node.
 """
 
@@ -81,7 +81,8 @@ class Certifying:
     def for_spare(self, slot: EngineSlot) -> list[Model]:
         """List the models that the spare engine may load now.
 
-        The first load may be any model that engines serve, so that the next load is quick.
+        Its first load may be any model that engines serve: later loads are quicker in a running
+        engine.
         """
         serving = {
             one.serving

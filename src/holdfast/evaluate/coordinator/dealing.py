@@ -4,9 +4,9 @@ A model's chunks are dealt to the connected nodes. Each node reads its own chunk
 others from its peers. A node's memory holds at most `_AHEAD` models besides the one in evaluation.
 
 A node that failed to read a model gets no more of its chunks, but may receive all chunks from
-peers. Its orders are repeated only if the owners change, or if the read limit of a model is lifted,
-so that a lasting failure is met a bounded number of times. A node with full memory gets its orders
-when a model in that memory has ended.
+peers. The orders of such a node are repeated only if the owners change, or if the read limit of a
+model is lifted. So a lasting failure occurs a bounded number of times. A node with full memory gets
+its orders when a model in that memory has ended.
 """
 
 from collections.abc import Mapping
@@ -34,8 +34,8 @@ class Dealing:
     def gather(self, now_s: float) -> None:
         """Begin to deal once all nodes are connected, or `gather_s` has passed.
 
-        A node that left is also waited for, for `gather_s`; after that, nodes that failed may read
-        again.
+        If a node left, the others wait `gather_s` for its return; after that, nodes that failed may
+        read again.
         """
         if self._left_s is not None and now_s - self._left_s >= self._config.gather_s:
             self._left_s = None
@@ -107,7 +107,7 @@ class Dealing:
         """Record that a node cannot get a model.
 
         Returns:
-            The reason why no node can, or "" if one may.
+            The reason why no node can get the model, or "" if a node may.
         """
         if failure.final:
             return failure.why

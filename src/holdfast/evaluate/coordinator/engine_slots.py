@@ -34,7 +34,7 @@ class Node:
 class EngineSlot:
     """A slot for an engine, which outlives its processes.
 
-    `number` is the policy's, new for each time that an engine becomes ready; None if no engine is
+    The policy gives the slot a new `number` each time an engine becomes ready; None if no engine is
     ready. `asked` maps the keys of the engine's requests to their numbers.
     """
 

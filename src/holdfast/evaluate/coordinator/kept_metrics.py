@@ -1,9 +1,9 @@
 """Reuse metrics from the journal only while the files that they read are unchanged.
 
-The files that a metric reads are known only after its computation. A metric's key therefore leads
-either to the result, or to the names of files. The contents of these files form the next key, and
-the search continues there. An edited file leads to a key without an entry, and the metric is
-computed again.
+Which files a metric reads is only known after its computation. So the journal has two kinds of
+entries. The entry of a metric's first key has the names of the files that were read. These names
+and the files' present contents give the next key, and so on, until an entry has the result. If a
+file was edited, its new content gives a key without an entry, and the metric is computed again.
 """
 
 import hashlib
@@ -37,10 +37,10 @@ class KeptMetrics:
     def records(
         self, journal: Journal, key: bytes, measured: bytes, read: Mapping[str, str] | None
     ) -> Records:
-        """Return the journal records by which `find` finds `measured` for unchanged files `read`.
+        """Return the records by which `find` returns `measured` while the files `read` are unchanged.
 
-        The list is empty if the result is already there, or if `read` is None: there are too many
-        files.
+        The list is empty if the journal has the result already, or if `read` is None, since too
+        many files were read.
         """
         if read is None:
             return []

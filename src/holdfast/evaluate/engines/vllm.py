@@ -1,9 +1,9 @@
-"""Run vLLM as a long-lived server with swaps in place. Not yet run on a GPU.
+"""Run vLLM as a long-lived server with swaps in place.
 
-A server is used instead of the class `LLM` in this process, for three reasons. A crash of CUDA ends
-the server only, and the worker can still report its answers. The HTTP interface is documented and
-stable. The client already exists in `openai`. The tests cover the contract with a stand-in for
-`vllm serve` in a process of its own.
+This module has not run on a GPU yet. A server is used instead of the class `LLM` in this process,
+for three reasons. A crash of CUDA ends the server only, and the worker can still report its
+answers. The HTTP interface is documented and stable. The client already exists in `openai`. The
+tests cover the contract with a stand-in for `vllm serve` in a process of its own.
 
 A swap follows vLLM's documentation (https://docs.vllm.ai/en/latest/features/sleep_mode/): sleep at
 level 2, wake the weights, `reload_weights`, wake the cache. The server's model folder is a link; a

@@ -30,9 +30,9 @@ CATEGORIES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A link of the critical path.
+    """A step of the critical path.
 
-    `what` is a kind of span; `waited_s` is the time between the previous link and this one.
+    `what` is a kind of span; `waited_s` is the time between the previous step and this one.
     """
 
     what: str

@@ -1,4 +1,4 @@
-"""Deal requests out: which entry, to which engine, how many ahead.
+"""Deal requests out: choose the entry, the engine, and the number of requests ahead.
 
 An engine takes requests while its batch has places, plus as many as it answers in one round trip.
 When the queue runs out, an engine takes fewer, so that the rest can go to the first free place. The
@@ -167,7 +167,7 @@ def _give_decode(state: State, model: ModelState) -> bool:
 
 
 def _widen(state: State, model: ModelState, tokens: float, slack_s: float) -> bool:
-    """Let one more engine generate for an entry that cannot wait; False if it can, or none is left.
+    """Let one more engine generate for an entry that cannot wait; return True if it does.
 
     The number of engines was computed for answers that fill their batches exactly.
     """
@@ -185,7 +185,8 @@ def _widen(state: State, model: ModelState, tokens: float, slack_s: float) -> bo
 def _hurry_less(state: State, model: ModelState, tokens: float) -> bool:
     """Allow larger batches until the next review, for an entry that cannot wait.
 
-    The target assumes fractional batches; with few engines, whole batches may not fit.
+    The target assumes batches of fractional size; with few engines, batches of whole size may not
+    meet the target.
 
     Returns:
         False if the entry can wait, if no pace gives it a place, or if more engines will come.

@@ -143,10 +143,10 @@ def time_left_s(items: Items, curve: Curve, engines: float) -> float:
 
 
 def pace_s(items: Items, curve: Curve, engines: float, left_s: float) -> float:
-    """Return the time for each answer if engines have time to spare: batches become smaller.
+    """Return the time for each answer, so that engines spend spare time on smaller batches.
 
-    Lengths are guesses. With the target alone as the measure, an answer that is longer than
-    expected is in too large a batch; the spare time is therefore spent on smaller batches for all.
+    The predicted lengths may be wrong. If only the target set the batch sizes, an answer that is
+    longer than expected would be in too large a batch.
     """
     low_s, high_s = 0.0, left_s
     if needs_s(items, curve, high_s) > SPARE * left_s * engines:

@@ -1,4 +1,4 @@
-"""Draw a Gantt picture as SVG: engines over time by activity, with lanes for other work.
+"""Draw a Gantt chart as SVG: engines over time by activity, with lanes for other work.
 
 The SVG is written directly instead of by matplotlib, so that the spans of thousands of engines stay
 within half a megabyte: time is cut into slices, engines beyond `ROWS` share rows, and equal

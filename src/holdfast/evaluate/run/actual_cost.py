@@ -124,9 +124,9 @@ def _got_bytes(span: NodeSpan) -> int:
 def _engines_there_s(timeline: Timeline, model: int, fetch_s: float) -> list[float]:
     """Return the earliest time at which each engine could have served; 0 if it already ran.
 
-    If ordered at once, an engine serves after the weights have arrived and its remaining start has
-    passed. The result is at most the engine's whole start, and at most the remaining start plus the
-    fastest fetch.
+    An engine that is started at once can serve when the weights have arrived and the rest of its
+    start has passed. The result is at most the engine's whole start, and at most the remaining
+    start plus the fastest fetch.
     """
     came_s = weights_came_s(timeline)
     there_s: dict[int, float] = {}

@@ -136,7 +136,8 @@ def recorded(ledger: Ledger, paths: EvaluationPaths, state: str, outcome: str) -
 def saying_where_it_lies(paths: EvaluationPaths, again: str) -> Iterator[None]:
     """Turn errors of the block into an error that names the folder of results and the next step.
 
-    The outcomes of the tasks are already on disk, so a full disk must hide neither.
+    The outcomes of the tasks are on disk already, so the user must learn their place even if the
+    disk is full.
 
     Raises:
         EvaluationError: the block could not write or record.

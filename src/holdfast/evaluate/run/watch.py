@@ -2,8 +2,8 @@
 
 While one checkpoint is evaluated, the nodes read the next one into memory and build its requests,
 so two are in progress. The next checkpoint is chosen at that moment: the newest one. With
-`drop_stale`, a newer checkpoint is added at once, and the coordinator ends those that have not
-begun.
+`drop_stale`, a newer checkpoint is added at once, and the coordinator drops older checkpoints whose
+evaluation has not begun.
 """
 
 import asyncio
@@ -96,15 +96,15 @@ def watch(
 ) -> Iterator[Evaluation]:
     """Evaluate each checkpoint of a folder, newest first; yield each evaluation at its end.
 
-    A checkpoint that the ledger has a finished evaluation of, with this suite, is skipped. A
-    checkpoint that fails, for example because it is damaged, is yielded with its error, and the
-    stream continues.
+    A checkpoint is skipped if the ledger has a finished evaluation of the checkpoint with this
+    suite. A checkpoint that fails, for example because it is damaged, is yielded with its error,
+    and the stream continues.
 
     Args:
         suite: as for `evaluate`.
         folder: the folder of the checkpoints; it may still be empty.
-        options: as for `evaluate`; with `drop_stale` a newer checkpoint replaces those that
-            have not begun.
+        options: as for `evaluate`; with `drop_stale` a newer checkpoint replaces older ones whose
+            evaluation has not begun.
         progress: called twice a second with the status.
         once: end when all present checkpoints are evaluated.
         until: end when this file exists and all checkpoints are evaluated.
@@ -213,8 +213,8 @@ class _Stream:
         """Return the next message of the session.
 
         Raises:
-            queue.Empty: the time for the next look at the folder has come, or the folder
-                changed.
+            queue.Empty: the caller must look at the folder now, because time has passed or the
+            folder changed.
         """
         looked_at_s, changed_ns = time.monotonic(), self.folder.stat().st_mtime_ns
         while True:
@@ -255,7 +255,7 @@ class _Stream:
         return session
 
     def _next(self) -> AddModel | None:
-        """Plan and record the newest checkpoint that is neither evaluated nor passed over.
+        """Plan and record the newest checkpoint that is neither evaluated nor skipped.
 
         A checkpoint that cannot be described counts as failed and is not tried again.
 

@@ -1,7 +1,7 @@
 """Exchange chunks between nodes, by a server on each node and connections to it.
 
-A connection begins with a greeting (see `core.channel`) with the evaluation's token; all others are
-closed unread. One request at a time follows:
+A connection begins with a greeting (see `core.channel`) that has the evaluation's token; a
+connection without such a greeting is closed unread. One request at a time follows:
 
     request:  kind (1 byte), the model's fingerprint (16), a number (4)
     reply:    state (1 byte), XXH3-128 (16), size in bytes (8), and the body of this size

@@ -1,7 +1,7 @@
 """Define the messages between the coordinator and its peers, and their encoding over TCP.
 
 A frame (see `core.channel`) holds msgpack, decoded into one of the types below only. The first
-frame of a connection is a `Hello` with the evaluation's token; all other connections are closed
+frame of a connection is a `Hello` with the evaluation's token; a connection without it is closed
 unread. Frames are bounded. A peer that lost its connection dials again with the same name.
 
 | role | process | sends | receives |

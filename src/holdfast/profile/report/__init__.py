@@ -1,6 +1,6 @@
 """Report on one recording: a summary, a page, an object for programs, a Perfetto trace.
 
-Enter a recording and, where it is known, the job that was recorded. The stages, in order:
+The input is a recording and, if known, the job that was recorded. The stages, in order:
 
 | module | one idea |
 |---|---|

@@ -80,7 +80,7 @@ class Phase:
     """Hold the time of one phase, in the mean of the ranks.
 
     Attributes:
-        seconds: without the phases that lie inside it.
+        seconds: the seconds of the phase, without the phases that lie inside.
         share: of the time that was recorded.
         idle_share: of the phase's sampled time, the part in which the device was idle; None if
             no utilisation was sampled.
@@ -163,7 +163,7 @@ class ProfileSummary:
 def summarize(
     recording: Recording, *, name: str, job: Job | None = None, peak_tflops: float | None = None
 ) -> ProfileSummary:
-    """Add up a recording.
+    """Summarize a recording.
 
     Args:
         recording: the run.
@@ -463,8 +463,8 @@ def _energy(recording: Recording, steps: Sequence[Step]) -> Energy | None:
 def joules_between(series: Series, start_ns: int | None = None, end_ns: int | None = None) -> float:
     """Return the joules of one GPU in a time, from its energy counter or from its power.
 
-    A sample counts with the part of its interval that lies in the time. A counter that fell began
-    anew with the driver, and its interval counts as nothing.
+    A sample counts with the part of its interval that lies in the time. If the counter fell, the
+    driver was restarted; this interval counts as 0.
     """
     joules = 0.0
     for (before_ns, before), (at_ns, value) in pairwise(

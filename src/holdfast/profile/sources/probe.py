@@ -55,8 +55,7 @@ def probe(sources: dict[str, Open]) -> tuple[Source | None, dict[str, str]]:
     """Open the first source that answers.
 
     Returns:
-        the source, None if no source answers; and for each source that was tried in vain, the
-        reason.
+        the source, None if no source answers; and for each source that did not answer, the reason.
     """
     missing: dict[str, str] = {}
     for name, open_source in sources.items():

@@ -2,9 +2,9 @@
 
 A checkpoint's evaluation is a batch of trials, by the rule of `simulate.arrivals` but a user at a
 time. Its coordinator holds one node: it loads the model once, deals the samples of all trials to
-the node's GPUs, and computes the metrics on CPUs after the GPUs are free. How near that comes to
-work divided by GPUs is simulated by `simulate.evaluate`, with the policy that runs live, for some
-batches that are drawn; their mean holds for all.
+the node's GPUs, and computes the metrics on CPUs after the GPUs are free. The coordinator's time
+exceeds work divided by GPUs. `simulate.evaluate`, with the live policy, computes the ratio for a
+random sample of batches; the mean ratio is used for all batches.
 """
 
 import random

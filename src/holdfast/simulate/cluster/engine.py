@@ -116,10 +116,10 @@ def replay(
 
     Args:
         jobs: in the order of submission.
-        sorted_into: what the policy made of them.
+        sorted_into: the partition, limit and rank of each job, from `policy.classes`.
         gpus_per_node: of every node.
         mode: of the best-effort jobs, see `Policy`.
-        progress: called as jobs end: what, jobs done, jobs in all.
+        progress: called as jobs end, with a description, the jobs done and all jobs.
 
     Raises:
         RuntimeError: the GPU time of nodes and jobs differs by more than `TOLERANCE`, or a job
@@ -427,8 +427,7 @@ class _Replay:
     def _predicted_end_s(self, job: int) -> float:
         """Return the predicted end of a job.
 
-        The end is the start plus the least power of two seconds, from the prediction on, that is
-        not over.
+        The run time is the prediction, doubled until the predicted end lies in the future.
         """
         lasts_s = 2.0 ** self.exponent[job]
         while self.start_s[job] + lasts_s <= self.now_s:

@@ -60,7 +60,7 @@ class Jobs:
 
     @classmethod
     def of(cls, columns: Mapping[str, Any]) -> Self:
-        """Make jobs from columns in any order; predict run times where none are given.
+        """Make jobs from columns in any order; predict run times that are not given.
 
         Args:
             columns: `submit_s`, `run_s` and `gpus`; perhaps `user`, `type`, `pool` (texts or

@@ -1,4 +1,4 @@
-"""Repeat a simulation, and answer how effective, by which losses, with how much help.
+"""Repeat a simulation: compute the effective training time, the losses and interventions.
 
 Also find the best interval and the spares needed. Replication r of every variant meets the same
 failures.

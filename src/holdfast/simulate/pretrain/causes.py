@@ -41,7 +41,7 @@ class Rates:
     """Rates of failure of a job, by cause.
 
     Attributes:
-        name: of the source.
+        name: the name of the source.
         per_gpu_day: failures of hardware per GPU and day.
         per_job_day: failures of the job's software and of its users per day, however large the job
             is.
@@ -151,11 +151,11 @@ def _mix(stream: str) -> tuple[tuple[Cause, float], ...]:
 def table3() -> Rates:
     """Return the rates of Table 3 for a large job that has trained for a while.
 
-    A failure's reason, size and time are correlated, so they are taken jointly. For each reason,
-    the share of failures counts that have both `LARGE_GPUS` GPUs or more and `EARLY_MIN` minutes or
-    more. Size and time are lognormal, with the reason's means and medians, and with the correlation
-    at which the reason has its share of GPU time. The exposure is the GPU time of all jobs: the GPU
-    time of the failures over the failures' share of GPU time.
+    A failure's reason, size and time are correlated, so they are used jointly. For each reason,
+    only the failures count that have at least `LARGE_GPUS` GPUs and struck after at least
+    `EARLY_MIN` minutes. Size and time are lognormal, with the reason's means and medians, and with
+    the correlation at which the reason has its share of GPU time. The exposure is the GPU time of
+    all jobs: the GPU time of the failures over the failures' share of GPU time.
     """
     tables = _tables()
     gpu_days = tables.failed_gpu_hours / tables.failed_share / 24.0
@@ -184,8 +184,8 @@ def large_and_late(
     """Return the part of a reason's failures that struck large jobs which had trained for a while.
 
     Args:
-        row: of Table 3: reason, number, mean and median GPUs, mean and median minutes to failure,
-            percent of GPU time.
+        row: a row of Table 3: reason, number, mean and median GPUs, mean and median minutes to
+            failure, percent of GPU time.
         gpu_hours: the GPU time of all failures.
     """
     _, number, gpus, gpus_mid, minutes, minutes_mid, percent = row
@@ -231,7 +231,7 @@ def own_rates(
         gpu_days: days of training, times GPUs.
         job_days: days of training.
         prior: the rates that are assumed before the first record.
-        gpus: of the job, for the prior's weight.
+        gpus: the GPUs of the job, for the prior's weight.
 
     Returns:
         Posterior means; `shape` is the number of failures and 1.

@@ -58,8 +58,8 @@ def machine_repair(machines: int, technicians: int, load: float) -> list[float]:
 def poisson_spares(mean_broken: float, confidence: float) -> int:
     """Return the fewest spares that cover, with `confidence`, the nodes under repair.
 
-    They are Poisson with the mean `mean_broken`: failures a second times the mean repair time, in
-    seconds.
+    Their number is Poisson with the mean `mean_broken`: failures a second times the mean repair
+    time in seconds.
     """
     spares, part = 0, math.exp(-mean_broken)
     covered = part

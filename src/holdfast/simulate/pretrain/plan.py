@@ -60,7 +60,7 @@ class Records:
             few are known.
         longest_step_s: the longest step or pause that no failure ended.
         longest_start_s: the longest time from the start of the processes to the first step.
-        gpus: of the largest run.
+        gpus: the GPUs of the largest run.
     """
 
     runs: int
@@ -132,7 +132,7 @@ class Records:
         """Collect the records of jobs from a scheduler's trace.
 
         Jobs of `LARGE_GPUS` GPUs and more count, or all if none is so large. A failure in the first
-        `EARLY_MIN` minutes is one of new code, and does not count.
+        `EARLY_MIN` minutes is attributed to new code, and does not count.
 
         Args:
             jobs: GPUs, seconds of the run, final state and reason (None: unknown) of each job.
@@ -262,10 +262,11 @@ def advise(
     """Advise on a job.
 
     Args:
-        records: of earlier runs.
-        gpus: of the next job; None: as many as the largest earlier run had.
-        days: its length.
-        replications: of the plan; the search uses half as many, the tornado twice as many.
+        records: the records of earlier runs.
+        gpus: the GPUs of the next job; None for as many as the largest earlier run had.
+        days: the length of the next job.
+        replications: the replications of the plan; the search uses half as many, the tornado twice
+            as many.
         seed: of the first replication.
         progress: receives the work done so far.
 

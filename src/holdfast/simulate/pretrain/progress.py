@@ -125,7 +125,7 @@ class Progress:
 
         Args:
             before_s: only states with less work than that: all older saves of a tier are kept.
-            older: saves to pass over, since they are damaged.
+            older: the number of newest saves to skip, since they are damaged.
         """
         found: tuple[float, float, Tier] | None = None
         for tier in self._saves.tiers:

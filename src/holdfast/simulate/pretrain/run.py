@@ -2,8 +2,8 @@
 
 The clock jumps from event to event. Failures strike while the job has processes. Every observation
 of the supervisor is passed to `recover.policy.decide`, and its actions are carried out: kill,
-diagnose, replay, leave batches out, wait, launch, end. Where the policy ends the run, a person
-mends the cause and resumes it.
+diagnose, replay, leave batches out, wait, launch, end. If the policy ends the run, a person removes
+the cause and resumes the run.
 """
 
 import random
@@ -167,9 +167,9 @@ class _Run:
     def _expose(
         self, seconds: float, spend: Callable[[float], None], *, trains: bool = False
     ) -> str | None:
-        """Pass seconds in which failures strike; return the stream that struck, None if none did.
+        """Advance the clock while failures can strike; return the stream that struck, else None.
 
-        `spend` books each span from the present on.
+        `spend` records the use of each span.
         """
         until_s = self._now_s + seconds
         while True:

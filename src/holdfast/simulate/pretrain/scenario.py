@@ -90,8 +90,9 @@ class People:
     """The times at which a person acts.
 
     Attributes:
-        response_s: mean time to an answer of a person who is awake.
-        awake: hours of the day, from and to; from 0 to 24 means a night shift.
+        response_s: mean time until a person who is awake responds.
+        awake: the first and the last hour of the day in which people are awake; 0 and 24 with a
+            night shift.
         person_finds_node: the part of failures of a node in which a person finds the node.
     """
 
@@ -118,16 +119,16 @@ class Hardware:
 
     Attributes:
         spares: nodes that wait, and do not fail while they wait.
-        lemons, lemon_factor: the part of nodes that fail more often, and how many times.
+        lemons, lemon_factor: the part of nodes that fail more often, and the factor of their rate.
         heat_every_days, heat_days, heat_factor: mean time between heat waves, their length, and how
             much more often hardware fails in one.
         finds_node: the part of failures of a node in which the tests find the node.
-        blames_other: the part in which they take out a healthy one.
+        blames_other: the part of failures of a node in which the tests take out a healthy node.
         again_s: mean time to the next failure of a node that should have been taken out.
-        repair_s, long_repair_s, long_repairs: mean times of a repair and of one that needs a visit,
-            and their part.
-        in_vain: the part of repairs that change nothing about the node.
-        technicians: repairs at a time; None for as many as there are broken nodes.
+        repair_s, long_repair_s, long_repairs: the mean time of a repair, the mean time of a repair
+            that needs a visit, and the part of repairs that do.
+        in_vain: the part of repairs that do not mend the node.
+        technicians: the most repairs at a time; None for no limit.
     """
 
     spares: int = 0
@@ -153,13 +154,13 @@ class Scenario:
     Attributes:
         gpus, gpus_per_node, days, step_s: the job.
         work_s: the run ends after so much training; None: after `days`.
-        rates: how often it fails, and of what.
+        rates: the rates of failure by cause.
         hangs: the part of failures with an exit that show as a hang.
-        spikes_per_day, bad_data: broken losses a day, and the part of them that come back until the
+        spikes_per_day, bad_data: broken losses a day, and the part of these that return until the
             data are left out.
         slow_per_node_day, slow_speed: nodes that become slow, and the job's speed with one.
-        recognised: the part of failures whose diagnosis is right; for the others a person decides.
-        loses_work: False if a failure takes no training back.
+        recognised: the part of failures with a right diagnosis; a person decides on the others.
+        loses_work: False if no training is lost by a failure.
     """
 
     name: str = "own"

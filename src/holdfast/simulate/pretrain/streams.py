@@ -1,8 +1,7 @@
-"""Draw random numbers that depend only on (seed, stream, number), and on no draw before.
+"""Draw random numbers that depend only on (seed, stream, number), and on no earlier draw.
 
-A spare more, another interval or a faster restart leaves the exposure, the cause and the culprit of
-failure 17 as they were. Two variants of a scenario thus meet the same failures (common random
-numbers).
+So failure 17 has the same exposure, cause and node with one more spare, another interval or a
+faster restart: two variants of a scenario meet the same failures (common random numbers).
 """
 
 import math

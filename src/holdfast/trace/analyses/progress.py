@@ -304,15 +304,15 @@ def _large(table: Table, least_gpus: float) -> Table:
 def _hours(
     table: Table, column: str, *, modulo_h: float = math.inf, most_h: float = math.inf
 ) -> dict[str, dict[float, float]]:
-    """Sum GPU-hours by cluster and size bucket: seconds of `column` times GPUs, times `n`.
+    """Sum GPU-hours by cluster and size bucket: seconds in `column` times GPUs times `n`.
 
-    A column `sum_…` is not multiplied by `n`.
+    A column whose name begins with `sum_` is a sum already, and is not multiplied by `n`.
 
     Args:
         table: rows with `cluster`, `gpu_num` and `n`.
         column: seconds; NaN does not count.
-        modulo_h: count only the remainder after whole multiples of this many hours.
-        most_h: rows of more hours do not count.
+        modulo_h: count only the hours modulo this number.
+        most_h: leave out rows with more hours.
     """
     hours = table[column].astype(float) / 3600
     hours = np.where(hours <= most_h, hours, 0.0) % modulo_h  # NaN counts as 0 hours.

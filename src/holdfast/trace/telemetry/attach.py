@@ -180,7 +180,7 @@ def _add_to_view(trace: "Trace", metric: Metric, rows: str, ids: Ids, cluster: s
 
 
 def adopt(trace: "Trace", summary: Summary, cluster: str) -> Ids:
-    """Add a metric's aggregates to the trace; counts of an equal metric and cluster add up.
+    """Add a metric's aggregates to the trace, and to those of the same metric and cluster.
 
     Returns:
         The ids of the summary's devices in the table `devices`.

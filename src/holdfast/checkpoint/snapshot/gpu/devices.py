@@ -192,7 +192,7 @@ class Devices:
             taken: the tensors to copy.
             seat: the buffer that receives the copies.
             copied: called with the number of bytes copied, counted from the start of the image.
-            ordered: called once all copies that the fence waits for are queued.
+            ordered: called once the copies for which the optimizer's step waits are queued.
         """
         # The progress counts from the start of the image, so a later GPU reports only after the
         # earlier ones have ended.

@@ -222,7 +222,7 @@ class DeviceDigests:
     def _upload(self) -> None:
         """Copy the addresses to the device.
 
-        PyTorch does not lend pinned memory again before the copy from it has ended.
+        PyTorch reuses pinned memory only after the copy from that memory has ended.
         """
         pinned = torch.empty_like(self._given, pin_memory=self._device.type != "cpu")
         self._addresses.copy_(pinned.copy_(self._given), non_blocking=True)

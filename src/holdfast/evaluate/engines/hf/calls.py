@@ -1,4 +1,4 @@
-"""Call a model exactly as lm-eval and `generate` (transformers 5) do, or by replays if small.
+"""Call a model exactly as lm-eval and `generate` (transformers 5) do; replay small models.
 
 `generate` leaves out the attention mask if nothing is padded, passes positions if the model takes
 them, and requests only the last position's logits if possible. The cache is a `DynamicCache` of the

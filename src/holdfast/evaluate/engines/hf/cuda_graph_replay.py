@@ -3,8 +3,8 @@
 The forward of a small model spends most time outside of the operations: modules, hooks, configs.
 The forward is recorded a few times with inputs of different lengths; all differences must be
 integers that grow linearly with the length. A replay calls the same operations in the same order on
-the same parameters, so its bits are the model's, which is verified at other lengths. A model that
-decides by its data, draws random numbers or changes its own state is not recorded.
+the same parameters, and so returns the same bits as the model. This is verified at other lengths. A
+model that decides by its data, draws random numbers or changes its own state is not recorded.
 """
 
 from collections.abc import Callable, Sequence

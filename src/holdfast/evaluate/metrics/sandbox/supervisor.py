@@ -1,7 +1,7 @@
 """Supervise a jail as its first process: start the jailed process, limit, end and report.
 
-The supervisor runs no foreign code and keeps the rights that the jailed process drops. In a process
-namespace it is process 1: the kernel ends all other processes of the jail with it.
+The supervisor runs no foreign code, and keeps the rights that the jailed process gives up. In a
+process namespace it is process 1: the kernel ends all other processes of the jail with it.
 """
 
 import contextlib
