@@ -216,8 +216,8 @@ class SharedLedger:
     def claim(self, sign: Sign, node_id: str) -> int | None:
         """See `Leadership`.
 
-        The claim takes the number at once. If this node does not use the number, other nodes take
-        over from it in turn.
+        In the ledger, the claim itself takes the next supervisor's number. If this node then never
+        leads, another node can take over from it in the same way.
         """
         generation, beats = sign
         seen = Lead(run_id=self._run_id, generation=generation, node_id="", beats=beats)

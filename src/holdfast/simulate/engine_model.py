@@ -1,8 +1,8 @@
 """An engine under virtual time: the arithmetic of `engines.simulated`.
 
-An engine reads prompts one after another while the batch has a place; each prompt holds the engine
-up. Then all sequences take steps together. The state changes only at events, so the time of the
-next event is computed.
+An engine reads prompts one after another while the batch has a free place; meanwhile no sequence in
+the batch advances. Then all sequences take steps together. The state changes only at events, so the
+time of the next event is computed.
 """
 
 from collections import deque

@@ -192,7 +192,7 @@ def lay_out(needs: Iterable[Need], *, prefix: str, shard_bytes: int) -> FileImag
 
 
 def _uncut(at: int, head: int, data: int, length: int) -> int:
-    """Return the place for a blob in a file, from `at` on.
+    """Return the first possible offset of a blob in a file that is not below `at`.
 
     No chunk ends inside a small blob, or near an end of a large tensor's data.
     """

@@ -137,9 +137,9 @@ def _names(header: str) -> list[str]:
 
 
 def _first_stamps(file: IO[bytes]) -> list[int]:
-    """Parse the time stamps of the first lines, up to a line that is too long.
+    """Parse the time stamps of the first lines.
 
-    The reader of all lines reports that line.
+    Stop at a line that is too long, which the later reading of all lines reports.
     """
     stamps = []
     for _ in range(FIRST_LINES):

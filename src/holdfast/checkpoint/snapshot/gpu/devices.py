@@ -154,9 +154,9 @@ class Devices:
         return taken
 
     def has_taken(self, taken: Sequence[Taken], sources: Sequence[Any]) -> bool:
-        """Return True if the taken tensors are those of the plan.
+        """Return True if the taken tensors are the plan's tensors, in the plan's order.
 
-        The state may have its tensors in another order than when it was planned.
+        The order of the state's tensors may have changed since the plan was made.
         """
         return len(taken) == len(self._copies) and all(
             copy.suits(each.sources)

@@ -1,6 +1,6 @@
-"""Turn what a reader finds of the GPUs into signals.
+"""Turn a reader's findings about the GPUs into signals.
 
-The reader is a process that may hang without harm.
+The reader is a separate process, because a call of a driver may hang.
 """
 
 import json
@@ -21,7 +21,10 @@ TIMEOUT_S = 50.0
 """Seconds for an answer: more than all commands of the readers may take together."""
 LEAST_PERIOD_S = 5.0
 SHARE = 1 / 500
-"""The largest share of a core that the looks use. A look that only waits for the driver uses none."""
+"""The largest share of a core that the looks use.
+
+A look that only waits for the driver uses none.
+"""
 NVLINK_ERRORS = 100
 """New errors of the NVLinks, since the first look, that are a fact.
 

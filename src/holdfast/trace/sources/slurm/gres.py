@@ -1,7 +1,7 @@
 """Read the generic resources (GRES) of Slurm up to 20.11, whose TRES may lack the GPUs.
 
-AllocGRES is of the whole job and ReqGRES of each of its nodes (sacct(1) of Slurm 19.05). GRES are
-ignored if the trackable resources (TRES) of the record have GPUs.
+AllocGRES counts the resources of the whole job, ReqGRES those of each node (sacct(1) of Slurm
+19.05). GRES are ignored if the trackable resources (TRES) of the record have GPUs.
 """
 
 import re
