@@ -319,11 +319,11 @@ class Checkpointer(StaysHere):
             if not self._config.read_only:
                 self._work.hold(ranks)
             if self._pusher is not None and (self._identity.run or not self._fresh):
-                self._work.pid, asked = (
+                self._work.pid, wanted = (
                     os.getpid(),
                     Asked(self._identity.run, self._fresh, newer=step is None),
                 )
-                from_storage = fetch_together(ranks, self._pusher.remote, self._folder, asked)
+                from_storage = fetch_together(ranks, self._pusher.remote, self._folder, wanted)
             try:
                 checkpoint, passed_over = restore_newest(
                     *(ranks, self._folder, state, per_rank, from_storage),
@@ -534,12 +534,12 @@ class Checkpointer(StaysHere):
         if not self._votes.has_begun:
             with job_link().section("save"):
                 self._engine.meeting.await_all("save", step)
-        told = self._sigterm is not None and self._sigterm.received
+        got_sigterm = self._sigterm is not None and self._sigterm.received
         has_passed = self._interval.has_passed() and self._ranks.rank == 0
         try:
-            is_last, has_passed = self._votes.hear((told, has_passed))
+            is_last, has_passed = self._votes.hear((got_sigterm, has_passed))
         except CheckpointError as error:
-            if self._sigterm is not None and told:
+            if self._sigterm is not None and got_sigterm:
                 newest = self._outcomes.newest_known(self._folder)
                 _logger.error("SIGTERM: step %d is not saved: %s %s", step, error, newest)  # noqa: TRY400
                 self._sigterm.leave()
@@ -595,5 +595,5 @@ class Checkpointer(StaysHere):
         self._outcomes.follow(outcome, handle, save=self._engine.last_save, must=must)
 
 
-def _tell_of_push(told: Mapping[str, Any]) -> None:
-    job_link().emit("push_failed" if "failed" in told else "pushed", dict(told))
+def _tell_of_push(report: Mapping[str, Any]) -> None:
+    job_link().emit("push_failed" if "failed" in report else "pushed", dict(report))

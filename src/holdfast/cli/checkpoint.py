@@ -312,9 +312,9 @@ def import_(source: Path, folder: Path, step: int, *, as_json: bool) -> None:
         fields = {"path": imported.path, "size_bytes": imported.size_bytes, "step": step}
         print_json("import", {**fields, "unchecked": imported.unchecked or None})
         return
-    told = imported.unchecked or "every value matches its CRC-32"
+    result = imported.unchecked or "every value matches its CRC-32"
     click.echo(
-        f"Step {step}: {checkpoint_view.mib(imported.size_bytes)} MiB, in {imported.path}; {told}"
+        f"Step {step}: {checkpoint_view.mib(imported.size_bytes)} MiB, in {imported.path}; {result}"
     )
 
 

@@ -34,17 +34,19 @@ def mib(size_bytes: int) -> str:
 
 def marks_in_words(marks: Annotations) -> str:
     """Return a checkpoint's marks in words, the most important first."""
-    said = []
+    phrases = []
     if marks.damaged is not None:
-        said.append("found damaged")
+        phrases.append("found damaged")
     if marks.pinned is not None:
-        said.append("pinned" + (f" ({marks.pinned.why})" if marks.pinned.why else ""))
-    said += ["healthy"] * (marks.healthy is not None) + ["verified"] * (marks.verified is not None)
-    said += [f"wanted by {holder}" for holder in marks.wanted_by(SystemClock().now_s())]
-    said += [f"{name}={value:g}" for name, value in sorted(marks.metrics.items())]
+        phrases.append("pinned" + (f" ({marks.pinned.why})" if marks.pinned.why else ""))
+    phrases += ["healthy"] * (marks.healthy is not None) + ["verified"] * (
+        marks.verified is not None
+    )
+    phrases += [f"wanted by {holder}" for holder in marks.wanted_by(SystemClock().now_s())]
+    phrases += [f"{name}={value:g}" for name, value in sorted(marks.metrics.items())]
     if marks.unreadable is not None:
-        said.append(marks.unreadable)
-    return ", ".join(said)
+        phrases.append(marks.unreadable)
+    return ", ".join(phrases)
 
 
 def print_checkpoints(folder: Path, found: "Sequence[Row]", *, as_json: bool) -> None:

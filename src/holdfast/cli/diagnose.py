@@ -218,10 +218,10 @@ def _beyond_rules(
         if wanted.known is not None:  # what was confirmed before counts more than a model's opinion
             diagnosis = wanted.known.recall(diagnosis, lambda: compressed.lines)
             similar = wanted.known.memory.similar
-        asked = consultation(
+        result = consultation(
             diagnosis, compressed, wanted.endpoint, similar=similar, rules=wanted.rules
         )
-        diagnosis, suggested = asked.diagnosis, asked.proposed_rule
+        diagnosis, suggested = result.diagnosis, result.proposed_rule
     if wanted.ledger is not None:
         from holdfast.diagnose.memory import remember
 

@@ -152,17 +152,17 @@ def at_fault(scope: Mapping[str, Any]) -> str:
         "gpu": "GPU",
         "link": "link",
     }
-    told = []
+    parts = []
     for key, name in names.items():
         values = scope.get(key)
         if values is None:
             continue
         values = values if isinstance(values, list) else [values]
         numbers = all(isinstance(value, int) for value in values)
-        told.append(
+        parts.append(
             f"{name}{'s' * (len(values) > 1)} {ranges(values) if numbers else clean(', '.join(map(str, values)))}"
         )
-    return ", ".join(told) or "the logs do not say"
+    return ", ".join(parts) or "the logs do not say"
 
 
 def ranges(numbers: Iterable[int]) -> str:
@@ -173,8 +173,8 @@ def ranges(numbers: Iterable[int]) -> str:
             parts[-1] = [parts[-1][0], number]
         else:
             parts.append([number])
-    told = ["-".join(map(str, part)) for part in parts]
-    return ", ".join(told[:_RANGE_SHOWN]) + (" …" if len(told) > _RANGE_SHOWN else "")
+    shown = ["-".join(map(str, part)) for part in parts]
+    return ", ".join(shown[:_RANGE_SHOWN]) + (" …" if len(shown) > _RANGE_SHOWN else "")
 
 
 def _root_title(found: Diagnosis) -> str:
@@ -291,8 +291,8 @@ def _similar(incidents: Iterable[Mapping[str, Any]]) -> Table:
 
 def _incident(one: Mapping[str, Any]) -> str:
     confirmed = ", confirmed" if one.get("confirmed") else ""
-    told = f"incident {one['id']} ({when(one.get('when_s'))}{confirmed}): {one['reason']}"
-    return told + "".join(f"; {one[key]}" for key in ("root", "done") if one.get(key))
+    line = f"incident {one['id']} ({when(one.get('when_s'))}{confirmed}): {one['reason']}"
+    return line + "".join(f"; {one[key]}" for key in ("root", "done") if one.get(key))
 
 
 def _notes(notes: Iterable[str]) -> Table:

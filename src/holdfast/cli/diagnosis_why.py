@@ -85,8 +85,8 @@ def _place(cluster: Cluster) -> dict[str, Any]:
 def _headline(cluster: Cluster, share: float) -> str:
     first = cluster.first
     where = clean(f"{first.file}:{first.line}" if first.line else first.file or "seen from outside")
-    said = shorten(clean(first.text.strip()), 90)
-    return f"{percent(share)}  {first.rule.reason} (rule {first.rule.id}, {where}): {said}"
+    quoted = shorten(clean(first.text.strip()), 90)
+    return f"{percent(share)}  {first.rule.reason} (rule {first.rule.id}, {where}): {quoted}"
 
 
 def _doubts(cluster: Cluster) -> str:
@@ -101,7 +101,7 @@ def _doubts(cluster: Cluster) -> str:
 def _named(others: list[tuple[Cluster, float]]) -> str:
     others = sorted(others, key=lambda one: -one[1])
     names = list(dict.fromkeys(one.first.rule.id for one, _ in others))
-    told = ", ".join(names[:_NAMED]) + (
+    listed = ", ".join(names[:_NAMED]) + (
         f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     )
-    return f"{plainly(len(others), 'other')} ({told})"
+    return f"{plainly(len(others), 'other')} ({listed})"

@@ -125,8 +125,8 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt) as error:
-        if said := str(error.__cause__ or error):  # click raises its own from what interrupted it
-            click.echo(f"holdfast: {said}", err=True)
+        if reason := str(error.__cause__ or error):  # click raises its own from what interrupted it
+            click.echo(f"holdfast: {reason}", err=True)
         sys.exit(130)
     except BrokenPipeError:
         # The reader of a pipe (`| head`) left: no error can be shown, not even the one of Python's

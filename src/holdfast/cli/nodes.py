@@ -86,12 +86,12 @@ def check(
         report, missing = check_this_host(past), 0
         finish(report, missing)
         return _exit_code(report, missing)
-    told = check_nodes(meeting, place.home, past, finish)
-    if isinstance(told, tuple):
-        return _exit_code(*told)
+    result = check_nodes(meeting, place.home, past, finish)
+    if isinstance(result, tuple):
+        return _exit_code(*result)
     if as_json:
-        print_json("nodes_joined", {"outcome": told.sentence, "exit_code": told.exit_code})
-    return told.exit_code
+        print_json("nodes_joined", {"outcome": result.sentence, "exit_code": result.exit_code})
+    return result.exit_code
 
 
 def _exit_code(report: "Report", missing: int) -> int:
@@ -123,8 +123,8 @@ def _print_report(report: "Report", missing: int, *, cordons: bool, as_json: boo
     cordoned = list(judgement.cordon) if cordons else []
     sentence = _sentence(report, missing)
     if as_json:
-        told = {**report.to_json(), "missing": missing, "cordoned": cordoned, "outcome": sentence}
-        print_json("nodes_check", told)
+        fields = {**report.to_json(), "missing": missing, "cordoned": cordoned, "outcome": sentence}
+        print_json("nodes_check", fields)
         return
     print_table(
         ["node", "check", "outcome", "took", "evidence"],

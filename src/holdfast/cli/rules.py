@@ -136,8 +136,8 @@ def good_add(place: Place, paths: tuple[str, ...], model: bool, as_json: bool) -
         done = add_good_run(ledger, list(paths))
         filters = [one.id for one in done.filters]
         if endpoint is not None:
-            asked, notes = _ask_for_filters(place, ledger, paths, done.good_id, endpoint)
-            filters += asked
+            proposed, notes = _ask_for_filters(place, ledger, paths, done.good_id, endpoint)
+            filters += proposed
     if as_json:
         fields = {
             "id": done.good_id,

@@ -149,10 +149,10 @@ def pretrain(
                     }
                 )
     if as_json:
-        said = [answer.to_json() for answer in answers]
-        for one_said, of_search in zip(said, searches, strict=False):
-            one_said["best"] = of_search
-        print_json("simulate.pretrain", {"seed": seed, "answers": said})
+        results = [answer.to_json() for answer in answers]
+        for one_result, of_search in zip(results, searches, strict=False):
+            one_result["best"] = of_search
+        print_json("simulate.pretrain", {"seed": seed, "answers": results})
         return
     _show(answers, searches)
 

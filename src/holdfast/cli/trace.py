@@ -41,26 +41,26 @@ class _Interruptible(click.Group):
         try:
             return super().invoke(context)
         except Exception as error:
-            if told := _of_the_engine(error):
-                raise told from error
+            if engine_error := _of_the_engine(error):
+                raise engine_error from error
             raise
 
 
 def _of_the_engine(error: Exception) -> BaseException | None:
     """Return DuckDB's error as an error for the user; None if its own text suffices."""
-    said = str(error).partition("\n")[0]
+    message = str(error).partition("\n")[0]
     if (
-        isinstance(error, RuntimeError) and said == "Query interrupted"
+        isinstance(error, RuntimeError) and message == "Query interrupted"
     ):  # its word for whatever a signal raised
         return KeyboardInterrupt()
     if not type(error).__module__.endswith("duckdb"):
         return None
-    if "No space left on device" in said:
+    if "No space left on device" in message:
         return HoldfastError(
-            f"The disk is full: {said}. Free some of it, or set TMPDIR to a larger one."
+            f"The disk is full: {message}. Free some of it, or set TMPDIR to a larger one."
         )
     if type(error).__name__ == "OutOfMemoryException":
-        return HoldfastError(f"The engine ran out of memory: {said}. Give it more by --memory.")
+        return HoldfastError(f"The engine ran out of memory: {message}. Give it more by --memory.")
     return None
 
 
@@ -188,9 +188,9 @@ def report(
     for note in lacking:
         click.echo(f"{note.cluster}: {note.sentence}")
     held = sum(one.holds is True for one in answer.findings)
-    told = sum(one.holds is not None for one in answer.findings)
+    decided = sum(one.holds is not None for one in answer.findings)
     click.echo(
-        f"{held} of the study's {len(answer.findings)} findings hold here, {told - held} do not."
+        f"{held} of the study's {len(answer.findings)} findings hold here, {decided - held} do not."
     )
     click.echo(f"Report: {page}")
     context.exit(4 if lacking else 0)
@@ -432,8 +432,8 @@ def export(jobs: tuple[str, ...], reading: dict[str, Any], form: str, output: Pa
             columns, output, form, name=cluster.name, zone=_offset(cluster.utc_offset_h)
         )
         left_out = len(columns["gpu_num"]) - written
-    told = f", {left_out:,} without GPUs or a known time left out" if left_out else ""
-    click.echo(f"Written: {output} ({plainly(written, 'job')}{told})")
+    note = f", {left_out:,} without GPUs or a known time left out" if left_out else ""
+    click.echo(f"Written: {output} ({plainly(written, 'job')}{note})")
 
 
 @command.command()

@@ -51,7 +51,7 @@ def plan_cordon(node: Mapping[str, Any], *, reason: str, by: str, at_s: float) -
     former = _annotation(node)
     is_ours = not spec.get("unschedulable") or bool(former and former.get("unschedulable"))
     kept = [taint for taint in spec.get("taints") or [] if taint.get("key") != TAINT]
-    told = {
+    annotation = {
         "by": by,
         "reason": reason[:MAX_REASON_LENGTH],
         "at_s": round(at_s),
@@ -59,7 +59,7 @@ def plan_cordon(node: Mapping[str, Any], *, reason: str, by: str, at_s: float) -
     }
     taint = {"key": TAINT, "value": cause_of(reason), "effect": "NoSchedule"}
     return {
-        "metadata": {**_version(node), "annotations": {ANNOTATION: json.dumps(told)}},
+        "metadata": {**_version(node), "annotations": {ANNOTATION: json.dumps(annotation)}},
         "spec": {"unschedulable": True, "taints": [*kept, taint]},
     }
 
@@ -90,10 +90,10 @@ def _annotation(node: Mapping[str, Any]) -> dict[str, Any] | None:
     if text is None:
         return None
     try:
-        told = json.loads(text)
+        annotation = json.loads(text)
     except ValueError:  # a person has edited the text: the taint alone is certain
         return {}
-    return told if isinstance(told, dict) else {}
+    return annotation if isinstance(annotation, dict) else {}
 
 
 def _version(node: Mapping[str, Any]) -> dict[str, str]:

@@ -218,9 +218,9 @@ class _Leashed:
     ) -> str:
         Path(log).parent.mkdir(parents=True, exist_ok=True)
         # The environment of Ray's worker comes first, because Ray sets the actor's GPUs there.
-        told = {**os.environ, **environment}
+        variables = {**os.environ, **environment}
         self._leashed = start_on_leash(
-            command, Path(log), append=append, environment=told, linger_s=linger_s, owner=owner
+            command, Path(log), append=append, environment=variables, linger_s=linger_s, owner=owner
         )
         return socket.gethostname()
 

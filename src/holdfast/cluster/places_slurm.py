@@ -89,13 +89,13 @@ class SlurmPlaces:
             BadUse: Slurm does not answer.
         """
         try:
-            told = self.command(["scontrol", "--oneliner", "show", "nodes"])
+            output = self.command(["scontrol", "--oneliner", "show", "nodes"])
         except HoldfastError as error:
             last_line = str(error).rpartition("\n")[2].rstrip(".")
             raise BadUse(
                 f"Slurm does not answer: {last_line}. Run this on a login node of the cluster."
             ) from error
-        nodes = list(dict.fromkeys(re.findall(r"\bNodeAddr=(\S+)", told)))[:_NODES_TRIED]
+        nodes = list(dict.fromkeys(re.findall(r"\bNodeAddr=(\S+)", output)))[:_NODES_TRIED]
         addresses = [address for node in nodes if (address := _own_address_towards(node))]
         beyond = [
             address for address in addresses if not address.startswith("127.") and address != "::1"
@@ -115,7 +115,7 @@ class SlurmPlaces:
         (submission / "places").mkdir(parents=True)
         outer = without_job(os.environ)
         try:
-            told = self.command(self._submission(command, submission), {**outer, **environment})
+            output = self.command(self._submission(command, submission), {**outer, **environment})
         except BaseException as error:
             # sbatch may be interrupted after Slurm took the job.
             cancel_submission(submission, self.command)
@@ -124,7 +124,7 @@ class SlurmPlaces:
             raise BadUse(
                 f"{error} Set what this cluster demands by sbatch options, such as --partition."
             ) from error
-        job_id = told.strip().split(";")[0]  # --parsable prints JOB or JOB;CLUSTER
+        job_id = output.strip().split(";")[0]  # --parsable prints JOB or JOB;CLUSTER
         return SlurmPlacement(self, job_id, submission)
 
     def _submission(self, command: Sequence[str], submission: Path) -> list[str]:
@@ -243,14 +243,14 @@ class SlurmPlacement:
     def _ask(self) -> _Job:
         command = self._places.command
         try:
-            told = command(
+            listing = command(
                 ["squeue", "--noheader", f"--jobs={self._job_id}", "--format=%T|%N|%r"]
             ).strip()
         except HoldfastError as error:
             if FORGOTTEN not in str(error):
                 raise
-            told = ""
-        state, nodes, reason = told.split("|") if told else ("", "", "")
+            listing = ""
+        state, nodes, reason = listing.split("|") if listing else ("", "", "")
         if state in _AWAITED:
             return _Job(awaited=True, why=f"Slurm says {state}: {reason}")
         if state in _ALIVE:
@@ -259,14 +259,14 @@ class SlurmPlacement:
                 nodes=frozenset(command(["scontrol", "show", "hostnames", nodes]).split()),
             )
         output = self._submission / "job.out"
-        said = (
+        note = (
             output.read_text(errors="replace")[-_OUTPUT_SHOWN_CHARS:].strip()
             if output.exists()
             else ""
         )
         return _Job(
             awaited=False,
-            why=f"Slurm job {self._job_id} ended ({describe_job(self._job_id, command)}) {said}",
+            why=f"Slurm job {self._job_id} ended ({describe_job(self._job_id, command)}) {note}",
         )
 
 

@@ -111,7 +111,7 @@ def connected(limit: int | None) -> Iterator[Any]:
     Raises:
         BadUse: no Ray answers at RAY_ADDRESS, or none starts here.
     """
-    told = os.environ.get("RAY_USAGE_STATS_ENABLED")
+    previous = os.environ.get("RAY_USAGE_STATS_ENABLED")
     # Read on import, and by the processes that `init` starts.
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     try:
@@ -145,7 +145,7 @@ def connected(limit: int | None) -> Iterator[Any]:
         finally:
             ray.shutdown()
     finally:
-        if told is None:
+        if previous is None:
             os.environ.pop("RAY_USAGE_STATS_ENABLED", None)
         else:
-            os.environ["RAY_USAGE_STATS_ENABLED"] = told
+            os.environ["RAY_USAGE_STATS_ENABLED"] = previous

@@ -62,8 +62,8 @@ def run_slurm_command(argv: Sequence[str], environment: Mapping[str, str] | None
         raise HoldfastError(f"{argv[0]} cannot be run: {error.strerror}.") from error
     if done.returncode != 0:
         # Without an answer from slurmctld, the error has several lines.
-        said = " ".join((done.stderr or done.stdout).split())
-        raise HoldfastError(f"{argv[0]} failed: {said}")
+        output = " ".join((done.stderr or done.stdout).split())
+        raise HoldfastError(f"{argv[0]} failed: {output}")
     return done.stdout
 
 
@@ -116,11 +116,11 @@ def cancel_submission(
 def describe_job(job_id: str, command: Callable[[Sequence[str]], str] = run_slurm_command) -> str:
     """Return Slurm's facts about a job's state, or the error in place of the facts."""
     try:
-        told = command(["scontrol", "--oneliner", "show", "job", job_id])
+        record = command(["scontrol", "--oneliner", "show", "job", job_id])
     except HoldfastError as error:
-        told = str(error)  # slurmctld has deleted the job's record
-    facts = re.findall(r"\b(?:JobState|Reason|ExitCode|RunTime|TimeLimit|NodeList)=\S+", told)
-    return ", ".join(facts) or told.strip()
+        record = str(error)  # slurmctld has deleted the job's record
+    facts = re.findall(r"\b(?:JobState|Reason|ExitCode|RunTime|TimeLimit|NodeList)=\S+", record)
+    return ", ".join(facts) or record.strip()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,14 +220,14 @@ class SlurmWorkers:
             str(script),
         ]
         try:
-            told = self.command(argv)
+            output = self.command(argv)
         except HoldfastError as error:
             raise BadUse(
                 f"{error} Set what this cluster demands by sbatch options, such as --partition."
             ) from error
         return _Array(
             # --parsable prints JOB or JOB;CLUSTER.
-            job_id=told.strip().split(";")[0],
+            job_id=output.strip().split(";")[0],
             elements=elements,
             submission=submission,
             records=records,
@@ -273,7 +273,7 @@ class SlurmWorkers:
     def _queued_elements(self, array: "_Array") -> set[int] | None:
         """Return the elements that wait, run or end; None if Slurm does not answer."""
         try:
-            told = self.command(
+            output = self.command(
                 ["squeue", "--noheader", "--array", f"--jobs={array.job_id}", "--format=%K"]
             )
         except HoldfastError as error:
@@ -282,13 +282,15 @@ class SlurmWorkers:
             # The tasks run on without slurmctld, and their records are read all the same.
             _log.warning("%s Asking again.", error)
             return None
-        return {int(line) for line in told.split() if line.isdigit()}
+        return {int(line) for line in output.split() if line.isdigit()}
 
     def _explain(self, array: "_Array", element: int) -> str:
         output = array.submission / f"{element}.out"
-        said = output.read_text(errors="replace")[-_OUTPUT_SHOWN_CHARS:] if output.exists() else ""
+        output_end = (
+            output.read_text(errors="replace")[-_OUTPUT_SHOWN_CHARS:] if output.exists() else ""
+        )
         state = describe_job(f"{array.job_id}_{element}", self.command)
-        return f"element {element} of Slurm job {array.job_id} left the queue without a result ({state}) {said}"
+        return f"element {element} of Slurm job {array.job_id} left the queue without a result ({state}) {output_end}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,8 +44,8 @@ class SlurmCordons:
             return
         # Control characters and quotation marks would end the value in a command that a person
         # copies.
-        told = re.sub(r"[^\w .,:;()/%+=-]", " ", f"{PREFIX} {reason}")[:REASON_CHARS].strip()
-        self._update(node, "drain", f"{told} (run {by})")
+        text = re.sub(r"[^\w .,:;()/%+=-]", " ", f"{PREFIX} {reason}")[:REASON_CHARS].strip()
+        self._update(node, "drain", f"{text} (run {by})")
 
     def uncordon(self, node: str) -> bool:
         """Undrain a node that Holdfast has drained; see `cordons.Cordons.uncordon`."""
@@ -69,7 +69,7 @@ class SlurmCordons:
         try:
             self._command(argv)
         except HoldfastError as error:
-            said = str(error).removeprefix("scontrol failed: ").rstrip(".")
+            reason_text = str(error).removeprefix("scontrol failed: ").rstrip(".")
             raise NotMarked(
-                f"Slurm did not {state} {node} ({said}). An administrator may: {shlex.join(argv)}"
+                f"Slurm did not {state} {node} ({reason_text}). An administrator may: {shlex.join(argv)}"
             ) from error

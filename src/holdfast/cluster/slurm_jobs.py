@@ -157,12 +157,12 @@ class SlurmJobs:
         argv += ["--export=ALL", f"--chdir={working_folder}"]
         argv += [f"--output={logs}/slurm-%j.out", f"--error={logs}/slurm-%j.err", str(script)]
         try:
-            told = self.command(argv, {**without_job(os.environ), **environment})
+            output = self.command(argv, {**without_job(os.environ), **environment})
         except HoldfastError as error:
             raise BadUse(
                 f"{error} Give sbatch the options that this cluster demands, such as --sbatch-option=--partition=gpu."
             ) from error
-        return told.strip().split(";")[0]  # --parsable prints JOB or JOB;CLUSTER
+        return output.strip().split(";")[0]  # --parsable prints JOB or JOB;CLUSTER
 
     def state(self, job_id: str) -> JobState:
         """Return the state of a job.
@@ -171,12 +171,12 @@ class SlurmJobs:
             HoldfastError: Slurm does not answer.
         """
         try:
-            told = self.command(["squeue", "--noheader", f"--jobs={job_id}", "--format=%T|%r|%N"])
+            output = self.command(["squeue", "--noheader", f"--jobs={job_id}", "--format=%T|%r|%N"])
         except HoldfastError as error:
             if FORGOTTEN not in str(error):
                 raise
             return JobState()
-        name, reason, nodes = [*told.strip().split("|"), "", "", ""][:3]
+        name, reason, nodes = [*output.strip().split("|"), "", "", ""][:3]
         return JobState(name=name, reason=reason, nodes=self.host_names(nodes))
 
     def host_names(self, nodes: str) -> tuple[str, ...]:

@@ -94,18 +94,18 @@ def read_slurm_nodes(
     """
     wanted = [",".join(sorted(names))] if names else []
     try:
-        told = command(["scontrol", "--oneliner", "show", "node", *wanted])
+        output = command(["scontrol", "--oneliner", "show", "node", *wanted])
     except HoldfastError as error:
         if not names or "not found" not in str(error):
             raise
-        told = command(["scontrol", "--oneliner", "show", "node"])  # one unknown name hides all
-    found = parse_nodes(told)
+        output = command(["scontrol", "--oneliner", "show", "node"])  # one unknown name hides all
+    found = parse_nodes(output)
     return {name: node for name, node in found.items() if not names or name in names}
 
 
-def parse_nodes(told: str) -> dict[str, SlurmNode]:
+def parse_nodes(output: str) -> dict[str, SlurmNode]:
     """Return the nodes in the output of `scontrol --oneliner show node`, by name."""
-    nodes = (_parse(line) for line in told.splitlines())
+    nodes = (_parse(line) for line in output.splitlines())
     return {node.name: node for node in nodes if node is not None}
 
 
@@ -119,13 +119,13 @@ def _parse(line: str) -> SlurmNode | None:
         words.update(_FLAGS[sign] for sign in _FLAGS if sign in word)
     # The reason is free text: it ends before the next field of this name and form.
     reason = re.search(r"\bReason=(.*?)(?=\s(?:Comment|Extra|ReservationName)=|$)", line)
-    told = "" if reason is None else reason[1].strip()
-    by = _SET_BY.fullmatch(told)
+    stated = "" if reason is None else reason[1].strip()
+    by = _SET_BY.fullmatch(stated)
     reservation = re.search(r"\bReservationName=(\S+)", line)
     return SlurmNode(
         name=name[1],
         states=frozenset(words - {""}),
-        reason=told if by is None else by["reason"],
+        reason=stated if by is None else by["reason"],
         set_by="" if by is None else by["user"],
         reservation="" if reservation is None else reservation[1],
     )

@@ -44,13 +44,13 @@ class Manifest:
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read a manifest that `write` wrote."""
-        told = json.loads(path.read_bytes())
+        fields = json.loads(path.read_bytes())
         return cls(
-            elements=told["elements"],
-            records=told["records"],
-            commands=tuple(tuple(command) for command in told["commands"]),
-            results=tuple(told["results"]),
-            logs=tuple(told["logs"]),
+            elements=fields["elements"],
+            records=fields["records"],
+            commands=tuple(tuple(command) for command in fields["commands"]),
+            results=tuple(fields["results"]),
+            logs=tuple(fields["logs"]),
         )
 
 

@@ -42,8 +42,8 @@ class FailureHistory:
     @classmethod
     def of_environment(cls) -> Self:
         """Read the history from the environment; no failures without a supervisor."""
-        told = os.environ.get(ENV_FAILURES)
-        return cls() if told is None else cls(**json.loads(told))
+        value = os.environ.get(ENV_FAILURES)
+        return cls() if value is None else cls(**json.loads(value))
 
     def as_environment(self) -> dict[str, str]:
         """Return the environment variable to set for the ranks."""

@@ -68,7 +68,7 @@ def _row(
     story: RunStory,
     events: Sequence[Event],
 ) -> FaultRow:
-    cost, told = group[0]
+    cost, incident = group[0]
     injected = cost.injected[-1]
     costs = [one for one, _ in group]
     ends_s = [one.incident.resumed_at_s for one in costs if one.incident.resumed_at_s is not None]
@@ -77,9 +77,9 @@ def _row(
         fault=str(injected.get("fault")),
         step=int(injected.get("step", 0)),
         injected=str(injected.get("detail")),
-        seen_as=told.what,
-        node=told.node,
-        rank=told.rank,
+        seen_as=incident.what,
+        node=incident.node,
+        rank=incident.rank,
         action=_action(costs, events),
         seconds_to_detect=cost.seconds_to_detect,
         seconds_to_restart=max(ends_s) - cost.incident.detected_at_s if ends_s else None,

@@ -129,10 +129,10 @@ def record(
     if present is not None and folder is None:
         yield present.folder
         return
-    told = os.environ.get(ENV_PROFILE)
-    place = Path(folder or told or new_folder("job"))
+    inherited = os.environ.get(ENV_PROFILE)
+    place = Path(folder or inherited or new_folder("job"))
     rank = int(os.environ.get("RANK", "0"))
-    samples = not told and os.environ.get("LOCAL_RANK", "0") == "0"
+    samples = not inherited and os.environ.get("LOCAL_RANK", "0") == "0"
     sampler = LocalSampler(place, own_node()) if samples else None
     try:
         if sampler is not None:

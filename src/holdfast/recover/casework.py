@@ -67,11 +67,11 @@ class Casework:
         # The ranks go on until they are killed, so that only the step of the anomaly is the same
         # each time.
         self._failed_after = view.steps_completed if view.anomaly is None else view.anomaly.step
-        told = {
+        data = {
             "kind": view.kind_of_failure,
             "rank": None if view.in_doubt else view.blamed_rank,
         }
-        self._observe("incident", told)
+        self._observe("incident", data)
 
     async def diagnose(self, view: AttemptView, logs: LogFollower) -> policy.Diagnosed:
         """Find the cause of the failure, abandon broken state, and record the incident."""
@@ -149,10 +149,10 @@ class Casework:
         incident = self._incident
         if incident is None or not sentences:
             return
-        said = " ".join((incident.explanation, *sentences)).strip()
-        self._incident = replace(incident, explanation=said)
+        explanation = " ".join((incident.explanation, *sentences)).strip()
+        self._incident = replace(incident, explanation=explanation)
         if incident.incident_id is not None:
-            resolve = policy.Resolve(action=incident.action, explanation=said)
+            resolve = policy.Resolve(action=incident.action, explanation=explanation)
             self._recorder.resolved(incident.incident_id, resolve)
 
     def resolve(self, resolve: policy.Resolve) -> None:
@@ -164,9 +164,9 @@ class Casework:
         incident_id = self._incident.incident_id
         if incident_id is not None:
             self._recorder.resolved(incident_id, resolve)
-        told = {"incident_id": incident_id, "summary": self._summary}
+        data = {"incident_id": incident_id, "summary": self._summary}
         self._observe(
-            "resolved", {**told, "action": resolve.action, "explanation": resolve.explanation}
+            "resolved", {**data, "action": resolve.action, "explanation": resolve.explanation}
         )
 
     def stepped(self, record: StepRecord, start_step: int) -> None:
@@ -177,18 +177,18 @@ class Casework:
         if incident.incident_id is not None:
             self._recorder.resumed(incident.incident_id, record.at_s, start_step)
         seconds = record.at_s - incident.detected_at_s
-        told = {"step": record.step, "restored_step": start_step, "seconds_to_restart": seconds}
-        self._observe("resumed", told)
+        data = {"step": record.step, "restored_step": start_step, "seconds_to_restart": seconds}
+        self._observe("resumed", data)
 
 
 def _with_finding(failure: policy.Diagnosed, finding: Finding) -> policy.Diagnosed:
-    said = "" if finding.kind is None else f"{CLASSES[finding.kind]} {finding.evidence}"
+    cause = "" if finding.kind is None else f"{CLASSES[finding.kind]} {finding.evidence}"
     return replace(
         failure,
         replays=finding.replays,
         is_hardware=finding.kind == "hardware",
         is_checkpoint=finding.kind == "checkpoint",
-        because=said,
+        because=cause,
     )
 
 

@@ -214,8 +214,8 @@ class Conduct:
         if self.state.is_moving != before.is_moving:
             # The next supervisor must not take the ranks' leave for the end of the training.
             is_over = not self.state.is_moving
-            told = {"is_over": is_over, "node": self.state.leaving, "save_s": self.state.save_s}
-            self._recorder.event(MOVING, told)
+            data = {"is_over": is_over, "node": self.state.leaving, "save_s": self.state.save_s}
+            self._recorder.event(MOVING, data)
         failing = (policy.Phase.FAILING, policy.Phase.DIAGNOSING)
         if before.phase not in failing and self.state.phase in failing:
             self.casework.begin(view)

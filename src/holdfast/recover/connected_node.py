@@ -189,9 +189,9 @@ class Node:
 
 def reached_by(nodes: Iterable[Node]) -> tuple[int, int]:
     """Return the attempt and the highest step of the nodes from which messages arrive."""
-    heard = [
+    reached = [
         node.reached
         for node in nodes
         if node.stream is not None and node.silent_ticks <= HEARD_TICKS
     ]
-    return max(heard, default=(0, 0))
+    return max(reached, default=(0, 0))

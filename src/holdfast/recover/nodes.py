@@ -196,16 +196,16 @@ class Nodes:
         used: dict[int, tuple[float, int] | None] = dict.fromkeys(pids)
         answers: asyncio.Queue[dict[int, tuple[float, int] | None]] = asyncio.Queue()
         self._looks[number] = answers
-        asked = 0
+        requests = 0
         for node in self._launch:
             ranks = {peer.rank for peer in node.peers}
             mine = {str(rank): pid for rank, pid in pids.items() if rank in ranks}
             if node.stream is not None and mine:
                 node.stream.send({"kind": "look", "look": number, "pids": mine})
-                asked += 1
+                requests += 1
         with contextlib.suppress(TimeoutError):  # a missing answer is None
             async with asyncio.timeout(LOOK_TIMEOUT_S):
-                for _ in range(asked):
+                for _ in range(requests):
                     used |= await answers.get()
         del self._looks[number]
         return used

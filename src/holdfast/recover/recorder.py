@@ -320,12 +320,12 @@ class Recorder:
         return self._ledger.attempts(self._run_id)
 
     @_or_complain
-    def classified(self, incident_id: int, found: Mapping[str, Any], said: str) -> None:
+    def classified(self, incident_id: int, found: Mapping[str, Any], because: str) -> None:
         """Add the class of a broken loss to its incident."""
         incident = self._ledger.incident(incident_id)
         explanation = incident.explanation
-        if said not in explanation:
-            explanation = f"{explanation} {said}".strip()
+        if because not in explanation:
+            explanation = f"{explanation} {because}".strip()
         self._ledger.set_incident(
             incident_id,
             diagnosis={**incident.diagnosis, "anomaly": dict(found)},
@@ -335,22 +335,22 @@ class Recorder:
     @_or_complain
     def ends(self, frozen: Frozen | None, anomaly: Anomaly | None) -> None:
         """Record the reason for ending the job, so that the next supervisor can continue."""
-        told = {
+        data = {
             "frozen": None if frozen is None else asdict(frozen),
             "anomaly": None if anomaly is None else anomaly.to_json(),
         }
-        self.event("ending", told)
+        self.event("ending", data)
 
     def ending(self) -> tuple[Frozen | None, Anomaly | None]:
         """Return an earlier supervisor's reason for ending the newest attempt, if there is one."""
-        told = [
+        ended = [
             one.data
             for one in self._ledger.events(self._run_id, kind="ending")
             if one.attempt == self.attempt
         ]
-        if not told or any(one.attempt == self.attempt for one in self._incidents()):
+        if not ended or any(one.attempt == self.attempt for one in self._incidents()):
             return None, None
-        frozen, anomaly = told[-1]["frozen"], told[-1]["anomaly"]
+        frozen, anomaly = ended[-1]["frozen"], ended[-1]["anomaly"]
         return (
             None if frozen is None else Frozen(**frozen),
             None if anomaly is None else Anomaly.of_json(anomaly),

@@ -169,12 +169,14 @@ def supervise(
         except Superseded:
             raise
         except (HoldfastError, OSError) as error:
-            said = f"Holdfast itself failed: {error}." if isinstance(error, OSError) else str(error)
+            reason = (
+                f"Holdfast itself failed: {error}." if isinstance(error, OSError) else str(error)
+            )
             with contextlib.suppress(HoldfastError):
                 if ledger.run(run_id).state == "running":
-                    failed = {"state": "failed", "exit_code": 1, "outcome": said}
+                    failed = {"state": "failed", "exit_code": 1, "outcome": reason}
                     ledger.set_run(run_id, ended_at_s=time.time(), **failed)
-            raise HoldfastError(said) from error
+            raise HoldfastError(reason) from error
         else:
             return outcome
     finally:
@@ -250,9 +252,9 @@ def detach(
         )
     while not is_alive(paths.lock):
         if process.poll() is not None:
-            said = paths.supervisor_log.read_text(errors="replace").strip().splitlines()
+            lines = paths.supervisor_log.read_text(errors="replace").strip().splitlines()
             raise HoldfastError(
-                f"The detached supervisor ended at once: {said[-1] if said else process.returncode}."
+                f"The detached supervisor ended at once: {lines[-1] if lines else process.returncode}."
             )
         time.sleep(POLL_S)
     return process.pid
@@ -280,8 +282,8 @@ def stop_run(run_id: str, ledger: Ledger, home: Path, *, timeout_s: float) -> No
     if not paths.root.is_dir():
         raise BadUse(f"Run {run_id} is supervised on {run.host}, in another folder; stop it there.")
     try:
-        with paths.stop_asked.open("ab") as asked:
-            asked.write(b"x")  # the supervisor counts these
+        with paths.stop_asked.open("ab") as file:
+            file.write(b"x")  # the supervisor counts these
     except OSError:  # a full disk: the run is stopped all the same
         pid = holder_pid(paths.lock)
         if not is_here or pid is None:

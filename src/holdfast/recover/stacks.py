@@ -192,9 +192,9 @@ def stand_of(threads: Sequence[Mapping[str, Any]]) -> Stand:
         for module, file, function, line in main["frames"]
     ]
     others = [one for one in threads if one is not main]
-    said = tuple(f"{function} ({file}:{line})" for _, file, function, line in frames)
+    calls = tuple(f"{function} ({file}:{line})" for _, file, function, line in frames)
     return Stand(
-        _place(main, [(module, function) for module, _, function, _ in frames], others), said
+        _place(main, [(module, function) for module, _, function, _ in frames], others), calls
     )
 
 

@@ -138,11 +138,11 @@ class Supervisor:
             leads = False
             raise
         except Exception as error:
-            said = f"Holdfast itself failed: {type(error).__name__}: {error}."
-            self._recorder.run_ended(state="failed", exit_code=1, outcome=said)
+            reason = f"Holdfast itself failed: {type(error).__name__}: {error}."
+            self._recorder.run_ended(state="failed", exit_code=1, outcome=reason)
             if isinstance(error, OSError):  # the machine's refusal, not a bug: no traceback
                 raise HoldfastError(
-                    f"{said} Mend that, then `holdfast run --resume {self._paths.run_id}`."
+                    f"{reason} Mend that, then `holdfast run --resume {self._paths.run_id}`."
                 ) from error
             raise
         else:
@@ -348,8 +348,8 @@ class Supervisor:
             self._first_step(record)
         self._recorder.step(record)
         self._conduct.speed.stepped(record.step_s)
-        told = {"step": record.step, "loss": record.loss, "pids": dict(self._view.rank_pids)}
-        self._observe("step", {**told, "at_s": record.at_s, **record.metrics})
+        data = {"step": record.step, "loss": record.loss, "pids": dict(self._view.rank_pids)}
+        self._observe("step", {**data, "at_s": record.at_s, **record.metrics})
 
     def _look_at_loss(self, peer: Peer, message: Mapping[str, Any]) -> None:
         if self._conduct.state.phase is not policy.Phase.RUNNING:

@@ -74,8 +74,12 @@ async def _run(control: socket.socket, listening: socket.socket) -> None:
             notifier = Notifier(begin["notify"], paths, ledger, observe, clock=_clock(begin))
             notifier.start(anew=not begin["is_lost"] and not begin["adopts"])
             outcome = await _supervise(begin, node, listening, supervisor, notifier)
-        said = {"state": outcome.state, "exit_code": outcome.exit_code, "outcome": outcome.sentence}
-        node.send({"kind": "ended", **said})
+        result = {
+            "state": outcome.state,
+            "exit_code": outcome.exit_code,
+            "outcome": outcome.sentence,
+        }
+        node.send({"kind": "ended", **result})
     except HandedOver:
         node.send({"kind": "handed_over"})
     except Superseded:

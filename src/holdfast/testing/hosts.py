@@ -188,6 +188,6 @@ def _ip(*words: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NoHosts(f"ip {' '.join(words)}: {error}") from error
     if done.returncode != 0:
-        said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
-        raise NoHosts(f"ip {' '.join(words)}: {said}")
+        reason = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+        raise NoHosts(f"ip {' '.join(words)}: {reason}")
     return done.stdout

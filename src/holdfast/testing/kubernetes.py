@@ -189,8 +189,8 @@ class PrivateKubernetes:
         """End a Pod as a drain or a preemption does: condition DisruptionTarget, then SIGTERM."""
         name = self.pod(hostname)["metadata"]["name"]
         conditions = self.get("pods", name)["status"]["conditions"]
-        told = _condition("DisruptionTarget", reason="EvictionByEvictionAPI")
-        self.patch("pods", name, {"status": {"conditions": [*conditions, told]}})
+        condition = _condition("DisruptionTarget", reason="EvictionByEvictionAPI")
+        self.patch("pods", name, {"status": {"conditions": [*conditions, condition]}})
         self._call(self._delete("pods", name))
 
     def delete(self, plural: str, name: str) -> None:
@@ -267,7 +267,7 @@ class PrivateKubernetes:
     def _write_kubeconfig(self) -> None:
         import yaml
 
-        told = {
+        config = {
             "apiVersion": "v1",
             "kind": "Config",
             "clusters": [{"name": "c", "cluster": {"server": self._url}}],
@@ -280,7 +280,7 @@ class PrivateKubernetes:
             ],
             "current-context": "x",
         }
-        Path(self.environment["KUBECONFIG"]).write_text(yaml.safe_dump(told))
+        Path(self.environment["KUBECONFIG"]).write_text(yaml.safe_dump(config))
 
     def _check(self) -> None:
         error = self._error
@@ -354,8 +354,8 @@ class PrivateKubernetes:
         if first := next((one for one in failed if one), None):
             action = policies.after_job_failure(jobset, first["reason"], first["message"])
             if action == "FailJobSet":
-                told = _condition("Failed", reason="FailedJobs", message=first["message"])
-                await self._patch("jobsets", name, {"status": {"conditions": [told]}})
+                condition = _condition("Failed", reason="FailedJobs", message=first["message"])
+                await self._patch("jobsets", name, {"status": {"conditions": [condition]}})
                 return
             counts = not action.endswith("AndIgnoreMaxRestarts")
             new = {
@@ -366,8 +366,8 @@ class PrivateKubernetes:
             for job in current:
                 await self._delete("jobs", job["metadata"]["name"])
         elif len(current) == len(wanted) and all(_true(job, "Complete") for job in current):
-            told = _condition("Completed", reason="AllJobsCompleted")
-            await self._patch("jobsets", name, {"status": {"conditions": [told]}})
+            condition = _condition("Completed", reason="AllJobsCompleted")
+            await self._patch("jobsets", name, {"status": {"conditions": [condition]}})
 
     async def _look_at_job(self, job: Mapping[str, Any], pods: list[dict[str, Any]]) -> None:
         name, uid = job["metadata"]["name"], job["metadata"]["uid"]
@@ -391,14 +391,14 @@ class PrivateKubernetes:
         for index in missing:
             await self._create("pods", policies.pod_of(job, index, next(self._numbers)))
         if not missing and all(pod["status"]["phase"] in ("Succeeded", "Failed") for pod in pods):
-            told = _condition("Complete", reason="CompletionsReached")
-            await self._patch("jobs", name, {"status": {"conditions": [told]}})
+            condition = _condition("Complete", reason="CompletionsReached")
+            await self._patch("jobs", name, {"status": {"conditions": [condition]}})
 
     async def _end_job(
         self, job: Mapping[str, Any], pods: list[dict[str, Any]], reason: str, message: str
     ) -> None:
-        told = _condition("Failed", reason=reason, message=message)
-        await self._patch("jobs", job["metadata"]["name"], {"status": {"conditions": [told]}})
+        condition = _condition("Failed", reason=reason, message=message)
+        await self._patch("jobs", job["metadata"]["name"], {"status": {"conditions": [condition]}})
         for pod in pods:
             if pod["status"]["phase"] in ("Pending", "Running"):
                 await self._delete("pods", pod["metadata"]["name"])

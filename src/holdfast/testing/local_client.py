@@ -43,19 +43,21 @@ class LocalClient:
 
     def ask(self, samples: Sequence[SampleRequests]) -> list[AnsweredSample]:
         """See `EngineClient.ask`."""
-        asked: dict[bytes, Request] = {}
+        requests: dict[bytes, Request] = {}
         for sample in samples:
-            asked |= {keyed(request).key: request for request in sample.requests}
-        self._answer({key: request for key, request in asked.items() if key not in self._answers})
+            requests |= {keyed(request).key: request for request in sample.requests}
+        self._answer(
+            {key: request for key, request in requests.items() if key not in self._answers}
+        )
         return [self._answered(sample) for sample in samples]
 
     async def ask_one(self, sample: SampleRequests) -> AnsweredSample:
         """See `EngineClient.ask_one`."""
         return self.ask([sample])[0]
 
-    def _answer(self, asked: dict[bytes, Request]) -> None:
-        keys = dict(zip(itertools.count(), asked))
-        self._engine.submit([(number, asked[key]) for number, key in keys.items()])
+    def _answer(self, requests: dict[bytes, Request]) -> None:
+        keys = dict(zip(itertools.count(), requests))
+        self._engine.submit([(number, requests[key]) for number, key in keys.items()])
         while keys:
             for finished in self._engine.step():
                 key = keys.pop(finished.id)

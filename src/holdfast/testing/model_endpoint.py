@@ -112,11 +112,11 @@ class ModelServer(ThreadingHTTPServer):
         self._script.extend(answers)
         return self
 
-    def take(self, asked: Asked) -> Answer:
+    def take(self, request: Asked) -> Answer:
         """Record a request, and return its answer."""
         with self._lock:
-            self.asked.append(asked)
-            return self._script.pop(0) if self._script else self.otherwise(asked)
+            self.asked.append(request)
+            return self._script.pop(0) if self._script else self.otherwise(request)
 
     def wait(self, seconds: float) -> bool:
         """Wait, or until the block ends if that is sooner; return True if the block has ended."""

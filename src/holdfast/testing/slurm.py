@@ -238,12 +238,12 @@ class PrivateSlurm:
 
     def _all_in_state(self, state: str, nodes: Sequence[str]) -> bool:
         try:
-            told = self.run(
+            output = self.run(
                 ["sinfo", "--noheader", "--Node", "--nodes", ",".join(nodes), "--format", "%N %T"]
             )
         except RuntimeError:  # slurmctld does not answer yet
             return False
-        return sorted(told.splitlines()) == sorted(f"{node} {state}" for node in nodes)
+        return sorted(output.splitlines()) == sorted(f"{node} {state}" for node in nodes)
 
     def _write_configuration(
         self, controller_port: int, accounting_port: int, *node_ports: int
@@ -354,11 +354,11 @@ class PrivateSlurm:
                 daemon for daemon, process in self._daemons.items() if process.poll() is not None
             ]
             if ended or time.monotonic() > deadline_s:
-                told = (self.folder / "log" / f"{(ended or [name])[0]}.out").read_text(
+                log = (self.folder / "log" / f"{(ended or [name])[0]}.out").read_text(
                     errors="replace"
                 )[-2000:]
                 raise RuntimeError(
-                    f"{(ended or [name])[0]} of the private Slurm did not come up: {told}"
+                    f"{(ended or [name])[0]} of the private Slurm did not come up: {log}"
                 )
             time.sleep(0.05)
 

@@ -167,7 +167,7 @@ def tell_no_gpus(
     All GPU figures are then empty. A field that was not recorded or not understood is a more likely
     cause than a cluster without GPU jobs. Clusters in `compared` are skipped.
     """
-    told = []
+    without_gpus = []
     for reading in readings:
         if "gpu_num" not in reading.columns:
             continue
@@ -180,12 +180,12 @@ def tell_no_gpus(
             if cluster not in compared and "gpu_num" in reading.columns_of(cluster):
                 where = _WHERE_GPUS_ARE.get(sources.get(cluster, ""), _LOOK)
                 sentence = f"No job has a GPU, so all figures about GPUs are missing. {where}"
-                told.append(
+                without_gpus.append(
                     Note(
                         cluster=cluster, check=NO_GPUS, sentence=sentence, rows=rows, action="kept"
                     )
                 )
-    return [*told, *(note for note in notes if note.check != NO_GPUS)]
+    return [*without_gpus, *(note for note in notes if note.check != NO_GPUS)]
 
 
 def check_jobs(

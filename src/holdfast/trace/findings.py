@@ -91,17 +91,21 @@ def findings(numbers: Numbers, clusters: Sequence[str]) -> tuple[Finding, ...]:
     """
     several = len(clusters) > 1
     by_cluster = [
-        _asked(claim, Asked(numbers, cluster))
+        _evaluated(claim, ClusterNumbers(numbers, cluster))
         for cluster in clusters
         for claim in claims()
         if not (several and claim.pooled)
     ]
-    pooled = [_asked(claim, Asked(numbers, ALL)) for claim in claims() if several and claim.pooled]
+    pooled = [
+        _evaluated(claim, ClusterNumbers(numbers, ALL))
+        for claim in claims()
+        if several and claim.pooled
+    ]
     return (*by_cluster, *pooled)
 
 
 @dataclass(frozen=True)
-class Asked:
+class ClusterNumbers:
     """The numbers of one cluster."""
 
     numbers: Numbers
@@ -123,12 +127,16 @@ class Asked:
         }
 
 
-def _asked(claim: Claim, asked: Asked) -> Finding:
-    value = asked.get(claim.number) if claim.number else MEASURES[claim.measure](asked)
-    decisive = MEASURES[claim.decides](asked) if claim.decides else value
-    name = ALL_SAID if asked.cluster == ALL else asked.cluster
+def _evaluated(claim: Claim, cluster_numbers: ClusterNumbers) -> Finding:
+    value = (
+        cluster_numbers.get(claim.number)
+        if claim.number
+        else MEASURES[claim.measure](cluster_numbers)
+    )
+    decisive = MEASURES[claim.decides](cluster_numbers) if claim.decides else value
+    name = ALL_SAID if cluster_numbers.cluster == ALL else cluster_numbers.cluster
     holds: bool | None = None
-    doubt, caveat = _of_causes(asked) if claim.by_cause else ("", "")
+    doubt, caveat = _of_causes(cluster_numbers) if claim.by_cause else ("", "")
     if value is None or decisive is None:
         why = f"The trace has no {claim.needs}."
     elif doubt:
@@ -138,26 +146,27 @@ def _asked(claim: Claim, asked: Asked) -> Finding:
         if math.isfinite(claim.low) or math.isfinite(claim.high):
             holds = claim.low <= decisive <= claim.high
     return Finding(
-        id=f"{claim.id}.{slug(asked.cluster)}",
-        cluster=asked.cluster,
+        id=f"{claim.id}.{slug(cluster_numbers.cluster)}",
+        cluster=cluster_numbers.cluster,
         sentence=f"{name}: cannot be told."
         if value is None
         else claim.asks.format(cluster=name, value=_said(value, claim.unit)),
         value=value,
         unit=claim.unit,
-        study=_study(claim, slug(asked.cluster)),
+        study=_study(claim, slug(cluster_numbers.cluster)),
         holds=holds,
         why=why,
         source=claim.source,
     )
 
 
-def _of_causes(asked: Asked) -> tuple[str, str]:
+def _of_causes(cluster_numbers: ClusterNumbers) -> tuple[str, str]:
     """Return why failure causes cannot be judged, else "", and a caveat for where they can."""
     recorded, infrastructure = (
-        asked.get(f"failures.recorded.{key}") or 0.0 for key in ("number", "infrastructure.number")
+        cluster_numbers.get(f"failures.recorded.{key}") or 0.0
+        for key in ("number", "infrastructure.number")
     )
-    share = asked.get("failures.recorded.share_of_failures") or 0.0
+    share = cluster_numbers.get("failures.recorded.share_of_failures") or 0.0
     if recorded < LEAST_CAUSES:
         return (
             f"Only {recorded:,.0f} failures have a recorded cause; from {LEAST_CAUSES} on it can be told.",
@@ -191,10 +200,10 @@ def _said(value: float, unit: str) -> str:
     return f"{value:,.3g}{' ' if unit not in ('', '%') else ''}{unit}"
 
 
-def _times_shorter(asked: Asked) -> float | None:
+def _times_shorter(cluster_numbers: ClusterNumbers) -> float | None:
     """Divide the shortest median of the compared (else the published) traces by this median."""
-    measured = asked.get("gpu_job.times_shorter_least")
-    median_s = asked.get("gpu_job.median_duration_s")
+    measured = cluster_numbers.get("gpu_job.times_shorter_least")
+    median_s = cluster_numbers.get("gpu_job.median_duration_s")
     if measured is not None or not median_s:
         return measured
     return min(PRIOR_MEDIANS_S.values()) / median_s
@@ -212,34 +221,38 @@ def _against_least(found: dict[str, float], kind: str) -> float | None:
     return None if own is None or not others else own / max(min(others), 1e-12)
 
 
-def _evaluation_wait(asked: Asked) -> float | None:
+def _evaluation_wait(cluster_numbers: ClusterNumbers) -> float | None:
     """Divide evaluation's median queue time by the longest of the other types.
 
     Means replace medians if all medians are 0.
     """
-    medians = asked.by_type("median_queue_s", least_jobs=LEAST_JOBS)
+    medians = cluster_numbers.by_type("median_queue_s", least_jobs=LEAST_JOBS)
     found = (
-        medians if any(medians.values()) else asked.by_type("mean_queue_s", least_jobs=LEAST_JOBS)
+        medians
+        if any(medians.values())
+        else cluster_numbers.by_type("mean_queue_s", least_jobs=LEAST_JOBS)
     )
     return _against_greatest(found, "evaluation")
 
 
-def _least_demand(asked: Asked) -> float | None:
+def _least_demand(cluster_numbers: ClusterNumbers) -> float | None:
     """Divide the least median GPUs of the other types by evaluation's."""
-    share = _against_least(asked.by_type("median_gpu_num", least_jobs=LEAST_JOBS), "evaluation")
+    share = _against_least(
+        cluster_numbers.by_type("median_gpu_num", least_jobs=LEAST_JOBS), "evaluation"
+    )
     return 1 / share if share else None
 
 
-MEASURES: Final[Mapping[str, Callable[[Asked], float | None]]] = {
+MEASURES: Final[Mapping[str, Callable[[ClusterNumbers], float | None]]] = {
     "times_shorter": _times_shorter,
-    "evaluation_lead_in_jobs": lambda asked: _against_greatest(
-        asked.by_type("share_of_jobs"), "evaluation"
+    "evaluation_lead_in_jobs": lambda cluster_numbers: _against_greatest(
+        cluster_numbers.by_type("share_of_jobs"), "evaluation"
     ),
-    "pretraining_lead_in_gpu_time": lambda asked: _against_greatest(
-        asked.by_type("share_of_gpu_time"), "pretrain"
+    "pretraining_lead_in_gpu_time": lambda cluster_numbers: _against_greatest(
+        cluster_numbers.by_type("share_of_gpu_time"), "pretrain"
     ),
-    "pretraining_ratio": lambda asked: _against_least(
-        asked.by_type("median_duration_s", least_jobs=LEAST_JOBS), "pretrain"
+    "pretraining_ratio": lambda cluster_numbers: _against_least(
+        cluster_numbers.by_type("median_duration_s", least_jobs=LEAST_JOBS), "pretrain"
     ),
     "evaluation_wait": _evaluation_wait,
     "least_demand": _least_demand,

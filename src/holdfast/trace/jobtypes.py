@@ -139,9 +139,9 @@ def _apply(connection: "duckdb.DuckDBPyConnection", table: str, rules: list[Rule
     if not rules:
         return
     types = " ".join(f"WHEN {rule.condition()} THEN {_sql(rule.type)}" for rule in rules)
-    told = " ".join(f"WHEN {rule.condition()} THEN {_sql(rule.told_by)}" for rule in rules)
+    cases = " ".join(f"WHEN {rule.condition()} THEN {_sql(rule.told_by)}" for rule in rules)
     connection.execute(
-        f"UPDATE {table} SET type = CASE {types} END, type_rule = CASE {told} END WHERE type IS NULL"
+        f"UPDATE {table} SET type = CASE {types} END, type_rule = CASE {cases} END WHERE type IS NULL"
     )
 
 

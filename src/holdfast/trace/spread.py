@@ -134,13 +134,13 @@ def load_spread(
     with closing(workers.run(tasks, folder=folder / "logs")) as finished:
         for number, one in enumerate(finished, start=1):
             if one.exit_code:
-                said = (
+                note = (
                     one.log.read_text(errors="replace").splitlines()[-FAILED_LINES:]
                     if one.log.exists()
                     else []
                 )
                 raise HoldfastError(
-                    f"Part {one.task.name} failed: {' '.join(said) or f'exit code {one.exit_code}'} "
+                    f"Part {one.task.name} failed: {' '.join(note) or f'exit code {one.exit_code}'} "
                     f"Its log is {one.log}; run the same command again to go on with the parts that are left."
                 )
             if progress:

@@ -247,14 +247,14 @@ class Trace:
             raise
         except duckdb.Error as error:
             # Cut off the copy of the query that follows, underlined.
-            said = " ".join(str(error).partition("\n\nLINE ")[0].split())
-            if _NO_SAMPLES.search(said):
+            message = " ".join(str(error).partition("\n\nLINE ")[0].split())
+            if _NO_SAMPLES.search(message):
                 raise BadUse(
                     "The trace has no single samples. Give a store that holdfast trace convert wrote, or long Parquet, "
                     "by --metrics; of other telemetry there are the agg_metric_ tables."
                 ) from error
             raise BadUse(
-                f"The query cannot be answered: {said} Correct it; `DESCRIBE jobs` lists columns."
+                f"The query cannot be answered: {message} Correct it; `DESCRIBE jobs` lists columns."
             ) from error
 
     def _shut(self) -> None:

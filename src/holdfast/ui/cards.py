@@ -123,8 +123,8 @@ def _happened(incident: Incident, node: str | None) -> str:
 def _reason(found: Mapping[str, Any]) -> str:
     reason, root = found.get("reason"), found.get("root_line")
     if reason == OTHERS and isinstance(root, Mapping) and root.get("text"):
-        said = _OBSERVED.sub("", str(root["text"]))
-        return f"{said[:1].upper()}{said[1:]}"
+        text = _OBSERVED.sub("", str(root["text"]))
+        return f"{text[:1].upper()}{text[1:]}"
     return str(reason or "No diagnosis is recorded.")
 
 
@@ -142,22 +142,22 @@ def _seen(cost: IncidentSummary, summary: RunSummary) -> str:
 
 
 def _verdict(found: Mapping[str, Any]) -> str:
-    said = []
+    phrases = []
     if found.get("category"):
-        said.append(str(found["category"]))
+        phrases.append(str(found["category"]))
     confidence = found.get("confidence")
     if isinstance(confidence, int | float):
-        said.append(f"confidence {words.percent(float(confidence))}")
+        phrases.append(f"confidence {words.percent(float(confidence))}")
     elif confidence:
-        said.append(f"confidence {confidence}")
+        phrases.append(f"confidence {confidence}")
     if found.get("action"):
-        said.append(f"advises {str(found['action']).replace('_', ' ')}")
+        phrases.append(f"advises {str(found['action']).replace('_', ' ')}")
     if isinstance(found.get("restart_helps"), bool):
-        said.append("a restart helps" if found["restart_helps"] else "a restart does not help")
+        phrases.append("a restart helps" if found["restart_helps"] else "a restart does not help")
     decided = found.get("decided_by")
     if isinstance(decided, list) and decided:
-        said.append("decided by " + ", ".join(map(str, decided)))
-    return " · ".join(said)
+        phrases.append("decided by " + ", ".join(map(str, decided)))
+    return " · ".join(phrases)
 
 
 def _evidence(found: Mapping[str, Any], run_id: str) -> list[Evidence]:

@@ -178,9 +178,10 @@ def _tell_of_undeleted(path: Path, error: OSError) -> None:
 
 def has_unfinished(folder: Path) -> bool:
     """Return True if a living process prepares a save in `folder`, or may do so."""
-    told = ((path, _is_locked(path)) for path in folder.glob(_LEFTOVERS[0]))
+    candidates = ((path, _is_locked(path)) for path in folder.glob(_LEFTOVERS[0]))
     return any(
-        _has_changed_lately(path) if is_locked is None else is_locked for path, is_locked in told
+        _has_changed_lately(path) if is_locked is None else is_locked
+        for path, is_locked in candidates
     )
 
 
@@ -246,9 +247,9 @@ def remove_leftovers(
             path for path in folder.glob(pattern) if not but_of or f".{but_of}-" not in path.name
         )
 
-    for told in (*of_others(_FAILURES), *folder.glob(_LINES)):
+    for leftover in (*of_others(_FAILURES), *folder.glob(_LINES)):
         with contextlib.suppress(OSError):  # harmless, since save ids are not used again
-            told.unlink()
+            leftover.unlink()
     for pattern in _LEFTOVERS:
         for path in of_others(pattern):
             if path.is_symlink():

@@ -369,14 +369,14 @@ def _is_at(fd: int, path: Path) -> bool:
 
 def _parse(content: bytes) -> LeaseHolder | None:
     try:
-        told = json.loads(content)
+        fields = json.loads(content)
         return LeaseHolder(
-            run=str(told["run"]),
-            generation=int(told["generation"]),
-            host=str(told["host"]),
-            pid=int(told["pid"]),
-            since_s=float(told["since_s"]),
-            token=str(told["token"]),
+            run=str(fields["run"]),
+            generation=int(fields["generation"]),
+            host=str(fields["host"]),
+            pid=int(fields["pid"]),
+            since_s=float(fields["since_s"]),
+            token=str(fields["token"]),
         )
     except DAMAGED_JSON:
         return None

@@ -53,10 +53,10 @@ class Differing:
         return asdict(self)
 
     @classmethod
-    def of_json(cls, told: Mapping[str, Any]) -> Self:
+    def of_json(cls, fields: Mapping[str, Any]) -> Self:
         """Return the object that `as_json` was called on."""
         return cls(
-            count=told["count"], entries=tuple((name, ranks) for name, ranks in told["entries"])
+            count=fields["count"], entries=tuple((name, ranks) for name, ranks in fields["entries"])
         )
 
     def __str__(self) -> str:

@@ -115,13 +115,13 @@ def ask_all(folder: Path, world_size: int) -> list[tuple[int, SnapshotInfo]]:
     """
     found: list[tuple[int, SnapshotInfo]] = []
     with contextlib.ExitStack() as held:
-        asked = []
+        requests = []
         for keeper in range(world_size):
             line = held.enter_context(_request(folder, keeper, {"want": "list"}))
             if line is not None:
-                asked.append((keeper, line))
+                requests.append((keeper, line))
         until_s = time.monotonic() + _WRITING_S
-        for keeper, line in asked:
+        for keeper, line in requests:
             with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
                 line.settimeout(max(until_s - time.monotonic(), 1e-3))
                 reply, _ = receive(line) or ({"images": []}, None)

@@ -304,12 +304,12 @@ def _answer(line: socket.socket, images: Sequence[ServedSnapshot]) -> socket.soc
     try:
         line.settimeout(_PATIENCE_S)
         if is_of_this_user(line) and (received := receive(line)) is not None:
-            asked = received[0]
-            wants_end = asked == {"want": "end"}
-            if asked == {"want": "list"}:
+            request = received[0]
+            wants_end = request == {"want": "end"}
+            if request == {"want": "list"}:
                 send(line, {"images": [image.info for image in images]})
             for image in images:
-                if asked == {"want": "snapshot", "rank": image.info.rank}:
+                if request == {"want": "snapshot", "rank": image.info.rank}:
                     send(line, {"step": image.info.step, "save": image.info.save}, image.fd)
                     send(line, {}, image.notes)
                     break

@@ -139,9 +139,9 @@ def open_together(
         return reason, "" if reason or opened is None else opened.manifest.digest
 
     for _ in range(OPENINGS):
-        told = ranks.together(try_it)
-        reason = next((reason for reason, _ in told if reason), "")
-        if reason or len({digest for _, digest in told}) == 1:
+        results = ranks.together(try_it)
+        reason = next((reason for reason, _ in results if reason), "")
+        if reason or len({digest for _, digest in results}) == 1:
             return (None, reason) if reason else (opened, "")
     return None, "it is being saved again"
 

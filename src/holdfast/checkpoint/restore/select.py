@@ -96,15 +96,15 @@ def restore_newest(
         found.append(PreviousRanks(folder, ranks.rank, ranks.world_size))
         return found[0].infos
 
-    told = ranks.together(ask)
+    results = ranks.together(ask)
     with found[0] as memory:
-        in_memory = newest_whole(told, ranks.world_size)
-        if in_memory is None and any(told) and ranks.rank == 0:
+        in_memory = newest_whole(results, ranks.world_size)
+        if in_memory is None and any(results) and ranks.rank == 0:
             _logger.warning(
                 "Not all ranks' parts of one step are in memory (%s).",
-                _missing(told, ranks.world_size),
+                _missing(results, ranks.world_size),
             )
-        planned = [] if in_memory is None else moves(told, in_memory)
+        planned = [] if in_memory is None else moves(results, in_memory)
         source = _Memory(memory, -1 if in_memory is None else in_memory[0], planned)
         restored = _restore_newest(ranks, folder, into, source, fetch_instead, step)
         memory.end()

@@ -256,8 +256,8 @@ class Outcomes:
                         self.lost.slowdown_s - slowdown_before_s if self.lost.can_tell else None,
                     )
             elif isinstance(error, SaveFailed) and ranks.rank == 0:
-                told = {"step": handle.step, "reason": str(error), "errno": error.errno}
-                job_link().emit("save_failed", told)
+                data = {"step": handle.step, "reason": str(error), "errno": error.errno}
+                job_link().emit("save_failed", data)
         except Exception:
             _logger.exception("The end of the save of step %s was not reported.", handle.step)
         finally:
@@ -304,11 +304,11 @@ class Outcomes:
         job_link().emit("replicas_differ", {"step": saved.step, **differing.as_json()})
 
     def _tell(self, saved: SaveReport, slowdown_s: float | None) -> None:
-        told = saved_event(saved, slowdown_s=slowdown_s)
-        job_link().emit("checkpoint", told)
+        data = saved_event(saved, slowdown_s=slowdown_s)
+        job_link().emit("checkpoint", data)
         self._tell_of_differing(saved)
         # Steps during the save may have been faster than usual by chance, so the stall is the
         # least cost.
         self._interval.measured(
-            lost_s=max(told["lost_s"], told["stall_s"]), durable_s=saved.durable_s
+            lost_s=max(data["lost_s"], data["stall_s"]), durable_s=saved.durable_s
         )

@@ -229,11 +229,11 @@ class SaveThread:
         def copied(count: int) -> None:
             arena.advance(count, generation)
 
-        told = _nothing if began_on else copied
+        progress = _nothing if began_on else copied
 
         def copy_rest() -> None:
             """Copy the tensors on the host, which follow the GPUs' part of the image."""
-            copy_into(plan, arena.image, seat.views, job.sources, told, first=began_on)
+            copy_into(plan, arena.image, seat.views, job.sources, progress, first=began_on)
             self._check_unchanged(job, plan, job.changed())
             # Without GPUs, the state may change only after the seal, so that the save survives
             # the death of the trainer.

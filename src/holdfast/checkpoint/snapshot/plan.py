@@ -177,10 +177,10 @@ def make_plan(
     own_items: list[WriteItem] = []
     replicated_names: tuple[str, ...] = ()
 
-    def plan_all(told: list[tuple[SavePlan, frozenset[str]]]) -> list[tuple[SavePlan, bytes]]:
+    def plan_all(plans: list[tuple[SavePlan, frozenset[str]]]) -> list[tuple[SavePlan, bytes]]:
         nonlocal merged, replicated_names
-        planned, merged = planner.create_global_plan(_from_lowest(told))
-        counts = Counter(item.index for plan, _ in told for item in plan.items)
+        planned, merged = planner.create_global_plan(_from_lowest(plans))
+        counts = Counter(item.index for plan, _ in plans for item in plan.items)
         replicated_names = tuple(
             sorted({index.fqn for index, count in counts.items() if count > 1})
         )
@@ -188,7 +188,7 @@ def make_plan(
         # ranks.
         return [
             (mine, bytes(counts[item.index] > 1 for item in plan.items))
-            for mine, (plan, _) in zip(planned, told, strict=True)
+            for mine, (plan, _) in zip(planned, plans, strict=True)
         ]
 
     def own_plan() -> tuple[SavePlan, frozenset[str]]:
@@ -221,9 +221,9 @@ def make_plan(
         ]
         return stored, {shard.name: shard.size_bytes for shard in image.shards}
 
-    def describe_all(told: list[tuple[list[_Stored], dict[str, int]]]) -> list[bytes]:
+    def describe_all(described: list[tuple[list[_Stored], dict[str, int]]]) -> list[bytes]:
         assert merged is not None, "rank 0 has planned"
-        return [_metadata(merged, told)] + [b""] * (len(told) - 1)
+        return [_metadata(merged, described)] + [b""] * (len(described) - 1)
 
     metadata = ranks.exchange(lay_out_own, describe_all)
     assert image is not None, "this rank has laid out its part"
@@ -257,11 +257,11 @@ def make_plan(
     )
 
 
-def _from_lowest(told: Sequence[tuple[SavePlan, frozenset[str]]]) -> list[SavePlan]:
+def _from_lowest(own_plans: Sequence[tuple[SavePlan, frozenset[str]]]) -> list[SavePlan]:
     """Return the plans of all ranks, with each item that is not spread on the lowest rank only."""
     kinds: dict[str, tuple[WriteItemType, int]] = {}
     lowest: set[str] = set()
-    for rank, (plan, spread) in enumerate(told):
+    for rank, (plan, spread) in enumerate(own_plans):
         for item in plan.items:
             kind, first = kinds.setdefault(item.index.fqn, (item.type, rank))
             if kind != item.type:
@@ -272,7 +272,7 @@ def _from_lowest(told: Sequence[tuple[SavePlan, frozenset[str]]]) -> list[SavePl
         lowest.update(item.index.fqn for item in plan.items if item.index.fqn not in spread)
     taken: set[MetadataIndex] = set()
     plans = []
-    for plan, _ in told:
+    for plan, _ in own_plans:
         items = [
             item for item in plan.items if item.index.fqn not in lowest or item.index not in taken
         ]
@@ -452,16 +452,16 @@ def _merged_structures(ranks: Ranks, contents: Contents) -> dict[str, Any]:
     )
 
 
-def _metadata(merged: Metadata, told: list[tuple[list[_Stored], dict[str, int]]]) -> bytes:
+def _metadata(merged: Metadata, described: list[tuple[list[_Stored], dict[str, int]]]) -> bytes:
     """Return the content of `.metadata`, in the form of PyTorch's own writer."""
     merged.storage_data = {
         index: filesystem._StorageInfo(file, offset, length)
-        for stored, _ in told
+        for stored, _ in described
         for index, file, offset, length in stored
     }
     merged.storage_meta = StorageMeta()
     merged.version = getattr(filesystem, "CURRENT_DCP_VERSION", None)
     check_metadata_against_files(
-        merged, {name: size for _, sizes in told for name, size in sizes.items()}
+        merged, {name: size for _, sizes in described for name, size in sizes.items()}
     )
     return pickle.dumps(merged)

@@ -86,11 +86,11 @@ class NameMap:
         for key, value in content.items():
             if key not in _ENTRIES:
                 raise BadUse(f"{where} has an entry {key!r}. It may have: {', '.join(_ENTRIES)}.")
-            kind, said = _ENTRIES[key]
+            kind, description = _ENTRIES[key]
             if not isinstance(value, kind) or not all(
                 isinstance(each, str) for each in _inside(value)
             ):
-                raise BadUse(f"{key} of {where} is {value!r}. It must be {said}.")
+                raise BadUse(f"{key} of {where} is {value!r}. It must be {description}.")
         self.where = where
         self.prefix: str | None = content.get("prefix")
         if self.prefix is not None:
@@ -138,9 +138,9 @@ class NameMap:
                 if (match := pattern.fullmatch(old))
             ]
             if len({new for _, new in found}) > 1:
-                said = " and ".join(f"{rule!r} ({new})" for rule, new in found[:2])
+                matches = " and ".join(f"{rule!r} ({new})" for rule, new in found[:2])
                 raise BadUse(
-                    f"Two entries of {self.where} fit {old!r}: {said}. Make one of them more exact."
+                    f"Two entries of {self.where} fit {old!r}: {matches}. Make one of them more exact."
                 )
             if found:
                 self.used.update(rule for rule, _ in found)
@@ -200,9 +200,9 @@ class NameMap:
         try:
             return re2.compile(pattern, _quiet())
         except re2.error as error:
-            said = error.args[0].decode() if isinstance(error.args[0], bytes) else error
+            reason = error.args[0].decode() if isinstance(error.args[0], bytes) else error
             raise BadUse(
-                f"{pattern!r} of {self.where} is no RE2 pattern: {said}. Correct it."
+                f"{pattern!r} of {self.where} is no RE2 pattern: {reason}. Correct it."
             ) from error
 
 
@@ -381,11 +381,11 @@ def without_wrapper_parts(name: str) -> str:
 
 def _listed(names: Sequence[str], others: Collection[str]) -> str:
     """List some names, each with the most similar name of `others`."""
-    said = []
+    shown = []
     for name in names[:_SHOWN]:
         near = difflib.get_close_matches(name, others, n=1, cutoff=0.6)
-        said.append(f"{name!r} (nearest: {near[0]!r})" if near else repr(name))
-    return ", ".join(said) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+        shown.append(f"{name!r} (nearest: {near[0]!r})" if near else repr(name))
+    return ", ".join(shown) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
 def _few(names: Collection[str]) -> str:

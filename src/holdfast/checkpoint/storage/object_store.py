@@ -324,20 +324,20 @@ def _make_durable(root: Path, path: str) -> None:
 
 def _refusal(url: str, error: Exception) -> NotFound | StorageFailed | None:
     """Return the error to raise if another attempt would fail in the same way, else None."""
-    said = str(error)
-    if any(each in said for each in _NO_BUCKET):
+    reason = str(error)
+    if any(each in reason for each in _NO_BUCKET):
         return NotFound(
             f"There is no bucket {urlsplit(url).netloc} ({url}). Create it, or correct the URL."
         )
-    if _CREDENTIALS_SERVICE in said:
+    if _CREDENTIALS_SERVICE in reason:
         return StorageFailed(
             f"There are no credentials for {url} in the environment. Set the credentials of its storage "
             "(for S3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)."
         )
     if type(error).__name__ in _REFUSALS or any(
-        each in said for each in ("401 Unauthorized", "403 Forbidden")
+        each in reason for each in ("401 Unauthorized", "403 Forbidden")
     ):
-        code = said.partition("<Code>")[2].partition("</Code>")[0] or _reason(error)
+        code = reason.partition("<Code>")[2].partition("</Code>")[0] or _reason(error)
         return StorageFailed(
             f"{url} refused the request ({code}). Check the credentials in the environment, and that they may list, "
             "read, write and delete there."

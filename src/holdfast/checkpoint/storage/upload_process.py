@@ -263,11 +263,11 @@ class Pushing:
 
         A dead trainer's pipe may stay open in a child that it forked.
         """
-        said = sys.stdin.fileno()
-        ended = readable([said, *self._trainer], timeout_s)
+        stdin_fd = sys.stdin.fileno()
+        ended = readable([stdin_fd, *self._trainer], timeout_s)
         if not ended and (self._trainer or os.getppid() == self._trainer_pid):
             return False
-        if not (said in ended and os.read(said, 1)):  # not in good order
+        if not (stdin_fd in ended and os.read(stdin_fd, 1)):  # not in good order
             self._settled_s = _SETTLED_S
         _release(2)  # a reader of the trainer's stderr must not wait for this process
         return True

@@ -150,14 +150,14 @@ class Pusher:
     def _listen(self, process: "subprocess.Popen[bytes]") -> None:
         assert process.stdout is not None, "it is a pipe"
         for line in process.stdout:
-            told = json.loads(line)
+            message = json.loads(line)
             self._heard.set()
-            if "warning" in told:
-                _logger.warning("%s", told["warning"])
-            elif "failed" in told:
-                _logger.warning("Step %d is not pushed yet: %s", told["step"], told["failed"])
-            if "step" in told:
-                self._on_message(told)
+            if "warning" in message:
+                _logger.warning("%s", message["warning"])
+            elif "failed" in message:
+                _logger.warning("Step %d is not pushed yet: %s", message["step"], message["failed"])
+            if "step" in message:
+                self._on_message(message)
         process.stdout.close()
         release(process)  # the process has ended
         process.wait()  # collects the exit status if `close` has not waited

@@ -444,28 +444,30 @@ class Writer:
         with contextlib.suppress(ArenaError):  # the buffer is free already
             self._arenas[outstanding.arena].move(State.FREE, outstanding.generation)
 
-    def _began(self, said: dict[str, Any]) -> None:
+    def _began(self, message: dict[str, Any]) -> None:
         with self._lock:
             if (
-                outstanding := self._outstanding.get((said["arena"], said["generation"]))
+                outstanding := self._outstanding.get((message["arena"], message["generation"]))
             ) is not None:
                 outstanding.has_begun = True
 
-    def _ended(self, said: dict[str, Any]) -> None:
+    def _ended(self, message: dict[str, Any]) -> None:
         with self._lock:
-            outstanding = self._outstanding.pop((said["arena"], said["generation"]), None)
+            outstanding = self._outstanding.pop((message["arena"], message["generation"]), None)
         if outstanding is None:
             return
-        if "pieces" in said:
-            outstanding.ended.set_exception(NotAttestedError(said["failed"], said["pieces"]))
-        elif "failed" in said:
-            failed = SaveFailed(said["failed"])
-            failed.errno, failed.is_final = said["errno"], said["is_final"]
+        if "pieces" in message:
+            outstanding.ended.set_exception(NotAttestedError(message["failed"], message["pieces"]))
+        elif "failed" in message:
+            failed = SaveFailed(message["failed"])
+            failed.errno, failed.is_final = message["errno"], message["is_final"]
             outstanding.ended.set_exception(failed)
         else:
             names = ("seconds", "digest", "size_bytes")
-            differing = Differing.of_json(said["differing"]) if "differing" in said else Differing()
-            found = {name: said[name] for name in names if name in said}
+            differing = (
+                Differing.of_json(message["differing"]) if "differing" in message else Differing()
+            )
+            found = {name: message[name] for name in names if name in message}
             outstanding.ended.set_result(WriteResult(**found, differing=differing))
 
 

@@ -77,12 +77,12 @@ def leave_note(
     Raises:
         OSError: the note cannot be written.
     """
-    told: dict[str, Any] = {"files": [asdict(entry) for entry in files]}
+    note: dict[str, Any] = {"files": [asdict(entry) for entry in files]}
     if replicas:
         # A separate file: ranks with equal digests hold equal files, and only one of these is read.
         _replicas(order, rank).write_bytes(replicas)
-        told["replicas"] = xxhash.xxh3_128_hexdigest(replicas)
-    write_atomic(_note(order, rank), json.dumps(told).encode())
+        note["replicas"] = xxhash.xxh3_128_hexdigest(replicas)
+    write_atomic(_note(order, rank), json.dumps(note).encode())
 
 
 def leave_failure(order: SaveRequest, rank: int, world_size: int, error: Exception) -> None:
@@ -90,16 +90,16 @@ def leave_failure(order: SaveRequest, rank: int, world_size: int, error: Excepti
 
     An error of the write itself is ignored.
     """
-    told = {"failed": in_words(error), "errno": getattr(error, "errno", None)}
+    note = {"failed": in_words(error), "errno": getattr(error, "errno", None)}
     if advice := getattr(error, "advice", ""):
-        told["advice"] = advice
+        note["advice"] = advice
     if getattr(error, "is_final", False):
-        told["is_final"] = True
+        note["is_final"] = True
     path = failure_path(order.folder, order.step, order.save) if rank == 0 else _note(order, rank)
     if world_size == 1:
         return
     try:
-        write_atomic(path, json.dumps(told).encode())
+        write_atomic(path, json.dumps(note).encode())
     except OSError as failed:
         with suppress(OSError):
             if failed.errno in FULL:
@@ -199,8 +199,8 @@ def check_lease(order: SaveRequest) -> None:
 
 def has_left_note(order: SaveRequest, rank: int) -> bool:
     """Return True if this rank's note is written, or rank 0 has already used it."""
-    told = _read(_note(order, rank))
-    return (told is not None and "failed" not in told) or _is_prepared(order)
+    note = _read(_note(order, rank))
+    return (note is not None and "failed" not in note) or _is_prepared(order)
 
 
 def check_not_failed(order: SaveRequest) -> None:
@@ -209,8 +209,8 @@ def check_not_failed(order: SaveRequest) -> None:
     Raises:
         RankFailed: rank 0 has given up the save.
     """
-    if (told := _read(failure_path(order.folder, order.step, order.save))) is not None:
-        raise _failed(told)
+    if (note := _read(failure_path(order.folder, order.step, order.save))) is not None:
+        raise _failed(note)
 
 
 def retract(order: SaveRequest, rank: int, names: Sequence[str]) -> None:
@@ -232,11 +232,11 @@ def _await_notes(
     notes: dict[int, dict[str, Any]] = {}
     while True:
         for rank in range(world_size):
-            if rank in notes or (told := _read(_note(order, rank))) is None:
+            if rank in notes or (note := _read(_note(order, rank))) is None:
                 continue
-            if "failed" in told:
-                raise _failed(told, f"rank {rank}: ")
-            notes[rank] = told
+            if "failed" in note:
+                raise _failed(note, f"rank {rank}: ")
+            notes[rank] = note
         if len(notes) == world_size:
             return [notes[rank] for rank in range(world_size)]
         wait()
@@ -246,9 +246,9 @@ def _compare(
     order: SaveRequest, notes: Sequence[dict[str, Any]], names: Sequence[str]
 ) -> Differing:
     alike: dict[str, list[int]] = {}
-    for rank, told in enumerate(notes):
-        if "replicas" in told:
-            alike.setdefault(told["replicas"], []).append(rank)
+    for rank, note in enumerate(notes):
+        if "replicas" in note:
+            alike.setdefault(note["replicas"], []).append(rank)
     if len(alike) < 2:
         return Differing()
     return compare(
@@ -260,7 +260,7 @@ def _prepare(
     order: SaveRequest, notes: Sequence[dict[str, Any]], *, torch: str, metadata: bytes
 ) -> None:
     """Check the notes of all ranks against the files, and write the metadata and the manifest."""
-    files = [FileEntry(**entry) for told in notes for entry in told["files"]]
+    files = [FileEntry(**entry) for note in notes for entry in note["files"]]
     check_sizes(order.staging, files)
     write_atomic(order.staging / METADATA_NAME, metadata)
     files.append(describe_file(order.staging, METADATA_NAME))
@@ -287,9 +287,9 @@ def _parent(order: SaveRequest) -> Save | None:
     return earlier[-1] if earlier else None
 
 
-def _failed(told: dict[str, Any], of: str = "") -> RankFailed:
-    final = told.get("is_final", False)
-    return RankFailed(of + told["failed"], told["errno"], told.get("advice", ""), is_final=final)
+def _failed(note: dict[str, Any], of: str = "") -> RankFailed:
+    final = note.get("is_final", False)
+    return RankFailed(of + note["failed"], note["errno"], note.get("advice", ""), is_final=final)
 
 
 def _leave_behind(order: SaveRequest, parent: Save | None) -> None:
@@ -331,5 +331,5 @@ def _read(path: Path) -> dict[str, Any] | None:
         data = path.read_bytes()
     except FileNotFoundError:
         return None
-    told: dict[str, Any] = json.loads(data) if data else _NO_ROOM_TO_SAY
-    return told
+    note: dict[str, Any] = json.loads(data) if data else _NO_ROOM_TO_SAY
+    return note

@@ -272,12 +272,12 @@ class Service:
             return False
         deleted = make_room(order, code, layout.size_bytes, self._moved)
         if deleted is not None:
-            told = {
+            event = {
                 "folder": str(order.folder),
                 "deleted": str(deleted.path),
                 "size_bytes": deleted.size_bytes,
             }
-            self._say({"made_room": told})
+            self._say({"made_room": event})
         return deleted is not None
 
     def _waits(self, timeout_s: float) -> Callable[[], None]:
@@ -346,12 +346,12 @@ def _committed(order: SaveRequest, rank: int, differing: Differing) -> dict[str,
     """Return rank 0's report of the checkpoint, so that the trainer need not read storage."""
     if rank:
         return {}
-    told = {"differing": differing.as_json()} if differing.count else {}
+    report = {"differing": differing.as_json()} if differing.count else {}
     try:
         manifest = read_manifest(order.final, step=order.step)
     except (ManifestError, OSError):  # the checkpoint was deleted or moved away
-        return told
-    return told | {"digest": manifest.digest, "size_bytes": manifest.size_bytes}
+        return report
+    return report | {"digest": manifest.digest, "size_bytes": manifest.size_bytes}
 
 
 def _read_file(fd: int) -> bytes:

@@ -273,10 +273,10 @@ for _command in (why, compare, ls, show):
 def _print(evaluation: "Evaluation", *, as_json: bool) -> int:
     """Print the result of an evaluation; return the exit code."""
     if as_json:
-        said = evaluation.to_json()
+        fields = evaluation.to_json()
         print_json(
             "evaluation",
-            {name: value for name, value in said.items() if name not in ("schema", "version")},
+            {name: value for name, value in fields.items() if name not in ("schema", "version")},
         )
     else:
         from holdfast.evaluate import losses, print_scores, verdict

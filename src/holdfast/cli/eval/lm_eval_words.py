@@ -120,22 +120,22 @@ def translate(words: Sequence[str]) -> Line:
     words = [_spelled(word, names) for word in words]
     folders, words = _include_path().parse_known_args(words)
     given, native = parser.parse_known_args(words)
-    said = {name: it for name, it in vars(given).items() if it is not None and it is not False}
-    said |= vars(folders)
-    if said.get("tasks") in (["list"], ["list_groups"], ["list_tags"], ["list_subtasks"]):
-        return Line(listing=task_names(said.get("include_path", ())))
-    if "tasks" in said and any(_name_of(word) == "--suite" for word in native):
+    options = {name: it for name, it in vars(given).items() if it is not None and it is not False}
+    options |= vars(folders)
+    if options.get("tasks") in (["list"], ["list_groups"], ["list_tags"], ["list_subtasks"]):
+        return Line(listing=task_names(options.get("include_path", ())))
+    if "tasks" in options and any(_name_of(word) == "--suite" for word in native):
         raise BadUse("--suite and --tasks both name the tasks. Give one of them.")
     for name, way in _NEVER.items():
-        if name in said:
+        if name in options:
             raise BadUse(f"--{name} of lm-eval is not supported. {way}")
     line = Line(native=native)
-    line.said = [sentence for name, sentence in _ALWAYS.items() if name in said]
-    entry_options = _model(said, line)
-    _flags(said, line)
-    if "tasks" in said:
-        line.suite = _suite(said, entry_options)
-    elif unused := [name for name in _OF_TASKS if name in said]:
+    line.said = [sentence for name, sentence in _ALWAYS.items() if name in options]
+    entry_options = _model(options, line)
+    _flags(options, line)
+    if "tasks" in options:
+        line.suite = _suite(options, entry_options)
+    elif unused := [name for name in _OF_TASKS if name in options]:
         raise BadUse(
             f"--{unused[0]} needs --tasks. In a suite's file it is an option of the tasks."
         )
@@ -187,13 +187,13 @@ def _spelled(word: str, names: Mapping[str, Any]) -> str:
     return name + word[len(name) :] if name in names else word
 
 
-def _model(said: Mapping[str, Any], line: Line) -> dict[str, Any]:
+def _model(options: Mapping[str, Any], line: Line) -> dict[str, Any]:
     """Add the model and its engine to a line; return the model arguments that shape requests."""
     from lm_eval.models import MODEL_MAPPING
 
     from holdfast.evaluate import MODEL_ARGS
 
-    kind, arguments = said.get("model", "hf"), dict(said.get("model_args", {}))
+    kind, arguments = options.get("model", "hf"), dict(options.get("model_args", {}))
     shaping = {name: arguments.pop(name) for name in MODEL_ARGS if name in arguments}
     if kind in _SERVERS:
         url = str(arguments.pop("base_url", _OPENAI)).rstrip("/").removesuffix(_SERVERS[kind])
@@ -242,41 +242,41 @@ def _model(said: Mapping[str, Any], line: Line) -> dict[str, Any]:
     return shaping
 
 
-def _flags(said: Mapping[str, Any], line: Line) -> None:
+def _flags(options: Mapping[str, Any], line: Line) -> None:
     for name, flag in (
         ("limit", "--limit"),
         ("num_fewshot", "--num-fewshot"),
         ("device", "--device"),
     ):
-        if name in said:
-            line.native.append(f"{flag}={said[name]}")
-    line.native += [f"--include-path={folder}" for folder in said.get("include_path", ())]
-    if said.get("confirm_run_unsafe_code"):
+        if name in options:
+            line.native.append(f"{flag}={options[name]}")
+    line.native += [f"--include-path={folder}" for folder in options.get("include_path", ())]
+    if options.get("confirm_run_unsafe_code"):
         line.native.append("--confirm-unsafe-code")
-    if "output_path" in said:
-        path = Path(said["output_path"])
+    if "output_path" in options:
+        path = Path(options["output_path"])
         line.native.append(f"--output={path.parent if path.suffix == '.json' else path}")
 
 
-def _suite(said: Mapping[str, Any], model_args: Mapping[str, Any]) -> "Suite":
+def _suite(chosen: Mapping[str, Any], model_args: Mapping[str, Any]) -> "Suite":
     from holdfast.evaluate import Suite, TaskEntry
 
-    samples = _samples(said.get("samples"))
+    samples = _samples(chosen.get("samples"))
     options: dict[str, Any] = {"model_args": dict(model_args)} if model_args else {}
     for name in ("gen_kwargs", "metadata", "predict_only"):
-        if name in said:
-            options[name] = said[name]
-    if isinstance(said.get("fewshot_as_multiturn"), bool):
-        options["fewshot_as_multiturn"] = said["fewshot_as_multiturn"]
-    options |= dict(zip(_SEEDS, said["seed"], strict=True)) if "seed" in said else {}
+        if name in chosen:
+            options[name] = chosen[name]
+    if isinstance(chosen.get("fewshot_as_multiturn"), bool):
+        options["fewshot_as_multiturn"] = chosen["fewshot_as_multiturn"]
+    options |= dict(zip(_SEEDS, chosen["seed"], strict=True)) if "seed" in chosen else {}
     entries = tuple(
         TaskEntry(
             name=name,
-            chat_template=said.get("apply_chat_template", False),
-            system_instruction=said.get("system_instruction"),
+            chat_template=chosen.get("apply_chat_template", False),
+            system_instruction=chosen.get("system_instruction"),
             options={**options, **({"samples": samples[name]} if name in samples else {})},
         )
-        for name in _named(said["tasks"], said.get("include_path", ()))
+        for name in _named(chosen["tasks"], chosen.get("include_path", ()))
     )
     if samples and (unknown := samples.keys() - {entry.name for entry in entries}):
         raise BadUse(f"--samples names {min(unknown)}, which is none of --tasks.")
@@ -300,13 +300,13 @@ def _named(tasks: Sequence[str], folders: Sequence[str]) -> list[str]:
     return list(found)
 
 
-def _samples(said: Any) -> dict[str, list[int]]:
-    if said is None:
+def _samples(value: Any) -> dict[str, list[int]]:
+    if value is None:
         return {}
     try:
-        if isinstance(said, str) and Path(said).is_file():
-            said = json.loads(Path(said).read_text())
-        return {str(task): [int(one) for one in wanted] for task, wanted in said.items()}
+        if isinstance(value, str) and Path(value).is_file():
+            value = json.loads(Path(value).read_text())
+        return {str(task): [int(one) for one in wanted] for task, wanted in value.items()}
     except (AttributeError, TypeError, ValueError) as error:
         raise BadUse(
             "--samples is no JSON object of tasks with lists of numbers, nor a file with one. Give one: "

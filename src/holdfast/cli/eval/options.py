@@ -252,7 +252,7 @@ def options_from(place: "Place", how: Mapping[str, Any], **more: Any) -> "Evalua
     how = {name: value for name, value in how.items() if is_given(value)}
     engine = {name: how.pop(name) for name in EngineSpec.__struct_fields__ if name in how}
     if "options" in engine:
-        engine["options"] = dict(_engine_option(said) for said in engine["options"])
+        engine["options"] = dict(_engine_option(option) for option in engine["options"])
     judge = {
         name.removeprefix("judge_"): how.pop(name)
         for name in tuple(how)
@@ -278,11 +278,11 @@ def is_given(value: Any) -> bool:
     return value is not None and value != ()
 
 
-def _engine_option(said: str) -> tuple[str, str | int | float | bool]:
-    name, equals, value = said.partition("=")
+def _engine_option(option: str) -> tuple[str, str | int | float | bool]:
+    name, equals, value = option.partition("=")
     if not equals or not name:
         raise BadUse(
-            f"--engine-option {said!r} is not KEY=VALUE. Give one: --engine-option patience_s=900"
+            f"--engine-option {option!r} is not KEY=VALUE. Give one: --engine-option patience_s=900"
         )
     if value in ("true", "false"):
         return name, value == "true"

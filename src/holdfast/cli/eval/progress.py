@@ -97,7 +97,7 @@ def _bar() -> Iterator[Show]:
 
         def show(status: "Status") -> None:
             total = status.samples or None
-            said = sentence(status, rate.after(status)).replace("[", "\\[")
-            bars.update(task, description=said, completed=status.samples_done, total=total)
+            text = sentence(status, rate.after(status)).replace("[", "\\[")
+            bars.update(task, description=text, completed=status.samples_done, total=total)
 
         yield show

@@ -186,7 +186,7 @@ def why(place: Place, evaluation_id: str, as_json: bool) -> None:
         record = _as_it_is(ledger.evaluation(evaluation_id), ledger)
     evaluation = _ended(record)
     if as_json:
-        said = evaluation.to_json()
+        fields = evaluation.to_json()
         names = (
             "id",
             "makespan_s",
@@ -197,7 +197,7 @@ def why(place: Place, evaluation_id: str, as_json: bool) -> None:
             "account",
             "critical_path",
         )
-        print_json("eval.why", {name: said[name] for name in names})
+        print_json("eval.why", {name: fields[name] for name in names})
         return
     click.echo(told(evaluation), nl=False)
     click.echo(f"\nPage: {Path(record.folder) / 'report.html'}")

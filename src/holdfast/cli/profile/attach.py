@@ -109,15 +109,15 @@ def _capture(folder: Path, run_id: str, wanted: list[str], *, max_bytes: int, as
         rows = [{name: getattr(one, name) for name in one.__dataclass_fields__} for one in found]
         print_json("profile.captures", {"folder": str(folder / "captures"), "captures": rows})
     for one in found if not as_json else ():
-        told = f"  rank {one.rank}, {one.kind}: "
+        line = f"  rank {one.rank}, {one.kind}: "
         if one.state == "done":
-            told += f"{folder / 'captures' / one.file} ({one.size_bytes / 1e6:.1f} MB"
-            told += (
+            line += f"{folder / 'captures' / one.file} ({one.size_bytes / 1e6:.1f} MB"
+            line += (
                 f", predicted {one.predicted_bytes / 1e6:.1f} MB before compression)"
                 if one.predicted_bytes
                 else ")"
             )
         else:
-            told += f"refused: {one.reason}"
-        click.echo(told)
+            line += f"refused: {one.reason}"
+        click.echo(line)
     return 0 if all(one.state == "done" for one in found) else 4

@@ -246,12 +246,12 @@ def command(
     # Taken out of the environment: the ranks inherit that, and run the user's code.
     urls = [*notify, *os.environ.pop(ENV_NOTIFY, "").split()]
     check_urls(urls)
-    told: dict[str, float | str | bool | None] = {
+    kept_settings: dict[str, float | str | bool | None] = {
         path: settings[path.replace(".", "_")] for _, path, _ in SETTINGS
     }
-    told |= {"mode": mode, "test_nodes": test_nodes, "min_nodes": min_nodes}
-    told["profile"] = False if no_profile else None
-    given = {path: value for path, value in told.items() if value is not None}
+    kept_settings |= {"mode": mode, "test_nodes": test_nodes, "min_nodes": min_nodes}
+    kept_settings["profile"] = False if no_profile else None
+    given = {path: value for path, value in kept_settings.items() if value is not None}
     with Ledger.open(place.ledger) as ledger:
         run = None if resume is None else ledger.run(resume)
         if run is not None and is_left(run, place.home):

@@ -68,11 +68,11 @@ class Wish:
     def kept(cls, paths: RunPaths) -> Self | None:
         """Read the request of a run; None if the run has none."""
         try:
-            told = json.loads(_wish_of(paths).read_bytes())
+            fields = json.loads(_wish_of(paths).read_bytes())
         except FileNotFoundError:
             return None
         return cls(
-            suite=told["suite"], drop_stale=told["drop_stale"], options=tuple(told["options"])
+            suite=fields["suite"], drop_stale=fields["drop_stale"], options=tuple(fields["options"])
         )
 
 

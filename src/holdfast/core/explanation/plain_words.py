@@ -83,13 +83,13 @@ def lost_node(events: Sequence[Event]) -> str | None:
 def cause(diagnosis: Mapping[str, Any]) -> str:
     """Return the cause in a diagnosis as a sentence; "No cause was found." if there is none."""
     root = diagnosis.get("root_line")
-    said = str(root.get("text", "")) if isinstance(root, Mapping) else ""
-    said = " ".join(OWN_WORDS.sub("", words.clean(said)).split())
-    said = words.shorten(said, SENTENCE_LIMIT).rstrip(".")
+    statement = str(root.get("text", "")) if isinstance(root, Mapping) else ""
+    statement = " ".join(OWN_WORDS.sub("", words.clean(statement)).split())
+    statement = words.shorten(statement, SENTENCE_LIMIT).rstrip(".")
     reason = str(diagnosis.get("reason") or "")
     if reason in NO_REASON or not reason:
-        return f"{said}." if said else "No cause was found."
-    return f"{reason}: {said}." if said else f"{reason}."
+        return f"{statement}." if statement else "No cause was found."
+    return f"{reason}: {statement}." if statement else f"{reason}."
 
 
 def event_note(event: Event, run_id: str) -> str | None:

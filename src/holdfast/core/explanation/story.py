@@ -153,9 +153,9 @@ def story_of(summary: RunSummary, events: Sequence[Event]) -> RunStory:
         and not (event.kind in OF_INCIDENT and event.attempt in failed)
     ]
     incidents = [_incident(cost, summary, by_attempt) for cost in summary.incidents]
-    told: list[IncidentStory | Note] = [*notes, *incidents]
-    told.sort(key=lambda one: one.at_s)
-    return RunStory(summary=summary, chain=tuple(told))
+    entries: list[IncidentStory | Note] = [*notes, *incidents]
+    entries.sort(key=lambda one: one.at_s)
+    return RunStory(summary=summary, chain=tuple(entries))
 
 
 def _incident(

@@ -72,10 +72,10 @@ def incident_lines(story: IncidentStory) -> Iterator[str]:
 
 def _decided(decision: Decision) -> str:
     plan = decision.plan
-    said = " ".join(words.clean(str(plan.get("explanation") or "")).split())
+    explanation = " ".join(words.clean(str(plan.get("explanation") or "")).split())
     mode = "" if decision.mode == "act" else f" [mode {decision.mode}]"
     rule = f" Rule: {decision.rule}." if decision.rule else ""
-    return f"{plan.get('action', '?')}.{f' {said}' if said else ''}{rule}{mode}"
+    return f"{plan.get('action', '?')}.{f' {explanation}' if explanation else ''}{rule}{mode}"
 
 
 def lost_line(story: IncidentStory) -> str:

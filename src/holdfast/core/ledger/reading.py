@@ -51,5 +51,5 @@ def bounded_reading(engine: Engine, limit_s: float) -> Iterator[Connection]:
 
 
 def _is_timeout(error: DBAPIError) -> bool:
-    said = str(error.orig)
-    return said == "interrupted" or "statement timeout" in said
+    message = str(error.orig)
+    return message == "interrupted" or "statement timeout" in message

@@ -197,11 +197,11 @@ class Remembered(ABC):
             return query.bindparams(words=" OR ".join(f'"{word}"' for word in words), limit=limit)
         if self._full_text == "tsvector":
             kept = func.to_tsvector(text("'simple'"), table.c.words)
-            asked = func.to_tsquery(text("'simple'"), " | ".join(words))
-            rank = func.ts_rank(kept, asked)
+            ts_query = func.to_tsquery(text("'simple'"), " | ".join(words))
+            rank = func.ts_rank(kept, ts_query)
             return (
                 select(table.c.memory_id)
-                .where(kept.bool_op("@@")(asked))
+                .where(kept.bool_op("@@")(ts_query))
                 .order_by(rank.desc(), table.c.memory_id.desc())
                 .limit(limit)
             )

@@ -89,9 +89,9 @@ def _names_a_cause(rule: Rule) -> bool:
     return rule.reason != "Unknown" and not (rule.reason == "Others" and rule.where != "line")
 
 
-def category_of(reason: str, said: Category) -> Category:
+def category_of(reason: str, stated: Category) -> Category:
     """Return the category of Table 3. The model's category counts only for the reason `Others`."""
-    return said if reason == "Others" else CATEGORIES[reason]
+    return stated if reason == "Others" else CATEGORIES[reason]
 
 
 def safe_action(

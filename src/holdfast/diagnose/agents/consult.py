@@ -87,11 +87,11 @@ def consultation(
         return Consultation(diagnosis=_noted(diagnosis, str(error)))
     finding = outcome.finding
     if finding is None:
-        asked = (
+        consulted = (
             f"The model {endpoint.model} was asked"
             " and found no cause that it could agree on and cite."
         )
-        return Consultation(diagnosis=_noted(diagnosis, *outcome.notes, asked))
+        return Consultation(diagnosis=_noted(diagnosis, *outcome.notes, consulted))
     stops = not (diagnosis.restart_helps or checks.HELPS[finding.advised])
     if stops and diagnosis.reason != "Unknown":
         finding = replace(finding, action=finding.advised)  # the rules also advise a stop
@@ -116,8 +116,8 @@ def _decided(
     sure = round(CEILING * finding.agreement, 3)
     if finding.reason == diagnosis.reason:
         # The rules' action stays: the rules have more evidence for their own reason.
-        said = f"{diagnosis.mitigation} A model adds, unproven: {finding.mitigation}"
-        return replace(diagnosis, mitigation=said, decided_by=(*diagnosis.decided_by, name))
+        advice = f"{diagnosis.mitigation} A model adds, unproven: {finding.mitigation}"
+        return replace(diagnosis, mitigation=advice, decided_by=(*diagnosis.decided_by, name))
     is_named = diagnosis.reason != "Unknown"
     agrees = checks.rule_agrees(finding.reason, finding.roots[0], rules)
     if is_named and (diagnosis.confidence >= sure or not agrees):

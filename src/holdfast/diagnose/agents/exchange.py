@@ -25,8 +25,8 @@ _SAID_CHARACTERS: Final = 160
 class _Failed(Exception):
     """A request without an answer."""
 
-    def __init__(self, said: str, *, passing: bool = False, wait_s: float | None = None) -> None:
-        super().__init__(said)
+    def __init__(self, message: str, *, passing: bool = False, wait_s: float | None = None) -> None:
+        super().__init__(message)
         self.passing = passing
         """True if another try may succeed."""
         self.wait_s = wait_s
@@ -151,11 +151,11 @@ class _Asking:
         async with self._client.stream(
             "POST", endpoint.request_url, content=body, headers=kind
         ) as response:
-            said = await self._body(response)
+            raw_body = await self._body(response)
             if response.status_code in _REFUSES_A_FIELD and optional:
                 raise _RefusesAField
-            _check_status(endpoint, response, said)
-        return _text_of(said)
+            _check_status(endpoint, response, raw_body)
+        return _text_of(raw_body)
 
     async def _body(self, response: httpx.Response) -> bytes:
         if response.headers.get("Content-Encoding", "identity").lower() != "identity":
@@ -163,18 +163,18 @@ class _Asking:
                 "packs its answers though asked not to."
                 " Check what stands between it and this machine."
             )
-        said = bytearray()
+        body = bytearray()
         async for piece in response.aiter_raw():
-            said += piece
-            if len(said) > self._endpoint.answer_limit_bytes:
+            body += piece
+            if len(body) > self._endpoint.answer_limit_bytes:
                 raise _Failed(
                     f"answered more than {self._endpoint.answer_limit_bytes} bytes."
                     " Use another model."
                 )
-        return bytes(said)
+        return bytes(body)
 
 
-def _check_status(endpoint: Endpoint, response: httpx.Response, said: bytes) -> None:
+def _check_status(endpoint: Endpoint, response: httpx.Response, body: bytes) -> None:
     status = response.status_code
     if status == httpx.codes.OK:
         return
@@ -196,7 +196,7 @@ def _check_status(endpoint: Endpoint, response: httpx.Response, said: bytes) -> 
             f" Check {Endpoint.env_url()} and {Endpoint.env_model()} ({endpoint.model})."
         )
     because = sentence(
-        redact(said[:4096].decode("utf-8", "replace"), endpoint.known_secrets), _SAID_CHARACTERS
+        redact(body[:4096].decode("utf-8", "replace"), endpoint.known_secrets), _SAID_CHARACTERS
     )
     raise _Failed(
         f"refused the question (status {status}: {because})."
@@ -209,10 +209,10 @@ def _named_wait_s(response: httpx.Response) -> float | None:
     return float(named) if named.isascii() and named.isdigit() and len(named) < 8 else None
 
 
-def _text_of(said: bytes) -> str:
+def _text_of(body: bytes) -> str:
     """Return the model's text in the server's answer."""
     try:
-        text = json_object(said.decode("utf-8"))["choices"][0]["message"]["content"]
+        text = json_object(body.decode("utf-8"))["choices"][0]["message"]["content"]
     except (Malformed, ValueError, LookupError, TypeError):
         text = None
     if not isinstance(text, str) or not text.strip():

@@ -149,17 +149,17 @@ def _incidents(similar: Similar | None, diagnosis: Diagnosis, kept: Sequence[Kep
     """Return the past incidents that most resemble a possible root line; the search is local."""
     if similar is None:
         return []
-    asked = [
+    queries = [
         diagnosis.root_text.strip(),
         *(checks.cleaned(one).text.strip() for one in kept[:_QUERIES]),
     ]
-    every = [one for text in dict.fromkeys(asked) if text for one in similar(text)]
+    every = [one for text in dict.fromkeys(queries) if text for one in similar(text)]
     every.sort(key=lambda one: -float(one.get("similarity", 0.0)))
-    told = (
+    lines = (
         "; ".join(f"{name}: {value}" for name, value in one.items())[:_INCIDENT_CHARACTERS]
         for one in every
     )
-    return list(dict.fromkeys(told))[:_INCIDENTS]
+    return list(dict.fromkeys(lines))[:_INCIDENTS]
 
 
 def _considered(diagnosis: Diagnosis) -> str:
@@ -167,10 +167,10 @@ def _considered(diagnosis: Diagnosis) -> str:
         (diagnosis.reason, diagnosis.confidence),
         *((one.reason, one.confidence) for one in diagnosis.alternatives),
     ]
-    said = ", ".join(
+    listed = ", ".join(
         f"{reason} ({confidence:.2f})" for reason, confidence in named if reason != "Unknown"
     )
-    return f"The rules considered: {said}.\n" if said else "No rule knows the cause.\n"
+    return f"The rules considered: {listed}.\n" if listed else "No rule knows the cause.\n"
 
 
 def _vote(text: str, shown: Shown, kept: Sequence[Kept]) -> Vote:

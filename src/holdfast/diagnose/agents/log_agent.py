@@ -174,8 +174,10 @@ def propose_filters(
     if second_reading and agreed:
         agreed = _read_again(agreed, shown, endpoint, draw, notes)
     filters = {one.pattern: _filter(one, given.segments[at], endpoint) for at, one in agreed}
-    said = tuple(note if count == 1 else f"{note} ({count} times)" for note, count in notes.items())
-    return ProposedFilters(filters=tuple(filters.values()), notes=said)
+    summed = tuple(
+        note if count == 1 else f"{note} ({count} times)" for note, count in notes.items()
+    )
+    return ProposedFilters(filters=tuple(filters.values()), notes=summed)
 
 
 def _known_lines(rules: RuleSet) -> list[str]:

@@ -64,8 +64,8 @@ class Shown:
         A withheld line contains no quote.
         """
         line = self.lines[number - 1]
-        said = _single_spaced(quote)
-        return line != WITHHELD and bool(said) and said in _single_spaced(line)
+        phrase = _single_spaced(quote)
+        return line != WITHHELD and bool(phrase) and phrase in _single_spaced(line)
 
 
 def show(lines: Iterable[str], known: Iterable[str] = ()) -> Shown:
@@ -100,9 +100,9 @@ def fenced(title: str, lines: Sequence[str], mark: str) -> str:
 
 def sentence(text: str, most: int) -> str:
     """Return a model's text as one printable line without addresses, at most `most` characters."""
-    said = _single_spaced("".join(one if one.isprintable() else " " for one in text))
-    said = str(_ADDRESS.sub("<address left out>", said))
-    return said if len(said) <= most else said[: most - 1] + "…"
+    cleaned = _single_spaced("".join(one if one.isprintable() else " " for one in text))
+    cleaned = str(_ADDRESS.sub("<address left out>", cleaned))
+    return cleaned if len(cleaned) <= most else cleaned[: most - 1] + "…"
 
 
 _ADDRESS: Final = re2.compile(r"(?i)\b(?:https?|ftp|file|javascript|data):\S+|\bwww\.\S+")

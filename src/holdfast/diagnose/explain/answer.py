@@ -162,10 +162,10 @@ def conclude(
         observed: the events of the supervisor's observations, which stand in no file.
         context: the supervisor's observations; their exit codes decide how the job ended.
     """
-    told = {(event.rule.id, rank_of(event)) for event in events}
+    present = {(event.rule.id, rank_of(event)) for event in events}
     everything = [
         *events,
-        *(event for event in observed if (event.rule.id, rank_of(event)) not in told),
+        *(event for event in observed if (event.rule.id, rank_of(event)) not in present),
     ]
     end = how_it_ended(everything, context)
     if not end.has_cause:

@@ -72,14 +72,14 @@ class Compressed:
 
     def __post_init__(self) -> None:
         """Write the text: a heading for each file, then its lines."""
-        said, at = [], ""
+        pieces, at = [], ""
         several = len({one.file for one in self.lines}) > 1
         for one in self.lines:
             if several and one.file != at:
-                said.append(f"== {one.file}")
+                pieces.append(f"== {one.file}")
                 at = one.file
-            said.append(str(one))
-        object.__setattr__(self, "text", "\n".join(said) + "\n" if said else "")
+            pieces.append(str(one))
+        object.__setattr__(self, "text", "\n".join(pieces) + "\n" if pieces else "")
 
 
 def compress(

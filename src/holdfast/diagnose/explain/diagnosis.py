@@ -98,10 +98,10 @@ class Diagnosis:
         """Return how the job ended in a sentence; for a failure or a stop with reason and root."""
         if self.outcome in ENDS_IN_WORDS:
             return ENDS_IN_WORDS[self.outcome]
-        said = str(_OWN_WORDS.sub("", self.root_text.strip()))[:_SUMMARY_CHARACTERS].rstrip(".")
-        if self.reason == "Others" and said:  # the name "Others" carries no information
-            return f"{said}."
-        return f"{self.reason}: {said}." if said else f"{self.reason}."
+        message = str(_OWN_WORDS.sub("", self.root_text.strip()))[:_SUMMARY_CHARACTERS].rstrip(".")
+        if self.reason == "Others" and message:  # the name "Others" carries no information
+            return f"{message}."
+        return f"{self.reason}: {message}." if message else f"{self.reason}."
 
     @property
     def fingerprint(self) -> str:

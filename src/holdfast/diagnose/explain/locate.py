@@ -82,8 +82,8 @@ def scope_of(root: Cluster, same: Sequence[Event], everything: Sequence[Event]) 
     if not found["node"] and (rule.kind in OF_PEERS or _host_may_be_at_fault(rule)):
         found["node"] = _nodes_beside(root.first, everything)
     if not found["node"]:
-        told = (names().told(event.rule.kind, event.text) for event in alike)
-        found["node"] = {one["node_id"] for one in told if "node_id" in one}
+        named = (names().told(event.rule.kind, event.text) for event in alike)
+        found["node"] = {one["node_id"] for one in named if "node_id" in one}
     return {
         name: known[0] if len(known) == 1 else known
         for name, values in found.items()
@@ -145,8 +145,8 @@ def _of_the_only_exit(everything: Iterable[Event]) -> dict[str, set[Any]]:
         if event.rule.kind in ("exit", "death", "crash") and not event.recovered
     ]
     # These report one process; other lines list all that ended.
-    told = [event for event in ends if "pid" in event.captures]
-    named = _named(told or ends, {})
+    with_pid = [event for event in ends if "pid" in event.captures]
+    named = _named(with_pid or ends, {})
     only = {name: values for name, values in named.items() if len(values) == 1}
     if "rank" not in only and "local_rank" in only:
         both = (one.captures for one in ends if {"rank", "local_rank"} <= one.captures.keys())
@@ -193,11 +193,11 @@ def absent_ranks(events: Iterable[Event]) -> set[int]:
     reports = [
         event for event in events if event.rule.kind == "collective_timeout" and not event.recovered
     ]
-    heard: set[int] = set()
+    reporting: set[int] = set()
     known: set[int] = set()
     for event in reports:
         by_rank = event.log.reporters.get(event.rule.id, {})
-        heard |= by_rank.keys()
+        reporting |= by_rank.keys()
         known |= event.log.ranks
         # Compared within a rule: some rules count enqueued collectives, others timed-out ones.
         enqueued = {rank: work for rank, work in by_rank.items() if work is not None}
@@ -205,12 +205,12 @@ def absent_ranks(events: Iterable[Event]) -> set[int]:
             behind = {rank for rank, work in enqueued.items() if work == min(enqueued.values())}
             if _few(behind, enqueued):
                 return behind
-    if len(heard) < 2:
+    if len(reporting) < 2:
         return set()
     # Expected are the ranks up to the highest that reports or, if all of these report, all ranks
     # that ever printed.
-    absent = set(range(max(heard) + 1)) - heard or known - heard
-    return absent if _few(absent, heard) else set()
+    absent = set(range(max(reporting) + 1)) - reporting or known - reporting
+    return absent if _few(absent, reporting) else set()
 
 
 def _few(ranks: Collection[int], of: Collection[int]) -> bool:

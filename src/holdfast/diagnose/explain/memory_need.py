@@ -27,10 +27,10 @@ def memory_advice(text: str) -> str | None:
             " this kind, however often it is started. Make the batch or the sequence smaller, shard or rematerialise"
             " more."
         )
-    asked, total = _sizes(_ASKED, text), _sizes(_TOTAL, text)
-    if asked is None or total is None:
+    requested, total = _sizes(_ASKED, text), _sizes(_TOTAL, text)
+    if requested is None or total is None:
         return None
-    need, has = asked[0], total[0]
+    need, has = requested[0], total[0]
     live = (_sizes(_LIVE, text) or (0.0,))[0]
     idle = (_sizes(_IDLE, text) or (0.0,))[0]
     if need > has:

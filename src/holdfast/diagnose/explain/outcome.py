@@ -195,9 +195,9 @@ def _work_done(events: Sequence[Event]) -> Event | None:
     """
     return _latest(
         [
-            said
-            for said in _stating(events, "work_done")
-            if said.rule is not LAST_STEP or not any(_is_trouble(one, said) for one in events)
+            event
+            for event in _stating(events, "work_done")
+            if event.rule is not LAST_STEP or not any(_is_trouble(one, event) for one in events)
         ]
     )
 

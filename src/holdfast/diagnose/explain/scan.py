@@ -132,8 +132,8 @@ class Event:
             return not self.log.programs.is_own_folder(self.script)
         if self.whole_traceback or "\\n" not in self.text:
             return False
-        said = self.rule.regex.search(self.text)
-        return said is not None and is_in_quotes(self.text, said.start())
+        match = self.rule.regex.search(self.text)
+        return match is not None and is_in_quotes(self.text, match.start())
 
     @property
     def own_progress(self) -> bool:

@@ -140,10 +140,10 @@ def flight_lines(
                 if sequence >= last[group].get(rank, (-1, "", True))[0]:
                     done = entry.get("state") == _DONE or entry.get("retired") is True
                     last[group][rank] = (sequence, _short(entry.get("profiling_name")), done)
-    said: dict[Path, list[tuple[int | None, str]]] = defaultdict(list)
+    statements: dict[Path, list[tuple[int | None, str]]] = defaultdict(list)
     for group, ranks in sorted(last.items()):
-        _behind(group, ranks, members[group] | set(ranks), path_of, said)
-    return dict(said)
+        _behind(group, ranks, members[group] | set(ranks), path_of, statements)
+    return dict(statements)
 
 
 def _behind(
@@ -151,7 +151,7 @@ def _behind(
     last: dict[int, tuple[int, str, bool]],
     members: set[int],
     path_of: dict[int, Path],
-    said: dict[Path, list[tuple[int | None, str]]],
+    statements: dict[Path, list[tuple[int | None, str]]],
 ) -> None:
     waiting = {rank: one for rank, one in last.items() if not one[2]}
     if not waiting:
@@ -166,7 +166,7 @@ def _behind(
                 f"flight recorder: rank {rank} left no dump, and {len(waiting)} ranks of group {group} wait "
                 f"in collective {sequence} ({name})"
             )
-            said[path_of[min(waiting)]].append((rank, text))
+            statements[path_of[min(waiting)]].append((rank, text))
         return
     for rank in late if not silent else [rank for rank in late if rank in path_of]:
         reached = last[rank][0] if rank in last else 0
@@ -174,11 +174,11 @@ def _behind(
             f"flight recorder: rank {rank} did not come to collective {sequence} ({name}) of group {group}, "
             f"where {len(waiting)} ranks wait; its last one is {reached}"
         )
-        said[path_of[rank]].append((rank, text))
+        statements[path_of[rank]].append((rank, text))
     if not late:
         rank = min(waiting)
         text = f"flight recorder: all {len(last)} ranks of group {group} wait in collective {sequence} ({name})"
-        said[path_of[rank]].append((None, text))
+        statements[path_of[rank]].append((None, text))
 
 
 def _rank_of(path: Path, dump: dict[str, Any]) -> int:

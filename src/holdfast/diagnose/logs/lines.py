@@ -123,10 +123,10 @@ def clean_line(raw: bytes, number: int, learnt: Prefixes | None = None) -> Line:
             these.
     """
     whole = _printable(raw)
-    text, told = _parted(whole, learnt)
+    text, fields = _parted(whole, learnt)
     if text[:1] in "│|" and (box := _BOX.search(text)):
         text = box[1]
-    rank = told.get("rank", told.get("task"))
+    rank = fields.get("rank", fields.get("task"))
     cited = whole.strip()
     if len(cited) > CITED_LIMIT:
         cited = cited[: CITED_LIMIT - 1] + "…"
@@ -135,11 +135,11 @@ def clean_line(raw: bytes, number: int, learnt: Prefixes | None = None) -> Line:
         text[:TEXT_LIMIT],
         cited,
         None if rank is None else int(rank),
-        int(told["local_rank"]) if "local_rank" in told else None,
-        told.get("host"),
-        told.get("time"),
-        told.get("stream"),
-        told.get("process"),
+        int(fields["local_rank"]) if "local_rank" in fields else None,
+        fields.get("host"),
+        fields.get("time"),
+        fields.get("stream"),
+        fields.get("process"),
     )
 
 
@@ -151,17 +151,17 @@ def _printable(raw: bytes) -> str:
 
 
 def _parted(whole: str, learnt: Prefixes | None) -> tuple[str, dict[str, str]]:
-    text, told = dialects().part(whole)
+    text, fields = dialects().part(whole)
     if not learnt or (text[:1] in "│|" and _BOX.search(text)):
-        return text, told
+        return text, fields
     # A dialect may have matched a part of the log's own prefix, or all of another prefix.
-    for start, known in ((text, told), (whole, {})):
+    for start, known in ((text, fields), (whole, {})):
         if (found := learnt.part(start)) is not None:
             behind, more = dialects().part(found[0])
-            told = {**known, **found[1], **more}
+            fields = {**known, **found[1], **more}
             outer = [one["time"] for one in (known, found[1], more) if "time" in one]
-            return behind, told | dict(zip(("time",), outer, strict=False))
-    return text, told
+            return behind, fields | dict(zip(("time",), outer, strict=False))
+    return text, fields
 
 
 def learn_prefixes(learnt: Prefixes, block: bytes) -> None:

@@ -106,21 +106,21 @@ class Prefix:
         found = self._compiled.match(text)
         if found is None:
             return None
-        told: dict[str, str] = {}
+        fields: dict[str, str] = {}
         marks = [self._name] if self._name else []
         for name, group in self._groups:
             if name in _NAMED:
-                told[name] = found[group]
+                fields[name] = found[group]
             else:
                 marks.append(found[group])
         if marks:
-            told["process"] = " ".join(marks)
-        if "rank" in told and (short := _SHORT_RANK.search(told["rank"])):
-            told["rank"] = short[1]
-        if not all(told[name].isdigit() for name in ("rank", "local_rank") if name in told):
+            fields["process"] = " ".join(marks)
+        if "rank" in fields and (short := _SHORT_RANK.search(fields["rank"])):
+            fields["rank"] = short[1]
+        if not all(fields[name].isdigit() for name in ("rank", "local_rank") if name in fields):
             return None
         rest = text[found.end() :]
-        return _unquoted(rest, self.quote) if self.quote else rest, told
+        return _unquoted(rest, self.quote) if self.quote else rest, fields
 
 
 class Prefixes:
@@ -368,5 +368,5 @@ def _unquoted(text: str, quote: str) -> str:
             break
         else:
             at += 1
-    said = _ESCAPED.sub(lambda match: _ESCAPES.get(match[1], match[1]), text[:end])
-    return str(said).rstrip()
+    unescaped = _ESCAPED.sub(lambda match: _ESCAPES.get(match[1], match[1]), text[:end])
+    return str(unescaped).rstrip()

@@ -58,12 +58,12 @@ def reported(text: str) -> tuple[int, int] | None:
     if not found:
         return None
     index = min(found)
-    told = _PATTERNS[index].search(text).groupdict()
-    if "step" not in told:
+    fields = _PATTERNS[index].search(text).groupdict()
+    if "step" not in fields:
         return None
-    step = _number(told["step"])
-    if "total" in told:
-        step += (int(told["epoch"]) - _FIRST_EPOCHS[index]) * int(told["total"])
+    step = _number(fields["step"])
+    if "total" in fields:
+        step += (int(fields["epoch"]) - _FIRST_EPOCHS[index]) * int(fields["total"])
     return index, step
 
 

@@ -57,8 +57,8 @@ def record_lines(
             records[file.path] = lines
         else:
             logs.append(file)
-    for path, said in flight_lines(dumps, reading).items():
-        records[path] = [RecordLine(0, text, rank) for rank, text in said]
+    for path, statements in flight_lines(dumps, reading).items():
+        records[path] = [RecordLine(0, text, rank) for rank, text in statements]
     return records, logs
 
 
@@ -111,10 +111,10 @@ def _as_text(line: bytes) -> bytes:
     start = line.find(b'{"', 0, _PREFIX_BYTES)
     if start < 0 or not line.endswith((b"}", b"}\r")):
         return line
-    said = _said(line[start:])
-    if said is None:
+    parsed = _said(line[start:])
+    if parsed is None:
         return line
-    return said if start == 0 else b"\r".join(line[:start] + one for one in said.split(b"\r"))
+    return parsed if start == 0 else b"\r".join(line[:start] + one for one in parsed.split(b"\r"))
 
 
 def _said(line: bytes) -> bytes | None:
@@ -160,14 +160,14 @@ def _slurm_lines(jobs: list[Any], text: str) -> Iterator[RecordLine]:
             place = text.find(f'"{min(states)}"', at)
             at = place + 1 if place >= 0 else at
             name = job.get("job_id") if part is job else _of(part.get("step"), "id")
-            said = f"slurm: job {_of(name, 'job_id') or name} state={'+'.join(sorted(states))}"
+            statement = f"slurm: job {_of(name, 'job_id') or name} state={'+'.join(sorted(states))}"
             if code := part.get("exit_code"):
                 signal = _of(code, "signal")
-                said += f" exit_code={_number(_of(code, 'return_code'))}:{_number(_of(signal, 'id', 'signal_id'))}"
-            said += f" nodes={_hosts(part.get('nodes'))}"
+                statement += f" exit_code={_number(_of(code, 'return_code'))}:{_number(_of(signal, 'id', 'signal_id'))}"
+            statement += f" nodes={_hosts(part.get('nodes'))}"
             if failed := part.get("failed_node"):
-                said += f" failed_node={failed}"
-            yield RecordLine(text.count("\n", 0, at) + 1, said)
+                statement += f" failed_node={failed}"
+            yield RecordLine(text.count("\n", 0, at) + 1, statement)
 
 
 def _of(given: Any, *keys: str) -> Any:
@@ -197,6 +197,6 @@ def _number(given: Any) -> Any:
 def _elastic_lines(message: dict[str, Any], rank: int | None) -> Iterator[RecordLine]:
     """Return the exception and the call stack in torch elastic's error file."""
     stack = _of(message.get("extraInfo"), "py_callstack")
-    said = stack if isinstance(stack, str) else message.get("message", "")
-    for line in str(said).split("\n"):
+    message_text = stack if isinstance(stack, str) else message.get("message", "")
+    for line in str(message_text).split("\n"):
         yield RecordLine(1, line, rank)

@@ -145,9 +145,9 @@ class TracebackReader:
         elif self._deepest and is_exception(text.lstrip()):
             self.is_open = False
             rank = line.rank if self._rank is None else self._rank
-            said = replace(line, text=text.lstrip(), rank=rank)
+            stripped = replace(line, text=text.lstrip(), rank=rank)
             return Raised(
-                line=said,
+                line=stripped,
                 in_user_code=self._in_user_code(),
                 link=self._link,
                 caught=self._caught,

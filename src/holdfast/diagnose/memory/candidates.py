@@ -195,9 +195,9 @@ def _beginnings(
         if all(one.is_common and not _is_named(one, named) for one in words):
             continue
         pattern = rf"{_BEFORE_CLASS}{re2.escape(name)}:\s+\W*{_literally(text, words)}\b"
-        said = f"{name}: {text[words[0].start : words[-1].end]}"
+        beginning = f"{name}: {text[words[0].start : words[-1].end]}"
         about = any(_is_named(one, named) for one in words)
-        what = f"lines that begin with `{said}`"
+        what = f"lines that begin with `{beginning}`"
         yield RuleCandidate(
             pattern=pattern,
             breadth=PHRASE + length,
@@ -227,20 +227,20 @@ def _runs(text: str, parts: Sequence[Token]) -> Iterator[list[Token]]:
 def _phrase(text: str, words: Sequence[Token], named: frozenset[str]) -> RuleCandidate | None:
     telling = [one for one in words if not one.is_common or _is_named(one, named)]
     strong = [one for one in telling if one.is_technical or _is_named(one, named)]
-    said = text[words[0].start : words[-1].end]
-    troubled = is_trouble(said)
+    wording = text[words[0].start : words[-1].end]
+    troubled = is_trouble(wording)
     if any(
         one not in telling and not _is_part_of_trouble(text, words, one)
         for one in (words[0], words[-1])
     ):
         return None  # common words at the ends add nothing
     plain = len(words) == 1 and words[0].text.lower() not in NAMES and not words[0].is_technical
-    if plain and (words[0] not in telling or len(said) < _PLAIN_LETTERS):
+    if plain and (words[0] not in telling or len(wording) < _PLAIN_LETTERS):
         return None
     if len(words) == 1 and (
         not (plain or strong)
-        or is_trouble(said)
-        or (said.isupper() and not _is_named(words[0], named))
+        or is_trouble(wording)
+        or (wording.isupper() and not _is_named(words[0], named))
     ):
         return None  # ECC, but not PCI
     if len(words) == 2 and not strong and len(telling) < 2:
@@ -249,7 +249,7 @@ def _phrase(text: str, words: Sequence[Token], named: frozenset[str]) -> RuleCan
         return None
     phrase = r"\b" + _literally(text, words) + r"\b"
     pattern = f"(?i:{phrase})"
-    what = f"lines with `{said}`"
+    what = f"lines with `{wording}`"
     if not troubled and len(words) <= 2:
         rest = f"{text[: words[0].start]} {text[words[-1].end :]}"
         if not is_trouble(rest):
@@ -283,30 +283,30 @@ def _is_part_of_trouble(text: str, words: Sequence[Token], one: Token) -> bool:
 
 
 def _is_named(word: Token, named: frozenset[str]) -> bool:
-    said = word.text.lower()
-    return said in named or any(part in named for part in said.replace(".", "_").split("_"))
+    lowered = word.text.lower()
+    return lowered in named or any(part in named for part in lowered.replace(".", "_").split("_"))
 
 
 def _literally(text: str, words: Sequence[Token]) -> str:
     """Return a pattern for the words in their order, with any blanks between them."""
-    said, at = [], words[0].start
+    parts, at = [], words[0].start
     for one in words:
         between = text[at : one.start]
-        said.append(r"\s+" if between.isspace() else re2.escape(between))
-        said.append(re2.escape(one.text))
+        parts.append(r"\s+" if between.isspace() else re2.escape(between))
+        parts.append(re2.escape(one.text))
         at = one.end
-    return "".join(said)
+    return "".join(parts)
 
 
 def _template(text: str) -> str:
-    said, at = [r"^\s*"], 0
+    parts, at = [r"^\s*"], 0
     for one in tokens(text[:_TEMPLATE_CHARACTERS]):
         if one.sort == "word":
             continue
-        said += [_blanks(text[at : one.start]), ".*" if one.sort == "quoted" else r"\S*"]
+        parts += [_blanks(text[at : one.start]), ".*" if one.sort == "quoted" else r"\S*"]
         at = one.end
     rest = text[at:_TEMPLATE_CHARACTERS]
-    return "".join((*said, _blanks(rest), "" if len(text) > _TEMPLATE_CHARACTERS else r"\s*$"))
+    return "".join((*parts, _blanks(rest), "" if len(text) > _TEMPLATE_CHARACTERS else r"\s*$"))
 
 
 def _blanks(text: str) -> str:

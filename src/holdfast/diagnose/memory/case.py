@@ -74,11 +74,11 @@ class Case:
         files = find_files([path]).files
         events = scan(files, rules)
         numbers = list(dict.fromkeys(root_lines))[: 4 * ROOTS_LIMIT]
-        said = _lines_at(files[0].path, numbers) if numbers and files else []
+        lines = _lines_at(files[0].path, numbers) if numbers and files else []
         cited = conclude(events).root_lines
         if numbers:
             cited = tuple(
-                LogLine(file=str(files[0].path), line=number, text=text) for number, text in said
+                LogLine(file=str(files[0].path), line=number, text=text) for number, text in lines
             )
         kept = kept_with(cited, compress(files, events).lines)
         roots = distinct(clean_line(line.text.encode(), line.line).text.strip() for line in cited)

@@ -104,9 +104,9 @@ class Gate:
         for case in touched:
             own = source is not None and case.key == source.key
             if (own or self.is_right(case)) and case.lines:
-                said = case.replay(tried)
-                if said.reason != case.reason:
-                    return f"incident {case.key} would be {said.reason}, and is {case.reason}"
+                result = case.replay(tried)
+                if result.reason != case.reason:
+                    return f"incident {case.key} would be {result.reason}, and is {case.reason}"
         return ""
 
     def foreign(self, learned: Learned) -> int:

@@ -210,7 +210,10 @@ def _templates(texts: Sequence[str]) -> dict[str, str]:
     miner = _drain()
     if miner is None:
         return masked
-    clusters = {text: miner.add_log_message(said)["cluster_id"] for text, said in masked.items()}
+    clusters = {
+        text: miner.add_log_message(masked_text)["cluster_id"]
+        for text, masked_text in masked.items()
+    }
     templates = {cluster.cluster_id: cluster.get_template() for cluster in miner.drain.clusters}
     return {text: templates[cluster] for text, cluster in clusters.items()}
 

@@ -110,30 +110,36 @@ def _learn_reason(
     for line in lines:
         for one in candidates(line.text, line.case.reason):
             proposed.setdefault(one.pattern, one)
-    knows = {
+    matched_lines = {
         pattern: [line for line in lines if re2.search(pattern, line.text)] for pattern in proposed
     }
     named_by_class = {
         line
-        for pattern, known in knows.items()
+        for pattern, known in matched_lines.items()
         if proposed[pattern].breadth <= OWN
         for line in known
     }
     accepted: list[Learned] = []
     for facet in facets:
-        told = gate.rules if facet is _anything else None
+        beside = gate.rules if facet is _anything else None
         open_ = [
             line
             for line in lines
-            if told is None or not (line in named_by_class or _says(line, told))
+            if beside is None or not (line in named_by_class or _says(line, beside))
         ]
         taught: set[tuple[_Line, int]] = set()
         tries = _TRIES_LIMIT * len(open_)
         fitting = [
-            one for one in proposed.values() if any(facet(one, line) for line in knows[one.pattern])
+            one
+            for one in proposed.values()
+            if any(facet(one, line) for line in matched_lines[one.pattern])
         ]
-        for one in sorted(fitting, key=lambda each: _rank(each, knows[each.pattern], lines)):
-            known = [line for line in knows[one.pattern] if line in open_ and facet(one, line)]
+        for one in sorted(
+            fitting, key=lambda each: _rank(each, matched_lines[each.pattern], lines)
+        ):
+            known = [
+                line for line in matched_lines[one.pattern] if line in open_ and facet(one, line)
+            ]
             known = [line for line in known if (line, one.part) not in taught]
             if len({mask(line.text) for line in known}) < 1 + one.only_shared:
                 continue
@@ -221,7 +227,7 @@ def _rule(one: RuleCandidate, lines: Sequence[_Line], rules: RuleSet) -> Learned
     order = LAST_ORDER if one.breadth <= OWN else BARE_ORDER
     if before is not None:
         order = min(order, next(topic.order for topic in rules.topics if before in topic.rules))
-    said = "incident" if len(cases) == 1 else "incidents"
+    noun = "incident" if len(cases) == 1 else "incidents"
     return Learned(
         rule=Rule(
             id=rule_id(reason, one.pattern),
@@ -231,10 +237,10 @@ def _rule(one: RuleCandidate, lines: Sequence[_Line], rules: RuleSet) -> Learned
             action=profile.action,
             restart_helps=profile.restart_helps,
             alone=kinds()[profile.kind].alone + (_BARE if one.breadth <= OWN else -_BARE),
-            mitigation=f"It looks like {said} {', '.join(cases)}, which was {reason}: {mask(roots[0])[:200]}",
+            mitigation=f"It looks like {noun} {', '.join(cases)}, which was {reason}: {mask(roots[0])[:200]}",
             # The rule of succession: after n cases of n, (n + 1) / (n + 2).
             confidence=round((len(cases) + 1) / (len(cases) + 2), 2),
-            source=f"learned from {said} {', '.join(cases)}",
+            source=f"learned from {noun} {', '.join(cases)}",
             match=tuple(roots[:_EXAMPLES_LIMIT]),
             no_match=(_NO_MATCH,),
             category=profile.category,

@@ -115,13 +115,13 @@ def profile_of(
 
 
 def _of_the_line(reason: str, kind: str, roots: Iterable[str]) -> str:
-    said = " ".join(roots)
-    if reason == "OutOfMemoryError" and _HOST.search(said):
+    text = " ".join(roots)
+    if reason == "OutOfMemoryError" and _HOST.search(text):
         return "host_memory"
-    if reason == "Others" and _FROM_OUTSIDE.search(said):
+    if reason == "Others" and _FROM_OUTSIDE.search(text):
         return "death"
     if reason in ("ConnectionError", "OSError") and re2.search(
-        r"(?:^|\.)\w*(?:Error|Exception)\b", said
+        r"(?:^|\.)\w*(?:Error|Exception)\b", text
     ):
         return "exception"
     return kind

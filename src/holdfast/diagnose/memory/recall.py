@@ -205,8 +205,8 @@ class Recall:
     def _likeness(self, text: str, *, only_confirmed: bool = False) -> dict[str, float]:
         """Return by key the cosine of the incident's nearest root line."""
         if self.embedder is not None and not only_confirmed:
-            asked = self.embedder.embed([text])[0]
-            return {one.key: cosine(asked, one.embedding) for one in self.past if one.embedding}
+            vector = self.embedder.embed([text])[0]
+            return {one.key: cosine(vector, one.embedding) for one in self.past if one.embedding}
         found: dict[str, float] = {}
         for index, near in self._vectors[0].nearest(text, _NEIGHBOURS):
             key = self._vectors[1][index]
@@ -219,9 +219,11 @@ class Recall:
         return Vectors([root for _, root in lines], _background()), [key for key, _ in lines]
 
     def _shown(self, one: Past, text: str, near: float) -> dict[str, Any]:
-        said = set(words_of(" ".join(one.roots)))
+        own_words = set(words_of(" ".join(one.roots)))
         shared = [
-            word for word in dict.fromkeys(words_of(text)) if word in said and word not in COMMON
+            word
+            for word in dict.fromkeys(words_of(text))
+            if word in own_words and word not in COMMON
         ]
         return {
             "id": one.key,
@@ -243,7 +245,7 @@ def is_open(diagnosis: Diagnosis) -> bool:
 def _decided_by(
     diagnosis: Diagnosis, near: float, one: Past, text: str, line: LogLine | None
 ) -> Diagnosis:
-    said = profile_of(one.reason, [text], None, (), one.action)
+    profile = profile_of(one.reason, [text], None, (), one.action)
     category = (
         CATEGORIES[one.reason]
         if one.reason != "Others" or one.category == "Unknown"
@@ -264,8 +266,8 @@ def _decided_by(
         category=category,
         root_line=diagnosis.root_line if line is None else line,
         root_lines=diagnosis.root_lines if line is None or line == diagnosis.root_line else (line,),
-        action=said.action,
-        restart_helps=said.restart_helps,
+        action=profile.action,
+        restart_helps=profile.restart_helps,
         mitigation=f"It looks like incident {one.key}, which a person confirmed to be {one.reason}.{done}",
         confidence=round(_SURE_MOST * near, 3),
         alternatives=others,

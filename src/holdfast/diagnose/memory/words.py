@@ -83,17 +83,17 @@ def tokens(text: str) -> list[Token]:
     """
     found: list[Token] = []
     for match in _TOKEN.finditer(text):
-        said, kind = match[0], match.lastgroup
-        if kind == "quoted" and said[1:-1].count(" ") >= _SENTENCE_BLANKS:
+        word, kind = match[0], match.lastgroup
+        if kind == "quoted" and word[1:-1].count(" ") >= _SENTENCE_BLANKS:
             at = match.start() + 1
             found += (
                 Token(one.sort, one.text, one.start + at, one.end + at)
-                for one in tokens(said[1:-1])
+                for one in tokens(word[1:-1])
             )
             continue
-        sort: Sort = "word" if kind == "word" and not _DIGIT.search(said) else "value"
+        sort: Sort = "word" if kind == "word" and not _DIGIT.search(word) else "value"
         found.append(
-            Token("quoted" if kind == "quoted" else sort, said, match.start(), match.end())
+            Token("quoted" if kind == "quoted" else sort, word, match.start(), match.end())
         )
     return found
 
@@ -126,12 +126,12 @@ def search_words(lines: Iterable[str]) -> str:
 
 def mask(text: str) -> str:
     """Return `text` with `<*>` for varying parts; equal for the same message in another run."""
-    said, at = [], 0
+    pieces, at = [], 0
     for token in tokens(text):
         if token.sort != "word":
-            said += [text[at : token.start], "<*>"]
+            pieces += [text[at : token.start], "<*>"]
             at = token.end
-    return "".join((*said, text[at:])).strip()
+    return "".join((*pieces, text[at:])).strip()
 
 
 def is_trouble(text: str) -> bool:

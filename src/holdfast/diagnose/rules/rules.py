@@ -197,8 +197,8 @@ class RuleSet:
         return next((rule for rule in fits if rule is not None), None)
 
     def _asked(self, text: str, where: Where) -> list[int]:
-        asked = set(self._hot_topics.Match(text) or ())
-        return sorted(asked if where == "line" else asked | self._for_exceptions)
+        topics = set(self._hot_topics.Match(text) or ())
+        return sorted(topics if where == "line" else topics | self._for_exceptions)
 
     def _matter(self, text: str, where: Where) -> bool:
         """Return True if the topics for `text` have rules between which its numbers decide."""

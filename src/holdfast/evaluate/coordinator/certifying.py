@@ -17,13 +17,13 @@ from holdfast.evaluate.wire.messages import Serving
 _TOLERANCE = 1e-4  # in free mode, where batches change floats; exact engines must be equal
 
 
-def unfit(model: Model, said: Serving, *, is_exact: bool) -> str:
+def unfit(model: Model, report: Serving, *, is_exact: bool) -> str:
     """Return why an engine must not answer for this model; empty if it may."""
-    if is_exact and model.numerics and said.numerics != model.numerics:
-        return f"its numerics are {said.numerics}, the others' {model.numerics}"
-    if said.how != "load" and model.canary is not None:
+    if is_exact and model.numerics and report.numerics != model.numerics:
+        return f"its numerics are {report.numerics}, the others' {model.numerics}"
+    if report.how != "load" and model.canary is not None:
         allowed = 0.0 if is_exact else _TOLERANCE
-        if not _agree(said.canary, model.canary, allowed):
+        if not _agree(report.canary, model.canary, allowed):
             return "after the swap its canaries differ from a fresh load's"
     return ""
 

@@ -127,8 +127,10 @@ class Dealing:
             return ""
         if len(reasons := set(model.refusals.values())) == 1:
             return reasons.pop()
-        said = " ".join(f"Node {number}: {why}" for number, why in sorted(model.refusals.items()))
-        return f"No node can have {model.added.name}. {said}"
+        refusals = " ".join(
+            f"Node {number}: {why}" for number, why in sorted(model.refusals.items())
+        )
+        return f"No node can have {model.added.name}. {refusals}"
 
     def fetched(self, node: Node, model: Model, folder: str) -> None:
         """Record that a node holds a whole model."""

@@ -56,7 +56,7 @@ class Dispatcher:
         slot = self._pool.slot_of(action.engine)
         if slot is None or slot.serving is None:
             return  # the engine is gone; the policy receives its `EngineLeft` next
-        asked = []
+        sent = []
         for number in action.requests:
             request = self._open_requests.request(number)
             if request is None:
@@ -78,9 +78,9 @@ class Dispatcher:
                     )
                 )
             slot.asked[request.key] = number
-            asked.append((request.key, self._open_requests.body(request)))
-        if asked and slot.peer:  # an unconnected engine reports its requests when it reconnects
-            slot.peer.send(messages.AskEngine(model=slot.serving, requests=asked))
+            sent.append((request.key, self._open_requests.body(request)))
+        if sent and slot.peer:  # an unconnected engine reports its requests when it reconnects
+            slot.peer.send(messages.AskEngine(model=slot.serving, requests=sent))
 
     def recall(self, action: events.Recall) -> None:
         """Ask an engine to return requests that it has not begun."""
@@ -116,19 +116,19 @@ class Dispatcher:
                 self._resumed.came(message.model, done.key)
             # Two models may have equal requests, and a message repeated after a cut may concern the
             # previous model.
-            asked = (
+            requests = (
                 slot.asked.pop(done.key, None)
                 if slot is not None and slot.serving == message.model
                 else None
             )
             if slot is None or request is None:  # not requested (yet), but kept
-                if slot is not None and slot.number is not None and asked is not None:
-                    self._over(slot.number, asked, done)
+                if slot is not None and slot.number is not None and requests is not None:
+                    self._over(slot.number, requests, done)
                 continue
             self._timeline.request(slot.place, request, done, message.now_s)
-            engine = slot.number if asked == request.number else None
-            if slot.number is not None and asked is not None and engine is None:
-                self._over(slot.number, asked, done)
+            engine = slot.number if requests == request.number else None
+            if slot.number is not None and requests is not None and engine is None:
+                self._over(slot.number, requests, done)
             if done.error:
                 self._refused(request, engine, done.error)
             elif request.is_planned:

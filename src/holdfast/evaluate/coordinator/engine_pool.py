@@ -346,25 +346,25 @@ class EnginePool:
         if not self._serve(slot, model):
             slot.serving = None
 
-    def serving(self, peer: Connection, said: Serving) -> None:
+    def serving(self, peer: Connection, report: Serving) -> None:
         """Handle an engine that has loaded a model; it may answer if its canaries are right."""
-        slot, model = self.slots.get(peer.hello.name), self._models.get(said.model)
+        slot, model = self.slots.get(peer.hello.name), self._models.get(report.model)
         if slot is None or model is None:
             peer.send(Stop())
             return
         slot.loading, slot.meant_for, slot.has_loaded = None, None, True
-        if said.kept and slot.number is not None and slot.serving == said.model:
+        if report.kept and slot.number is not None and slot.serving == report.model:
             return  # only the connection was cut
         if model.outcome is not None:
             slot.serving = None
             self.serve_idle()
             return
-        if why := unfit(model, said, is_exact=self._config.spec.mode == "exact"):
+        if why := unfit(model, report, is_exact=self._config.spec.mode == "exact"):
             _log.warning("Engine %s is started anew: %s", slot.name, why)
             if self._may_try_again(slot, why):
                 self._restart(slot, meant_for=model.number)
             return
-        self._note(slot, model, said)
+        self._note(slot, model, report)
         if slot.is_spare:  # ready for the next model at once
             for other in self._certifying.waiting(model):  # they repeat their canaries
                 other.serving = None
@@ -377,31 +377,31 @@ class EnginePool:
             self._vacate(slot)
         slot.serving, model.is_begun = model.number, True
         self.serve_idle()  # a model from before the first engine has no reference yet
-        if said.how == "swap" and model.canary is None:
+        if report.how == "swap" and model.canary is None:
             if not self._certifying.is_beside():  # only its own fresh load can certify it
                 self._restart(slot, meant_for=model.number)
             return  # until the spare engine certifies
-        self._slot_ready(slot, said)
+        self._slot_ready(slot, report)
 
-    def _note(self, slot: EngineSlot, model: Model, said: Serving) -> None:
+    def _note(self, slot: EngineSlot, model: Model, report: Serving) -> None:
         """Record an engine's report on itself and on a model."""
         slot.failures = 0
-        if said.how == "load" and model.canary is None:
-            self._models.certify(model, said.canary)
-        if not said.kept and not slot.is_spare:
+        if report.how == "load" and model.canary is None:
+            self._models.certify(model, report.canary)
+        if not report.kept and not slot.is_spare:
             self._timeline.engine(
-                said.how,
+                report.how,
                 engine=slot.place,
                 node=slot.node,
                 model=model.number,
                 since_s=slot.ordered_s,
             )
-        model.numerics = model.numerics or said.numerics
-        model.max_length = model.max_length or said.max_length
+        model.numerics = model.numerics or report.numerics
+        model.max_length = model.max_length or report.max_length
         for one in self._models.open():  # they lacked only the numerics
             self.identify(one)
 
-    def _slot_ready(self, slot: EngineSlot, said: Serving) -> None:
+    def _slot_ready(self, slot: EngineSlot, report: Serving) -> None:
         if slot.swapping is None:
             slot.swapping = self._next_engine
             self._next_engine += 1
@@ -410,14 +410,14 @@ class EnginePool:
         slot.ready_s = self._clock.monotonic_s()
         curve = CoordinatorFiles(Path(self._config.folder)).curve
         if not curve.exists():
-            write_atomic(curve, msgspec.json.encode(said.curve))
+            write_atomic(curve, msgspec.json.encode(report.curve))
         self._policy.put(
             events.EngineReady(
                 now_s=self._clock.monotonic_s(),
                 engine=slot.number,
                 node=slot.node,
-                model=said.model,
-                curve=said.curve,
+                model=report.model,
+                curve=report.curve,
             )
         )
 

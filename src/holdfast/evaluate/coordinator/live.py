@@ -332,19 +332,19 @@ class Live:
 
     # Metrics
 
-    def _sample_measured(self, peer: Connection, said: messages.SampleMeasured) -> None:
-        samples, losses = self._measurements.ended(said)
+    def _sample_measured(self, peer: Connection, result: messages.SampleMeasured) -> None:
+        samples, losses = self._measurements.ended(result)
         if samples:
-            self._timeline.metric(peer.hello.node, samples[0], said.seconds, said.error)
+            self._timeline.metric(peer.hello.node, samples[0], result.seconds, result.error)
         died = (
-            f"the process that computed its metric died {losses} times: {said.error}"
-            if said.lost
+            f"the process that computed its metric died {losses} times: {result.error}"
+            if result.lost
             else ""
         )
         for sample in samples:
-            if said.measured:
-                records = self._measurements.records(sample.model, said)
-                self._commits.add_metric(sample, records, said.measured)
+            if result.measured:
+                records = self._measurements.records(sample.model, result)
+                self._commits.add_metric(sample, records, result.measured)
             else:
                 self._samples.unmeasurable(sample, error=died)
 

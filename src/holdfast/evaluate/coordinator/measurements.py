@@ -117,12 +117,12 @@ class Measurements:
             )
         )
 
-    def records(self, model: int, said: messages.SampleMeasured) -> Records:
+    def records(self, model: int, result: messages.SampleMeasured) -> Records:
         """Return the journal records of a metric, for reuse by equal samples."""
         of = self._models.get(model)
         if of is None or of.metrics is None:
             return []
-        return self._kept.records(of.metrics, said.metric_key, said.measured, said.read)
+        return self._kept.records(of.metrics, result.metric_key, result.measured, result.read)
 
     def host_gone(self, name: str) -> None:
         """Return a lost host's metrics to the policy."""
@@ -137,25 +137,25 @@ class Measurements:
                 events.MetricLost(now_s=self._clock.monotonic_s(), sample=sample.number)
             )
 
-    def ended(self, said: messages.SampleMeasured) -> tuple[list[OpenSample], int]:
+    def ended(self, result: messages.SampleMeasured) -> tuple[list[OpenSample], int]:
         """Handle the end of a metric on a host.
 
         Returns:
             The samples of the metric, and how often its process died. The list is empty if no
                 sample waits, or if the metric will be tried again.
         """
-        running = self._running.pop(said.metric_key, None)
+        running = self._running.pop(result.metric_key, None)
         if running is None:
             return [], 0
-        losses = self._losses.pop(said.metric_key, 0) + said.lost
-        if said.lost and losses < _MOST_LOSSES:
-            self._losses[said.metric_key] = losses
+        losses = self._losses.pop(result.metric_key, 0) + result.lost
+        if result.lost and losses < _MOST_LOSSES:
+            self._losses[result.metric_key] = losses
             self._lost(running)
             return [], losses
         for sample in running.samples:
             self._policy.put(
                 events.Measured(
-                    now_s=self._clock.monotonic_s(), sample=sample.number, metric_s=said.seconds
+                    now_s=self._clock.monotonic_s(), sample=sample.number, metric_s=result.seconds
                 )
             )
         return [

@@ -311,12 +311,12 @@ class OpenAIEngine:
                         )
                 if status == 200:
                     try:
-                        said = json.loads(text) if text else {}
+                        parsed = json.loads(text) if text else {}
                     except ValueError:
                         why = f"{url} answers what is no JSON: {_brief(text)}"
                     else:
-                        if (status := _stated_status(said)) == 200:
-                            return said
+                        if (status := _stated_status(parsed)) == 200:
+                            return parsed
                 if status != 200:
                     why = f"{url} answers {status}: {_brief(text)}"
                     if status not in _AGAIN_STATUSES:
@@ -339,9 +339,9 @@ class OpenAIEngine:
             wait_s = min(_BACK_OFF_S[1], 2 * wait_s)
 
 
-def _stated_status(said: Any) -> int:
+def _stated_status(reply: Any) -> int:
     """Return the status of an error inside the body of a 200, as gateways send it."""
-    error = said.get("error") if isinstance(said, dict) and "choices" not in said else None
+    error = reply.get("error") if isinstance(reply, dict) and "choices" not in reply else None
     code = str(error.get("code")) if isinstance(error, dict) else ""
     status = int(code) if code.isdecimal() else 200  # some gateways send a string
     return status if 400 <= status < 600 else 200
@@ -357,9 +357,9 @@ def _refusal(status: int, why: str, model: str) -> str:
 
 def _brief(text: str) -> str:
     with contextlib.suppress(ValueError, TypeError, AttributeError):
-        said = json.loads(text)
-        said = said.get("error", said)
-        text = str(said.get("message", said) if isinstance(said, dict) else said)
+        reply = json.loads(text)
+        reply = reply.get("error", reply)
+        text = str(reply.get("message", reply) if isinstance(reply, dict) else reply)
     return " ".join(text.split())[:300].rstrip(".")
 
 

@@ -77,8 +77,8 @@ def answer_of(request: Request, reply: Any, max_length: int, tokenize: Tokenize 
         choice = reply["choices"][0]
         if request.kind == "loglikelihood":
             return _scored(request, choice.get("logprobs"), max_length)
-        said = choice["message"]["content"] if request.kind == "chat" else choice["text"]
-        return _generated(request, choice, _text_of(said), reply.get("usage"), tokenize)
+        content = choice["message"]["content"] if request.kind == "chat" else choice["text"]
+        return _generated(request, choice, _text_of(content), reply.get("usage"), tokenize)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise MalformedReply(
             f"{type(error).__name__}: {error} in {json.dumps(reply)[:300]}"
@@ -94,17 +94,17 @@ def _echoed(request: Request, max_length: int) -> tuple[list[int] | str, int]:
     return tokens[cut:], len(request.prompt) // 4 - cut
 
 
-def _text_of(said: Any) -> str:
+def _text_of(value: Any) -> str:
     """Return the text of a message's content: a string, a list of parts, or nothing."""
-    if said is None:
+    if value is None:
         return ""
-    if isinstance(said, str):
-        return said
-    if isinstance(said, list):
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
         return "".join(
-            _text_of(one.get("text") if isinstance(one, Mapping) else one) for one in said
+            _text_of(one.get("text") if isinstance(one, Mapping) else one) for one in value
         )
-    raise ValueError(f"its text is {type(said).__name__}, neither a string nor a list of parts")
+    raise ValueError(f"its text is {type(value).__name__}, neither a string nor a list of parts")
 
 
 def _scored(request: Request, logprobs: Mapping[str, Any] | None, max_length: int) -> Answer:
@@ -171,8 +171,8 @@ def _generated(
     )
 
 
-def _count(said: Any, most: int) -> int:
+def _count(value: Any, most: int) -> int:
     """Read a stated number of tokens, for predictions only; 0 if the value is not valid."""
-    if isinstance(said, bool) or not isinstance(said, int | float) or not 0 < said <= most:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
         return 0
-    return round(said)
+    return round(value)

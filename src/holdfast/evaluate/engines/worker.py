@@ -215,12 +215,12 @@ class EngineWorker:
         self.journals[order.model] = f"{order.digest}\n{self._said.numerics}"
         return self._said
 
-    def _ask(self, asked: messages.AskEngine, line: Uplink) -> None:
-        if self._engine is None or self._said is None or asked.model != self._said.model:
-            line.tell(messages.GivenBack(keys=[key for key, _ in asked.requests]))
+    def _ask(self, message: messages.AskEngine, line: Uplink) -> None:
+        if self._engine is None or self._said is None or message.model != self._said.model:
+            line.tell(messages.GivenBack(keys=[key for key, _ in message.requests]))
             return
         taken: list[tuple[int, Request]] = []
-        for key, body in asked.requests:
+        for key, body in message.requests:
             if key in self._ids:  # a coordinator that lost track of us repeats requests
                 continue
             try:
@@ -228,7 +228,7 @@ class EngineWorker:
             except msgspec.DecodeError as error:
                 now_s = self._clock.monotonic_s()
                 line.done(
-                    asked.model,
+                    message.model,
                     messages.DoneRequest(
                         key=key,
                         body=b"",

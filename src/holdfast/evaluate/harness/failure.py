@@ -14,11 +14,11 @@ def sentence(error: BaseException) -> str:
     """
     if isinstance(error, HoldfastError):
         return str(error)
-    said = " ".join(str(error).split()) or "no message"
+    message = " ".join(str(error).split()) or "no message"
     frames = traceback.extract_tb(error.__traceback__)
     where = (
         f" (in {frames[-1].name}, {Path(frames[-1].filename).name}:{frames[-1].lineno})"
         if frames
         else ""
     )
-    return f"{type(error).__name__}: {said[:500]}{where}"
+    return f"{type(error).__name__}: {message[:500]}{where}"

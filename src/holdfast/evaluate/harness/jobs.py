@@ -53,5 +53,5 @@ async def read(reader: asyncio.StreamReader) -> Said:
     Raises:
         HungUp: the process has ended its messages.
     """
-    said: Said = _saids.decode(await channel.read_frame(reader, _MAX_BYTES))
-    return said
+    message: Said = _saids.decode(await channel.read_frame(reader, _MAX_BYTES))
+    return message

@@ -82,9 +82,9 @@ class Measuring:
         job: MeasureSample | None = first
         try:
             while job is not None:
-                said = await self._one(child, job)
-                self._said(job, said)
-                if said.lost:
+                result = await self._one(child, job)
+                self._said(job, result)
+                if result.lost:
                     return
                 turn: asyncio.Future[MeasureSample | None] = (
                     asyncio.get_running_loop().create_future()
@@ -107,9 +107,9 @@ class Measuring:
                 (reading, child.exited), timeout=self._limit_s, return_when=asyncio.FIRST_COMPLETED
             )
             if reading.done() and reading.exception() is None:
-                said = reading.result()
-                assert isinstance(said, SampleMeasured), said
-                return said
+                result = reading.result()
+                assert isinstance(result, SampleMeasured), result
+                return result
         finally:
             reading.cancel()
             del self.pids[job.metric_key]
@@ -123,15 +123,15 @@ class Measuring:
             metric_key=job.metric_key, seconds=loop.time() - started_s, error=error, lost=True
         )
 
-    def _said(self, job: MeasureSample, said: SampleMeasured) -> None:
+    def _said(self, job: MeasureSample, result: SampleMeasured) -> None:
         self._asked.discard(job.metric_key)
         if (
-            not said.lost or said.seconds >= self._limit_s
+            not result.lost or result.seconds >= self._limit_s
         ):  # a metric that took too long is not tried again
-            self._kept[job.metric_key] = said
+            self._kept[job.metric_key] = result
             if len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
-        self._tell(said)
+        self._tell(result)
 
 
 def _kind(job: MeasureSample) -> _Kind:

@@ -87,15 +87,15 @@ class Nursery:
         reader, writer = await self._open("prepare")
         writer.write(frame(order))
         try:
-            said = await read(reader)
+            reply = await read(reader)
         except EOFError:
             return Prepared(
                 error="The process that imports the harness died; the host's log has what it printed."
             )
         finally:
             writer.close()
-        assert isinstance(said, Prepared), said
-        return said
+        assert isinstance(reply, Prepared), reply
+        return reply
 
     async def fork(self) -> Child:
         """Fork a process; its `pid` is set a little later."""
@@ -131,17 +131,17 @@ class Nursery:
 
     def _hear(self) -> None:
         try:
-            said = self._control.recv(256, socket.MSG_DONTWAIT).decode()
+            reply = self._control.recv(256, socket.MSG_DONTWAIT).decode()
         except BlockingIOError:
             return
         except OSError:
-            said = ""
-        if not said:
+            reply = ""
+        if not reply:
             asyncio.get_running_loop().remove_reader(self._control)
             self._lose_all()
             self.gone.set()
             return
-        word, number, value = said.split()
+        word, number, value = reply.split()
         child = self._children[int(number)]
         if word == "started":
             child.pid = int(value)

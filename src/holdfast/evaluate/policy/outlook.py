@@ -29,7 +29,7 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values, without the timeline."""
-        said = self.evaluation.to_json()
+        fields = self.evaluation.to_json()
         kept = (
             "suite",
             "model",
@@ -42,7 +42,7 @@ class Plan:
             "samples",
             "account",
         )
-        return {**{name: said[name] for name in kept}, "notes": list(self.notes)}
+        return {**{name: fields[name] for name in kept}, "notes": list(self.notes)}
 
 
 def work_left_s(state: State) -> float:

@@ -54,7 +54,7 @@ def occupation(timeline: Timeline, *, slices: int) -> Occupation:
     kinds = ("load", "swap", "lost", "idle", *dict.fromkeys(names.values()))
     shares = np.zeros((len(engines), len(kinds), slices))
     spans = _by_engine(timeline.engines)
-    asked = _by_engine(timeline.requests)
+    requested = _by_engine(timeline.requests)
     for row, engine in enumerate(engines):
         of_kind = shares[row]
         for span_kind in ("load", "swap", "lost"):
@@ -62,16 +62,16 @@ def occupation(timeline: Timeline, *, slices: int) -> Occupation:
                 [s for s in spans.get(engine, ()) if s.what == span_kind], edges_s
             )
         by_task: dict[str, list[RequestSpan]] = {}
-        for request in asked.get(engine, ()):
+        for request in requested.get(engine, ()):
             by_task.setdefault(names[request.task], []).append(request)
         at_once = {name: held(requests, edges_s) for name, requests in by_task.items()}
         total = sum(at_once.values(), np.zeros(slices))
-        busy = covered(asked.get(engine, ()), edges_s)
+        busy = covered(requested.get(engine, ()), edges_s)
         for name, amount in at_once.items():
             of_kind[kinds.index(name)] = busy * np.divide(
                 amount, total, out=np.zeros(slices), where=total > 0
             )
-        there = covered([*spans.get(engine, ()), *asked.get(engine, ())], edges_s)
+        there = covered([*spans.get(engine, ()), *requested.get(engine, ())], edges_s)
         of_kind[kinds.index("idle")] = np.clip(there - of_kind.sum(axis=0), 0.0, 1.0)
     return Occupation(edges_s=edges_s, engines=tuple(engines), kinds=kinds, shares=shares)
 

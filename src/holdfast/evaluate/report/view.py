@@ -160,15 +160,15 @@ def headline(evaluation: Evaluation) -> str:
     what = words.plainly(tasks, "task")
     if evaluation.state == "planned":
         what = words.plainly(evaluation.samples, "sample")
-    said = f"{what} in {words.duration(evaluation.makespan_s)}"
+    text = f"{what} in {words.duration(evaluation.makespan_s)}"
     if evaluation.ratio is not None:
-        said += f", {evaluation.ratio:.2f} times the lower bound"
+        text += f", {evaluation.ratio:.2f} times the lower bound"
     if evaluation.errors:
-        said += f"; {words.plainly(len(evaluation.errors), 'task')} failed"
+        text += f"; {words.plainly(len(evaluation.errors), 'task')} failed"
     ended = {"done": "", "failed": "Failed: ", "stopped": "Stopped: ", "planned": "Predicted: "}[
         evaluation.state
     ]
-    return (ended + said).replace(words.NBSP, " ")
+    return (ended + text).replace(words.NBSP, " ")
 
 
 def _context(evaluation: Evaluation) -> str:
@@ -254,7 +254,7 @@ def _bound(evaluation: Evaluation) -> tuple[list[Bar], str]:
     unit, unit_s = words.unit_of_time(longest_s)
     rows = [("makespan", "Makespan", "what it took", evaluation.makespan_s)]
     rows += [
-        ("bound", named(term.name), said, term.seconds) for term, said in bound_terms(evaluation)
+        ("bound", named(term.name), text, term.seconds) for term, text in bound_terms(evaluation)
     ]
     bars = [
         Bar(

@@ -89,8 +89,8 @@ def losses(evaluation: Evaluation) -> str:
     ]
     if not lost:
         return ""
-    said = "; ".join(f"{row.name[0].lower()}{row.name[1:]} {row.share:.1%}" for row in lost)
-    return f"Useful work was {useful:.1%} of the engines' time. Most of the rest: {said}."
+    listed = "; ".join(f"{row.name[0].lower()}{row.name[1:]} {row.share:.1%}" for row in lost)
+    return f"Useful work was {useful:.1%} of the engines' time. Most of the rest: {listed}."
 
 
 def bound_terms(evaluation: Evaluation) -> list[tuple[BoundTerm, str]]:
@@ -126,7 +126,7 @@ def why(evaluation: Evaluation) -> str:
     if evaluation.bound:
         lines += ["What no schedule could have gone below:"]
         lines += _table(
-            [(named(term.name), _s(term.seconds), said) for term, said in bound_terms(evaluation)]
+            [(named(term.name), _s(term.seconds), shown) for term, shown in bound_terms(evaluation)]
         )
         lines += [""]
     if evaluation.account:

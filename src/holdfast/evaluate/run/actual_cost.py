@@ -70,7 +70,7 @@ def work_of(
     samples = _samples(requests, costs, _metrics_s(timeline, model), min(there_s))
     # The sample of a judge request is not recorded, so each judge request counts as work of its own
     # that is ready from the start.
-    asked = SampleWork(
+    work = SampleWork(
         engine_s=0.0,
         alone_s=0.0,
         judge_requests=len(judged),
@@ -79,7 +79,7 @@ def work_of(
     shortest_s = min(cost.alone_s for cost in costs)
     nodes = {span.node for spans in (timeline.nodes, timeline.metrics) for span in spans}
     return RunWork(
-        samples=[*samples, asked],
+        samples=[*samples, work],
         engines_there_s=there_s,
         slots_there_s=[0.0] * (max(1, len(nodes)) * max(metric_slots, _at_once(timeline.metrics))),
         judge_requests=_quota(judge.requests_per_minute if judge else None),

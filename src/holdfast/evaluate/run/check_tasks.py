@@ -45,9 +45,9 @@ async def check_tasks(suite: Suite, log: Path) -> None:
             stdout=PIPE,
             stderr=printed,
         )
-        said, _ = await answer_of(process, msgspec.json.encode(suite))
-    if said:
-        raise BadUse(said.decode())
+        output, _ = await answer_of(process, msgspec.json.encode(suite))
+    if output:
+        raise BadUse(output.decode())
 
 
 def main() -> None:

@@ -166,7 +166,7 @@ def rescore(
             )
         _demand_record(ledger, plan, paths)
         shutil.rmtree(folder, ignore_errors=True)  # the coordinator's own state, useless afterwards
-        heard = Heard(progress)
+        listener = Heard(progress)
         model = msgspec.structs.replace(
             plan.add_model(0, paths), digest=before.digest, numerics=before.numerics
         )
@@ -174,9 +174,9 @@ def rescore(
             plan.coordinator_config(paths), folder=str(folder), rescore=True
         )
         with judging(plan.options, paths) as environment, _called_from(plan.directory):
-            _run_session(Session(config, plan.nodes_wanted(environment), heard), model)
+            _run_session(Session(config, plan.nodes_wanted(environment), listener), model)
         shutil.rmtree(folder)
-        scored = results_of(plan.suite, heard.tasks, before)
+        scored = results_of(plan.suite, listener.tasks, before)
         for task in [entry.name for entry in plan.suite.entries]:
             if task in scored["errors"] and task not in before.errors:
                 raise EvaluationError(
@@ -221,7 +221,7 @@ def _run(
     plan: Planned, paths: EvaluationPaths, ledger: Ledger, progress: Progress | None
 ) -> Evaluation:
     """Run an evaluation to its end and keep its result."""
-    heard = Heard(progress)
+    listener = Heard(progress)
     try:
         write_atomic(CoordinatorFiles(paths.root).history, encode_history(history_of(ledger, plan)))
         ledger.set_evaluation(paths.evaluation_id, state="running", outcome="")
@@ -230,7 +230,9 @@ def _run(
             judging(plan.options, paths) as environment,
             _called_from(plan.directory),
         ):
-            session = Session(plan.coordinator_config(paths), plan.nodes_wanted(environment), heard)
+            session = Session(
+                plan.coordinator_config(paths), plan.nodes_wanted(environment), listener
+            )
             _run_session(session, plan.add_model(0, paths))
     except BaseException as error:
         why = sentence(error) or (
@@ -242,15 +244,15 @@ def _run(
         if isinstance(error, EvaluationError | LedgerError | OSError):
             raise EvaluationError(outcome) from error
         raise
-    if heard.model is not None and heard.model.error:
-        if heard.model.wrong_use and not heard.tasks:
-            raise BadUse(recorded(ledger, paths, "failed", heard.model.error))
+    if listener.model is not None and listener.model.error:
+        if listener.model.wrong_use and not listener.tasks:
+            raise BadUse(recorded(ledger, paths, "failed", listener.model.error))
         raise EvaluationError(
-            recorded(ledger, paths, "failed", with_next_step(heard.model.error, paths))
+            recorded(ledger, paths, "failed", with_next_step(listener.model.error, paths))
         )
     with saying_where_it_lies(paths, f"holdfast eval resume {paths.evaluation_id}"):
         evaluation = summarize(
-            plan.suite, plan.model, paths, heard.tasks, heard.model, plan.options
+            plan.suite, plan.model, paths, listener.tasks, listener.model, plan.options
         )
         keep(evaluation, plan, paths, ledger)
     return evaluation

@@ -172,10 +172,10 @@ def history_note(
     """Describe how much of the lengths and metric times is recorded from earlier evaluations."""
     unsure = {
         name
-        for name, asked in zip(names, samples, strict=True)
+        for name, entry_samples in zip(names, samples, strict=True)
         if any(
             one.metric_key or any(request.max_new_tokens() for request in one.requests)
-            for one in asked
+            for one in entry_samples
         )
     }
     if not unsure:

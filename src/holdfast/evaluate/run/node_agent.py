@@ -329,9 +329,9 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 def gpu_count() -> int:
     """Count the GPUs in CUDA_VISIBLE_DEVICES, else the NVIDIA GPUs that the driver shows."""
-    told = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if told is not None:
-        return len([one for one in told.split(",") if one.strip() not in ("", "-1")])
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([one for one in visible.split(",") if one.strip() not in ("", "-1")])
     return len(
         [
             path
@@ -345,8 +345,8 @@ def _gpus_of(wanted: StartEngine) -> dict[str, str]:
     """Choose an engine's GPUs on its node: the `index`-th set of `tensor_parallel`."""
     if not (count := gpu_count()) or wanted.spec.device == "cpu":
         return {}
-    told = os.environ.get("CUDA_VISIBLE_DEVICES")
-    all_of_them = told.split(",") if told else [str(number) for number in range(count)]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    all_of_them = visible.split(",") if visible else [str(number) for number in range(count)]
     size = wanted.spec.tensor_parallel
     return {
         "CUDA_VISIBLE_DEVICES": ",".join(

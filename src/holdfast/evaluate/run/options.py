@@ -194,19 +194,19 @@ class EvaluateOptions:
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values from which `options_of` makes equal options."""
-        said = {each.name: getattr(self, each.name) for each in fields(self)}
-        built: dict[str, Any] = msgspec.to_builtins(said, enc_hook=str)
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        built: dict[str, Any] = msgspec.to_builtins(values, enc_hook=str)
         return built
 
 
-def options_of(said: dict[str, Any]) -> EvaluateOptions:
+def options_of(values: dict[str, Any]) -> EvaluateOptions:
     """Make the options from the values of `to_json`.
 
     Raises:
         BadUse: a field is not allowed.
         msgspec.ValidationError: a field has another type.
     """
-    return msgspec.convert(said, EvaluateOptions, dec_hook=lambda kind, value: kind(value))
+    return msgspec.convert(values, EvaluateOptions, dec_hook=lambda kind, value: kind(value))
 
 
 def _check_one_of(name: str, value: str, allowed: Iterable[str]) -> None:

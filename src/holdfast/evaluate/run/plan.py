@@ -46,8 +46,8 @@ class Planned:
     def write(self, paths: EvaluationPaths) -> None:
         """Write the plan, so that the evaluation can be resumed; the suite's file comes last."""
         options = {**self.options.to_json(), "evaluation_id": paths.evaluation_id}
-        said = {"model": self.model, "options": options, "directory": self.directory}
-        write_atomic(paths.state / "asked.json", json.dumps(said, indent=1).encode())
+        fields = {"model": self.model, "options": options, "directory": self.directory}
+        write_atomic(paths.state / "asked.json", json.dumps(fields, indent=1).encode())
         write_atomic(paths.state / "manifest", msgspec.msgpack.encode(self.manifest))
         write_atomic(paths.suite, msgspec.json.format(msgspec.json.encode(self.suite)))
 
@@ -63,15 +63,15 @@ class Planned:
                 f"There is no evaluation {paths.evaluation_id!r}. `holdfast eval ls` lists those "
                 "there are."
             )
-        asked = json.loads((paths.state / "asked.json").read_bytes())
+        fields = json.loads((paths.state / "asked.json").read_bytes())
         return cls(
             suite=msgspec.json.decode(paths.suite.read_bytes(), type=Suite),
-            model=asked["model"],
+            model=fields["model"],
             manifest=msgspec.msgpack.decode(
                 (paths.state / "manifest").read_bytes(), type=ModelManifest | None
             ),
-            options=options_of(asked["options"]),
-            directory=asked.get("directory", ""),
+            options=options_of(fields["options"]),
+            directory=fields.get("directory", ""),
         )
 
     @property
@@ -200,11 +200,11 @@ def _family(model: str, manifest: ModelManifest | None) -> str:
         config = path.read_bytes()
     if config is None:
         return model.rstrip("/").rsplit("/", 1)[-1]
-    said = json.loads(config)
-    shape = [said.get("model_type", "model")]
+    fields = json.loads(config)
+    shape = [fields.get("model_type", "model")]
     shape += [
-        str(said[name])
+        str(fields[name])
         for name in ("hidden_size", "n_embd", "num_hidden_layers", "n_layer")
-        if name in said
+        if name in fields
     ]
     return "-".join(shape)

@@ -298,15 +298,15 @@ class Session:
     async def _mind(self, placement: Placement) -> None:
         """Replace agents that ended."""
         limits = [RestartLimit(restarts=_MOST_RESTARTS) for _ in range(self._wanted.nodes)]
-        began_s, said = time.monotonic(), set[str]()
+        began_s, shown = time.monotonic(), set[str]()
         while True:
             found = await asyncio.to_thread(placement.poll)
             if time.monotonic() - began_s >= _PATIENT_S:
                 for why in {
                     place.why for place in found if place.state == "waiting" and place.why
-                } - said:
+                } - shown:
                     _log.warning("Waiting for nodes: %s.", why)
-                    said.add(why)
+                    shown.add(why)
             ended = [place for place in found if place.state == "ended" and place.exit_code != 0]
             for place in ended:
                 if limits[place.index].allows_restart():

@@ -173,8 +173,8 @@ def _serving_still(engines: Sequence[EngineSpan], end_s: float) -> list[EngineSp
 
 
 def _versions(merged: Mapping[str, object]) -> dict[str, str]:
-    said = merged.get("lm_eval_version")
-    return {"lm-eval": str(said)} if said else {}
+    version = merged.get("lm_eval_version")
+    return {"lm-eval": str(version)} if version else {}
 
 
 def _bound(

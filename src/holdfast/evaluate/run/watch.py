@@ -188,20 +188,20 @@ class _Stream:
                         return
                     self._session.finish()
                 try:
-                    heard = self._hear()
+                    message = self._hear()
                 except queue.Empty:
                     continue
-                if heard is None:
+                if message is None:
                     return
-                if isinstance(heard, BaseException):
-                    raise heard
-                if isinstance(heard, ModelOutcome) and heard.model in self._open:
-                    self._open.discard(heard.model)
-                    yield from self._ended(heard)
-                elif isinstance(heard, TaskOutcome) and heard.model in self._open:
-                    self._tasks.setdefault(heard.model, {})[heard.task] = heard
-                elif isinstance(heard, Status) and self.progress:
-                    self.progress(heard)
+                if isinstance(message, BaseException):
+                    raise message
+                if isinstance(message, ModelOutcome) and message.model in self._open:
+                    self._open.discard(message.model)
+                    yield from self._ended(message)
+                elif isinstance(message, TaskOutcome) and message.model in self._open:
+                    self._tasks.setdefault(message.model, {})[message.task] = message
+                elif isinstance(message, Status) and self.progress:
+                    self.progress(message)
         finally:
             if self._session is not None and self._thread is not None:
                 self._session.leave()

@@ -140,12 +140,12 @@ def read_evaluation(folder: Path) -> Evaluation:
         raise EvaluationError(
             f"{path} is no JSON ({error}). Compute the scores again: holdfast eval rescore."
         ) from error
-    said = (
+    content = (
         (values.get("schema"), values.get("version")) if isinstance(values, dict) else (None, None)
     )
-    if said != (SCHEMA, VERSION):
+    if content != (SCHEMA, VERSION):
         raise EvaluationError(
-            f"{path} is of {said[0]} version {said[1]}; this Holdfast reads {SCHEMA} version "
+            f"{path} is of {content[0]} version {content[1]}; this Holdfast reads {SCHEMA} version "
             f"{VERSION}. "
             "Compute the scores again: holdfast eval rescore."
         )

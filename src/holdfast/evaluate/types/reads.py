@@ -125,8 +125,8 @@ class ReadRecorder:
 def package_versions() -> str:
     """Return a digest of the installed packages with their versions, and Python's."""
     found = {path.name for folder in sys.path for path in Path(folder or ".").glob("*.dist-info")}
-    said = "\n".join([sys.version, *sorted(found)])
-    return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
+    text = "\n".join([sys.version, *sorted(found)])
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _stamp(path: str) -> Stamp | None:

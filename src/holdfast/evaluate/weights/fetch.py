@@ -272,9 +272,9 @@ class _Model:
             stderr=asyncio.subprocess.PIPE,
         )
         try:
-            _, said = await answer_of(process, manifest.name_map.encode())
+            _, output = await answer_of(process, manifest.name_map.encode())
             if process.returncode:
-                last = said.decode(errors="replace").strip().splitlines()[-1:]
+                last = output.decode(errors="replace").strip().splitlines()[-1:]
                 raise DamagedModel(
                     f"{manifest.source} could not be converted: "
                     f"{''.join(last) or 'no reason given'}"

@@ -155,19 +155,19 @@ class ModelShare:
 
         A node that left is not waited for once the coordinator has removed it.
         """
-        told: set[int] = set()
+        informed: set[int] = set()
         while not self._closed:
             others = self._peers.keys() - {self._node}
-            for peer in others - told:
+            for peer in others - informed:
                 # A peer that is absent, or does not know the model yet, is tried again.
                 with contextlib.suppress(PeerLost, PeerHasNot):
                     link = await PeerLink.dial(self._peers[peer], self._token)
                     with contextlib.closing(link):
                         await link.say_finished(self.fingerprint, self._node)
-                    told.add(peer)
-            if others <= told & self._finished and others == self._peers.keys() - {self._node}:
+                    informed.add(peer)
+            if others <= informed & self._finished and others == self._peers.keys() - {self._node}:
                 return
-            if others <= told:
+            if others <= informed:
                 await self._changed.wait()
             else:
                 await self._sleep(TELL_AGAIN_S)

@@ -116,8 +116,8 @@ class Dcgmi:
         while not self._has_header:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0 or not select.select([self._fd], [], [], left_s)[0]:
-                said = f": {self._said[:200]}" if self._said else ""
-                raise CannotRead(f"{command} prints no table within {answer_s:g} s{said}")
+                reason = f": {self._said[:200]}" if self._said else ""
+                raise CannotRead(f"{command} prints no table within {answer_s:g} s{reason}")
             self._take_lines()
             if self._is_at_end and not self._has_header:
                 raise CannotRead(self._ending())

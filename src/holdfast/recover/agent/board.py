@@ -24,7 +24,7 @@ class Board(Protocol):
     place: str
     """The place, as messages name it."""
 
-    def publish(self, told: Mapping[str, Any]) -> None:
+    def publish(self, fields: Mapping[str, Any]) -> None:
         """Publish `hosts`, `port`, `token` and `run_id`, in place of an earlier publication.
 
         Raises:
@@ -45,12 +45,12 @@ class FolderBoard:
         self.path = home / "rendezvous" / f"{key}.json"
         self.place = str(self.path)
 
-    def publish(self, told: Mapping[str, Any]) -> None:
+    def publish(self, fields: Mapping[str, Any]) -> None:
         """See `Board`."""
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         new = self.path.with_suffix(f".{secrets.token_hex(4)}")
         new.touch(0o600)
-        new.write_text(json.dumps(dict(told)))
+        new.write_text(json.dumps(dict(fields)))
         new.replace(self.path)
 
     def read(self) -> dict[str, Any] | None:
@@ -77,12 +77,12 @@ class LedgerBoard:
         self._key = key
         self.place = f"the row {key} of the ledger"
 
-    def publish(self, told: Mapping[str, Any]) -> None:
+    def publish(self, fields: Mapping[str, Any]) -> None:
         """See `Board`."""
         from holdfast.core.ledger import MeetingPlace
 
         with self._opened() as ledger:
-            ledger.publish_meeting(MeetingPlace(key=self._key, **told))
+            ledger.publish_meeting(MeetingPlace(key=self._key, **fields))
 
     def read(self) -> dict[str, Any] | None:
         """See `Board`."""
@@ -112,10 +112,10 @@ def board_of(home: Path, key: str, url: str | None) -> Board:
     return LedgerBoard(url, key) if url and is_server(url) else FolderBoard(home, key)
 
 
-def _credentials(told: Mapping[str, Any]) -> dict[str, Any]:
+def _credentials(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "hosts": [str(host) for host in told["hosts"]],
-        "port": int(told["port"]),
-        "token": str(told["token"]),
-        "run_id": str(told["run_id"]),
+        "hosts": [str(host) for host in fields["hosts"]],
+        "port": int(fields["port"]),
+        "token": str(fields["token"]),
+        "run_id": str(fields["run_id"]),
     }

@@ -372,8 +372,8 @@ class Node:
     def _join(self, run_id: str) -> None:
         self._away = None
         if self._paths is not None and self._paths.run_id != run_id:
-            said = f"Another run, {run_id}, is led at this meeting place now."
-            raise HoldfastError(f"{said} Start this node anew.")
+            reason = f"Another run, {run_id}, is led at this meeting place now."
+            raise HoldfastError(f"{reason} Start this node anew.")
         if self._paths is not None:
             return
         self._paths = RunPaths(self._home, run_id)

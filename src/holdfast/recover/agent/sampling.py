@@ -78,12 +78,12 @@ class Sampling:
 
     async def _feed(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None
-        said: dict[int, int] = {}
+        sent: dict[int, int] = {}
         with contextlib.suppress(OSError):  # it ends just now
             while True:
                 ranks = dict(self._ranks())
-                if ranks != said:
+                if ranks != sent:
                     process.stdin.write(json.dumps({"ranks": ranks}).encode() + b"\n")
                     await process.stdin.drain()
-                    said = ranks
+                    sent = ranks
                 await asyncio.sleep(FEED_EVERY_S)

@@ -91,10 +91,10 @@ class Stream:
         try:
             connection = self._writer.get_extra_info("socket")
             size = _UNACKNOWLEDGED.size
-            told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size)
+            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size)
         except (OSError, AttributeError):
             return True
-        return len(told) < size or _UNACKNOWLEDGED.unpack(told)[0] == 0
+        return len(info) < size or _UNACKNOWLEDGED.unpack(info)[0] == 0
 
     @property
     def fd(self) -> int:

@@ -115,13 +115,13 @@ def attempt_environment(
         accumulation: the micro-batches of a rank for each micro-batch that the rank would have if
             all nodes took part.
     """
-    told = {
+    variables = {
         ENV_ATTEMPT: str(attempt),
         ENV_LEAVE_OUT: left_out.as_text(),
         ENV_TURN_GPUS: "1" if turns_gpus else "",
         ENV_ACCUMULATION: str(accumulation),
     }
-    return {**history.as_environment(), **told}
+    return {**history.as_environment(), **variables}
 
 
 async def launch(

@@ -27,8 +27,8 @@ def launcher_arguments(command: Sequence[str]) -> list[str] | None:
 
 def order_of(arguments: Sequence[str], environment: Mapping[str, str]) -> bytes:
     """Return the line that starts a warm launcher."""
-    told = {"arguments": list(arguments), "environment": dict(environment)}
-    return json.dumps(told).encode() + b"\n"
+    order = {"arguments": list(arguments), "environment": dict(environment)}
+    return json.dumps(order).encode() + b"\n"
 
 
 def read_line(fd: int) -> bytes | None:

@@ -157,9 +157,9 @@ async def _lead(
             priors, cordoned = await asyncio.to_thread(past, list(members))
             report = await localise(hosts, priors, clock, cordoned=cordoned)
             missing = max(0, meeting.nnodes - len(members))
-            told = await asyncio.to_thread(finish, report, missing)
-            farewell |= {"state": "completed", "exit_code": told.exit_code}
-            farewell["outcome"] = told.sentence
+            result = await asyncio.to_thread(finish, report, missing)
+            farewell |= {"state": "completed", "exit_code": result.exit_code}
+            farewell["outcome"] = result.sentence
             return report, missing
     finally:
         board.remove()
@@ -169,14 +169,14 @@ async def _lead(
 async def _join(meeting: Meeting, home: Path) -> Joined:
     name = node_name()
     async with _agent(name, _node_id(name), meeting, home, None) as ended:
-        told: Joined | None = await ended
-    if told is None:
+        result: Joined | None = await ended
+    if result is None:
         place = "the first node" if meeting.host is None else f"{meeting.host}:{meeting.port}"
         raise HoldfastError(
             f"No node leads a check at {place}. Start `holdfast nodes check` there too; HOLDFAST_HOME must be one "
             "folder that all nodes share."
         )
-    return told
+    return result
 
 
 def _node_id(name: str) -> str:

@@ -39,18 +39,18 @@ class GroupOrder:
     use_gpu: bool = False
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> Self:
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
         """Read an order.
 
         Raises:
             KeyError, TypeError, ValueError: the order is malformed.
         """
         return cls(
-            rank=int(told["rank"]),
-            world_size=int(told["world_size"]),
-            address=str(told["address"]),
-            port=int(told["port"]),
-            use_gpu=bool(told["use_gpu"]),
+            rank=int(fields["rank"]),
+            world_size=int(fields["world_size"]),
+            address=str(fields["address"]),
+            port=int(fields["port"]),
+            use_gpu=bool(fields["use_gpu"]),
         )
 
 
@@ -69,16 +69,16 @@ class GroupResult:
     mb_per_s: float | None = None
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> Self:
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
         """Read a result that another process has sent.
 
         Raises:
             KeyError, TypeError, ValueError: the result is malformed.
         """
-        passed, speed = told["passed"], told["mb_per_s"]
+        passed, speed = fields["passed"], fields["mb_per_s"]
         return cls(
             passed=None if passed is None else bool(passed),
-            reason=str(told["reason"])[:MAX_REASON],
+            reason=str(fields["reason"])[:MAX_REASON],
             mb_per_s=None if speed is None else float(speed),
         )
 
@@ -91,10 +91,10 @@ def tested(order: GroupOrder) -> GroupResult:
         # torch is missing, or of an unsupported version.
         return GroupResult(passed=None, reason=f"torch cannot do it here: {error}"[:MAX_REASON])
     except Exception as error:  # errors of torch have no common class
-        said = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_REASON]
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_REASON]
         # The port was taken after the search, or the GPU is in use: no sign of a faulty node.
         passed = None if "EADDRINUSE" in str(error) or is_occupied(error) else False
-        return GroupResult(passed=passed, reason=said)
+        return GroupResult(passed=passed, reason=reason)
 
 
 def _gathered(order: GroupOrder) -> float:

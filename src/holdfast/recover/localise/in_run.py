@@ -270,17 +270,17 @@ class NodeTests:
         if marks:
             self._observe("nodes", {"text": " ".join(marks)})
             self._records.event("nodes_marked", {"sentences": marks})
-        said = [
+        notes = [
             f"Node {name} {report.evidence(name)}"
             + (" and is cordoned." if name in cordoned else ".")
             for name in judgement.bad
         ]
-        text = " ".join(said) or (
+        text = " ".join(notes) or (
             "no node was found to be bad"
             if judgement.can_tell
             else "the tests cannot tell which node is bad"
         )
         self._observe("nodes", {"text": f"{text} ({report.seconds:.0f} s of tests)"})
         if self._case is not None:
-            self._case.add(said)
+            self._case.add(notes)
         return bool(cordoned)

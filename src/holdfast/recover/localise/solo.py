@@ -73,7 +73,7 @@ class CheckResult:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> Self:
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
         """Read a result that another process has sent.
 
         Raises:
@@ -85,11 +85,11 @@ class CheckResult:
             "not looked at": "not looked at",
         }
         return cls(
-            name=str(told["name"])[:64],
-            outcome=outcomes[str(told["outcome"])],
-            evidence=str(told["evidence"])[:MAX_EVIDENCE],
-            seconds=float(told["seconds"]),
-            is_slow=told.get("is_slow") is True,
+            name=str(fields["name"])[:64],
+            outcome=outcomes[str(fields["outcome"])],
+            evidence=str(fields["evidence"])[:MAX_EVIDENCE],
+            seconds=float(fields["seconds"]),
+            is_slow=fields.get("is_slow") is True,
         )
 
 
@@ -133,8 +133,8 @@ def checked(name: str, check: Callable[[Path], str], folder: Path) -> CheckResul
         outcome = "not looked at" if is_occupied(error) else "failed"
         evidence = f"{type(error).__name__}: {error}"
     seconds = time.monotonic() - began_s
-    said = " ".join(evidence.split())[:MAX_EVIDENCE]
-    return CheckResult(name=name, outcome=outcome, evidence=said, seconds=seconds)
+    text = " ".join(evidence.split())[:MAX_EVIDENCE]
+    return CheckResult(name=name, outcome=outcome, evidence=text, seconds=seconds)
 
 
 def is_occupied(error: Exception) -> bool:

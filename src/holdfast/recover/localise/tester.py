@@ -46,8 +46,8 @@ class NodeTester:
         if order["what"] == "solo":
             results = await self.solo()
             ports = await asyncio.to_thread(free_ports, PORTS)
-            told = [result.to_json() for result in results]
-            return {"solo": told, "ports": ports, "has_gpu": _has_gpu()}
+            checks = [result.to_json() for result in results]
+            return {"solo": checks, "ports": ports, "has_gpu": _has_gpu()}
         result = await self.group(GroupOrder.from_json(order))
         return {"group": vars(result)}
 
@@ -75,11 +75,11 @@ class NodeTester:
             else:
                 began_s = time.monotonic()
                 async with asyncio.timeout(limit_s):
-                    said, _ = await process.communicate()
-                if not said:
+                    output, _ = await process.communicate()
+                if not output:
                     evidence = f"the check ended with code {process.returncode} and no result"
                 else:
-                    return CheckResult.from_json(json.loads(said[:MAX_ANSWER_BYTES]))
+                    return CheckResult.from_json(json.loads(output[:MAX_ANSWER_BYTES]))
         except TimeoutError:
             evidence, is_slow = f"no answer within {limit_s:g} s", True
         except (KeyError, TypeError, ValueError, AttributeError):

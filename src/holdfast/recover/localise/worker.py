@@ -62,13 +62,13 @@ def _in_a_fork(order: dict[str, Any]) -> dict[str, Any]:
     os.close(writes)
     limit_s = float(order["limit_s"])
     ready, _, _ = select.select([reads], [], [], limit_s)
-    said = os.read(reads, select.PIPE_BUF) if ready else b""
+    output = os.read(reads, select.PIPE_BUF) if ready else b""
     os.close(reads)
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
-    if said:
-        answer: dict[str, Any] = json.loads(said)
+    if output:
+        answer: dict[str, Any] = json.loads(output)
         return answer
     if not ready:
         return {"error": f"no answer within {limit_s:g} s", "is_slow": True}

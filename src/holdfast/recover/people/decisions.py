@@ -113,10 +113,10 @@ class Decisions:
             return False
         try:
             with self._approved.open("rb") as approved:
-                said = approved.read(READ_BYTES)
+                content = approved.read(READ_BYTES)
         except OSError:
             return False
-        return said.strip() == str(self._number).encode()
+        return content.strip() == str(self._number).encode()
 
     def decide(
         self, view: AttemptView, state: policy.State, event: modes.Event, now_s: float
@@ -173,18 +173,18 @@ class Decisions:
         anomaly = self._anomaly = view.anomaly
         text = proposal_text(view, action.finding)
         number = secrets.randbelow(NUMBERS)  # so that no approval of another proposal fits
-        told = {
+        data = {
             "number": number,
             "text": text,
             "finding": KINDS.get(type(action.finding), type(action.finding).__name__),
             "anomaly": None if anomaly is None else anomaly.to_json(),
         }
         if isinstance(action, modes.Note):
-            self._recorder.event("observed", told)
+            self._recorder.event("observed", data)
             self._observe("observed", {"text": f"{text} {NOT_DONE}"})
             return
         self._number = number
-        self._recorder.event("proposal", told)
+        self._recorder.event("proposal", data)
         self._observe("proposal", {"text": text, "run": self._recorder.run_id})
 
 
@@ -263,8 +263,8 @@ def _plan(
     if after.phase is policy.Phase.WAITING and after.deadline_s is not None:
         wait_s = max(0.0, after.deadline_s - now_s)
     if resolve is not None:
-        said = {"action": resolve.action, "rule": resolve.rule, "explanation": resolve.explanation}
-        return {**said, "wait_s": wait_s}
+        plan = {"action": resolve.action, "rule": resolve.rule, "explanation": resolve.explanation}
+        return {**plan, "wait_s": wait_s}
     action, rule = _ending(before, event, verdict)
     return {"action": action, "rule": rule, "explanation": "", "wait_s": wait_s}
 

@@ -75,12 +75,12 @@ def _ripe_s(one: Known) -> float:
     return one.detected_at_s + STUCK_S if one.over_at_s is None else one.over_at_s
 
 
-def proposal_due_s(kind: str, told: Sequence[tuple[str, float]]) -> float:
+def proposal_due_s(kind: str, sent: Sequence[tuple[str, float]]) -> float:
     """Return the earliest Unix time, in seconds, for a message about a finding of `kind`.
 
     `sent` holds the kind and the time of each earlier message about a finding.
     """
-    return max((at_s + STORM_S for before, at_s in told if before == kind), default=0.0)
+    return max((at_s + STORM_S for before, at_s in sent if before == kind), default=0.0)
 
 
 def compose(

@@ -56,8 +56,8 @@ async def send_in_process(order: dict[str, Any]) -> dict[str, Any]:
     everything = list(range(len(order["urls"])))
     try:
         async with asyncio.timeout(SEND_LIMIT_S):
-            said, _ = await process.communicate(json.dumps(order).encode())
-        answer = json.loads(said)
+            output, _ = await process.communicate(json.dumps(order).encode())
+        answer = json.loads(output)
         failed = [int(place) for place in answer["failed"]]
         return {"failed": failed, "why": str(answer["why"])[:500]}
     except TimeoutError:
@@ -176,8 +176,8 @@ class Notifier:
         """Return the incidents and proposals with a due message, and the time of the next look."""
         events = self._ledger.events(self._paths.run_id, kinds=READ)
         since_s = max((one.at_s for one in events if one.kind == "notify_on"), default=0.0)
-        told = [one for one in events if one.kind in TOLD]
-        sent = {each for one in told for each in one.data.get("incidents", ())}
+        already_sent = [one for one in events if one.kind in TOLD]
+        sent = {each for one in already_sent for each in one.data.get("incidents", ())}
         run = self._ledger.run(self._paths.run_id)
         incidents = self._ledger.incidents(self._paths.run_id)
         last = next((one for one in reversed(events) if one.kind in REPLAYS), None)
@@ -197,7 +197,7 @@ class Notifier:
             and ("incident", one.incident_id) not in self._done
             and one.detected_at_s >= since_s
         ]
-        last_s = max((one.at_s for one in told if one.data.get("incidents")), default=None)
+        last_s = max((one.at_s for one in already_sent if one.data.get("incidents")), default=None)
         ids, next_s = due(
             known,
             last_sent_s=last_s,

@@ -274,10 +274,10 @@ def _suspects(broken: Trace, now: Trace) -> tuple[str, ...]:
 
 
 def _passed(step: int, broken: Trace, clean: Trace) -> str:
-    said = f"Attempt {clean.attempt} has passed step {step} with the same data and weights"
+    evidence = f"Attempt {clean.attempt} has passed step {step} with the same data and weights"
     if broken.nodes and clean.nodes and broken.nodes != clean.nodes:
-        return f"{said}, with the ranks on other nodes."
-    return f"{said}; on the same nodes, a lasting fault and a passing one look the same."
+        return f"{evidence}, with the ranks on other nodes."
+    return f"{evidence}; on the same nodes, a lasting fault and a passing one look the same."
 
 
 def _bad_file(file: int) -> str:

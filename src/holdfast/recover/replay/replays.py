@@ -117,12 +117,12 @@ class Replays:
         assert finding.kind is not None
         self._replayed = None
         ids = [one for one in incidents if one is not None]
-        told = {"attempts": list(attempts), "incidents": ids, **finding.to_json()}
-        self._recorder.event(CLASSIFIED, told)
-        said = f"{CLASSES[finding.kind]} {finding.evidence}"
+        data = {"attempts": list(attempts), "incidents": ids, **finding.to_json()}
+        self._recorder.event(CLASSIFIED, data)
+        explanation = f"{CLASSES[finding.kind]} {finding.evidence}"
         for one in ids:
-            self._recorder.classified(one, finding.to_json(), said)
-        self._observe("anomaly_class", {"text": said, "class": finding.kind})
+            self._recorder.classified(one, finding.to_json(), explanation)
+        self._observe("anomaly_class", {"text": explanation, "class": finding.kind})
         if finding.kind == "hardware":
             self._suspects |= dict.fromkeys(finding.suspects)
 

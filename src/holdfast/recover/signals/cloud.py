@@ -83,12 +83,12 @@ class Cloud:
         """See `Source.read`."""
         if self._read is None:
             raise CannotSee("this host is not in AWS, GCE or Azure")
-        told = list(self._read(self._service))
+        notices = list(self._read(self._service))
         self._has_answered = True
         now_s = self._clock.now_s()
-        self._first_s = {one.text: self._first_s.get(one.text, now_s) for one in told}
+        self._first_s = {one.text: self._first_s.get(one.text, now_s) for one in notices}
         facts: dict[str, Fact] = {}  # a kind is one notice, whose first moment counts
-        for one in sorted(told, key=self._until_s, reverse=True):
+        for one in sorted(notices, key=self._until_s, reverse=True):
             until_s = self._until_s(one)
             facts[one.kind] = Notice(
                 source=self.name,
@@ -198,13 +198,13 @@ def _azure(service: _Service) -> Iterator[_Told]:
 
 
 def _object(body: str) -> dict[str, Any]:
-    told = _json(body)
-    return told if isinstance(told, dict) else {}
+    content = _json(body)
+    return content if isinstance(content, dict) else {}
 
 
 def _list(body: str) -> list[dict[str, Any]]:
-    told = _json(body)
-    return [one for one in told if isinstance(one, dict)] if isinstance(told, list) else []
+    content = _json(body)
+    return [one for one in content if isinstance(one, dict)] if isinstance(content, list) else []
 
 
 def _json(body: str) -> Any:

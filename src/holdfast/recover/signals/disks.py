@@ -47,14 +47,14 @@ class Disks:
         return facts
 
     def _of(self, device: str, kind: str) -> Iterator[Fact]:
-        told = self._run("--health", "--device", kind, device)
-        passed = (told.get("smart_status") or {}).get("passed")
+        status = self._run("--health", "--device", kind, device)
+        passed = (status.get("smart_status") or {}).get("passed")
         if not isinstance(passed, bool):
-            messages = (told.get("smartctl") or {}).get("messages") or ()
-            said = "; ".join(str(one.get("string", "")) for one in messages)
-            raise CannotSee(f"{device}: {said or 'it reports no health'}")
+            messages = (status.get("smartctl") or {}).get("messages") or ()
+            reasons = "; ".join(str(one.get("string", "")) for one in messages)
+            raise CannotSee(f"{device}: {reasons or 'it reports no health'}")
         if not passed:
-            log = told.get("nvme_smart_health_information_log") or {}
+            log = status.get("nvme_smart_health_information_log") or {}
             words = [f"{name.replace('_', ' ')} {count}" for name, count in log.items() if count]
             text = ": ".join(filter(None, (f"{device} says that it fails", ", ".join(words))))
             yield NodeSignal(
@@ -71,7 +71,7 @@ class Disks:
                 timeout=self._timeout_s,
                 check=False,  # the bits of the exit code are in the output too
             ).stdout
-            told = json.loads(out)
+            content = json.loads(out)
         except OSError as error:
             raise CannotSee(f"{self._command}: {error.strerror}") from error
         except subprocess.TimeoutExpired as error:
@@ -80,4 +80,4 @@ class Disks:
             ) from error
         except ValueError as error:
             raise CannotSee(f"{self._command} printed no JSON") from error
-        return told if isinstance(told, dict) else {}
+        return content if isinstance(content, dict) else {}

@@ -41,18 +41,18 @@ class NodeSignal:
         return asdict(self)
 
     @classmethod
-    def of_json(cls, told: Mapping[str, Any]) -> "NodeSignal":
+    def of_json(cls, fields: Mapping[str, Any]) -> "NodeSignal":
         """Read a signal from a message.
 
         Raises:
             KeyError, TypeError, ValueError: the message is malformed.
         """
         return cls(
-            source=str(told["source"])[:TEXT_LIMIT],
-            name=str(told["name"])[:TEXT_LIMIT],
-            text=str(told["text"])[:TEXT_LIMIT],
-            where=str(told["where"])[:TEXT_LIMIT],
-            count=int(told["count"]),
+            source=str(fields["source"])[:TEXT_LIMIT],
+            name=str(fields["name"])[:TEXT_LIMIT],
+            text=str(fields["text"])[:TEXT_LIMIT],
+            where=str(fields["where"])[:TEXT_LIMIT],
+            count=int(fields["count"]),
         )
 
 
@@ -81,7 +81,7 @@ class Notice:
         return {"source": self.source, "kind": self.kind, "text": self.text, "left_s": left_s}
 
     @classmethod
-    def of_json(cls, told: Mapping[str, Any], now_s: float) -> "Notice":
+    def of_json(cls, fields: Mapping[str, Any], now_s: float) -> "Notice":
         """Read a notice from a message.
 
         `now_s` is the present time of the receiver, in Unix seconds.
@@ -89,13 +89,13 @@ class Notice:
         Raises:
             KeyError, TypeError, ValueError: the message is malformed.
         """
-        kind, left_s = told["kind"], told["left_s"]
+        kind, left_s = fields["kind"], fields["left_s"]
         if kind not in get_args(NoticeKind):
             raise ValueError(f"no kind of notice: {kind!r}")
         return cls(
-            source=str(told["source"])[:TEXT_LIMIT],
+            source=str(fields["source"])[:TEXT_LIMIT],
             kind=kind,
-            text=str(told["text"])[:TEXT_LIMIT],
+            text=str(fields["text"])[:TEXT_LIMIT],
             until_s=None if left_s is None else now_s + float(left_s),
         )
 

@@ -201,12 +201,12 @@ class _Timex(ctypes.Structure):
 
 def _status() -> int | None:
     """Return the status of the kernel's clock; None if it cannot be read."""
-    told = _Timex()  # modes 0: nothing is changed
+    status = _Timex()  # modes 0: nothing is changed
     try:
-        code = ctypes.CDLL(None).adjtimex(ctypes.byref(told))
+        code = ctypes.CDLL(None).adjtimex(ctypes.byref(status))
     except (OSError, AttributeError):
         return None
-    return None if code < 0 else int(told.status)
+    return None if code < 0 else int(status.status)
 
 
 class Shutdown:
@@ -227,11 +227,11 @@ class Shutdown:
             return []
         except OSError as error:
             raise CannotSee(f"{self._path}: {error.strerror}") from error
-        told = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
-        moment = told.get("USEC", "")
+        fields = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+        moment = fields.get("USEC", "")
         if not moment.isdigit():
             raise CannotSee(f"{self._path} names no moment")
-        what = told.get("MODE", "shutdown")
+        what = fields.get("MODE", "shutdown")
         until_s = int(moment) / 1e6
         return [
             Notice(source=self.name, kind="maintenance", text=f"{what} is planned", until_s=until_s)

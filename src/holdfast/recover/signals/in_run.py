@@ -179,13 +179,13 @@ class NodeHealth:
         self._seen[key] = _Recorded(seen, recorded)
         if not is_news or self._was_recorded(name, signal):
             return
-        told = {
+        data = {
             "node": name,
             "weight": meaning.weight,
             "reason": meaning.reason,
             **signal.to_json(),
         }
-        self._records.event_soon("node_signal", told)
+        self._records.event_soon("node_signal", data)
         if meaning.weight != "record":
             self._observe("nodes", {"text": f"node {name}: {signal.text} ({signal.source})"})
 
@@ -195,8 +195,8 @@ class NodeHealth:
         The agents repeat all signals to the next supervisor.
         """
         known = (data for _, _, data in self._records.events("node_signal"))
-        told = {"node": name, **signal.to_json()}
-        return any(all(data.get(key) == told[key] for key in told) for data in known)
+        recorded = {"node": name, **signal.to_json()}
+        return any(all(data.get(key) == recorded[key] for key in recorded) for data in known)
 
     def _notice(self, name: str, notice: Notice, *, is_over: bool) -> None:
         known = self._notices.setdefault(name, {})
@@ -207,8 +207,8 @@ class NodeHealth:
                 self._to_leave.discard(name)
             return
         if notice.key not in known:
-            told = {"node": name, **notice.to_json(self._clock.now_s())}
-            self._records.event_soon("notice", told)
+            data = {"node": name, **notice.to_json(self._clock.now_s())}
+            self._records.event_soon("notice", data)
             self._observe("nodes", {"text": f"node {name}: {notice.text} ({notice.source})"})
         known[notice.key] = notice
 
@@ -237,11 +237,11 @@ class NodeHealth:
         for name in names:
             self._sources.setdefault(name, {})[slurm.NAME] = why
 
-    def take_states(self, told: Mapping[str, Sequence[Fact]]) -> None:
+    def take_states(self, by_node: Mapping[str, Sequence[Fact]]) -> None:
         """Record the facts that the scheduler has about the nodes now."""
         now_s = self._clock.monotonic_s()
-        for name in {*told, *self._of_scheduler}:
-            facts = told.get(name, ())
+        for name in {*by_node, *self._of_scheduler}:
+            facts = by_node.get(name, ())
             present = {fact.key for fact in facts}
             over = [one for one in self._of_scheduler.get(name, ()) if one.key not in present]
             for fact, is_over in [*((one, False) for one in facts), *((one, True) for one in over)]:
@@ -249,7 +249,7 @@ class NodeHealth:
                     self._notice(name, fact, is_over=is_over)
                 else:
                     self._signal(name, fact, now_s, is_over=is_over)
-        self._of_scheduler = dict(told)
+        self._of_scheduler = dict(by_node)
 
     # Decisions
 
@@ -368,8 +368,8 @@ class NodeHealth:
     def _set_aside(self, name: str, why: str) -> None:
         if name not in self._aside:
             self._leave_out(name, why)
-            told = {"node": name, "why": why, "is_broken": name in self._broken}
-            self._records.event("node_set_aside", told)
+            data = {"node": name, "why": why, "is_broken": name in self._broken}
+            self._records.event("node_set_aside", data)
             self._observe("nodes", {"text": f"node {name} is left out from now on: {why}"})
             self._tests.leave_out()
 

@@ -135,7 +135,7 @@ class KernelLog:
     def _journal_lines(self, why: str) -> Iterator[str]:
         name = self._command[0]
         try:
-            told = subprocess.run(
+            done = subprocess.run(
                 [*self._command, f"--since=-{SINCE_S}s"],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
@@ -148,11 +148,11 @@ class KernelLog:
             raise CannotSee(f"{why}; {name}: {error.strerror}") from error
         except subprocess.TimeoutExpired as error:
             raise CannotSee(f"{why}; {name} did not answer") from error
-        if told.returncode != 0 or "not seeing messages" in told.stderr:
-            said = " ".join(told.stderr.split())[:100]
-            raise CannotSee(f"{why}; {name} ended with code {told.returncode}: {said}")
+        if done.returncode != 0 or "not seeing messages" in done.stderr:
+            output = " ".join(done.stderr.split())[:100]
+            raise CannotSee(f"{why}; {name} ended with code {done.returncode}: {output}")
         last_us = self._since_us
-        for line in told.stdout.splitlines():
+        for line in done.stdout.splitlines():
             record = _JOURNAL_LINE.match(line)
             if record is not None and (stamp_us := float(record["stamp_s"]) * 1e6) > last_us:
                 self._since_us = max(self._since_us, stamp_us)

@@ -160,9 +160,9 @@ class Watch:
 
     def _message(self, fact: Fact, at_s: float) -> dict[str, Any]:
         age_s = self._clock.monotonic_s() - at_s
-        told: Mapping[str, Any]
+        fields: Mapping[str, Any]
         if isinstance(fact, NodeSignal):
-            kind, told = "node_signal", fact.to_json()
+            kind, fields = "node_signal", fact.to_json()
         else:
-            kind, told = "notice", fact.to_json(self._clock.now_s())
-        return {"kind": kind, "fact": told, "age_s": age_s, "is_over": False}
+            kind, fields = "notice", fact.to_json(self._clock.now_s())
+        return {"kind": kind, "fact": fields, "age_s": age_s, "is_over": False}

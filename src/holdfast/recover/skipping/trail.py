@@ -43,12 +43,12 @@ class Trail:
         Raises:
             ValueError: the batches in the report are not a valid range.
         """
-        told = message.get("batches")
-        if told is None or message["loss"] is None:
+        batches = message.get("batches")
+        if batches is None or message["loss"] is None:
             return
-        first, last = map(whole_number, told)
+        first, last = map(whole_number, batches)
         if first is None or last is None or not 0 < first <= last <= MAX_NUMBER:
-            raise ValueError(f"batches {told!r}: give the first and the last, from 1 on")
+            raise ValueError(f"batches {batches!r}: give the first and the last, from 1 on")
         steps = self._steps.setdefault(rank, deque(maxlen=_KEPT))
         steps.append(_Step(int(message["step"]), first, last))
 

@@ -86,8 +86,8 @@ class Following:
         if self._stops == 1:
             self._say("saving state, then stopping (once more: stop now)")
         if self._stops < 3:
-            with suppress(OSError), self._paths.stop_asked.open("ab") as asked:
-                asked.write(b"x")
+            with suppress(OSError), self._paths.stop_asked.open("ab") as file:
+                file.write(b"x")
         if not self.has_begun:
             try:
                 self._jobs.end(self.job_id)

@@ -182,8 +182,8 @@ class Requeue:
         if given_up.is_set():
             return False
         own = self._environment[ENV_JOB]
-        told = {"job": own, "next": job_id, "excluded": sorted(excluded), "reached": reached}
-        self._records.event(QUEUED_AGAIN, told)
+        details = {"job": own, "next": job_id, "excluded": sorted(excluded), "reached": reached}
+        self._records.event(QUEUED_AGAIN, details)
         without = f" without {', '.join(sorted(excluded))}" if excluded else ""
         self.queued = (
             f"Nodes are missing. Slurm is to start job {own} again. If the cluster's Epilog does not have it do so, "

@@ -273,24 +273,24 @@ def _trace_utilisation(replayed: Replayed) -> float | None:
 def assumptions(chosen: Answer, *, reserve_given: bool) -> Sequence[str]:
     """Return the assumptions beyond the trace, one sentence each."""
     policy, types = chosen.policy, chosen.replayed.jobs.types
-    said = [
+    lines = [
         "A job of several nodes takes whole nodes; all its GPUs are packed on as few nodes as possible.",
         "Backfill predicts run times: the mean of the user's last two jobs of a type and size, up to a power of two.",
         "Jobs arrive and run as in the trace, though some were cancelled because they waited.",
     ]
     if number := chosen.replayed.on_parts_of_gpus:
-        said.append(
+        lines.append(
             f"{plainly(number, 'job')} on a part of a GPU: each holds whole GPUs, so that waits are longer than real."
         )
     if not reserve_given:
         nodes = ", ".join(f"{name} {number}" for name, number in policy.reserved_nodes.items())
-        said.append(
+        lines.append(
             f"Nodes reserved: {nodes}; the peak of the type's jobs, as no trace states it."
             if nodes
             else "No nodes are reserved: there is no pretraining, or no room beside the largest other job."
         )
     if places(types, EVALUATION) is not None:
-        said.append(
+        lines.append(
             "Evaluation is at best effort: "
             + (
                 "on any idle GPU, run again from its beginning when others need the GPU."
@@ -299,7 +299,7 @@ def assumptions(chosen: Answer, *, reserve_given: bool) -> Sequence[str]:
             )
         )
     if chosen.coordinator:
-        said.append(
+        lines.append(
             "A trial spends 29.5 % of its time on loading and 19 % on metrics, as figure 13 of the study measured once."
         )
-    return said
+    return lines

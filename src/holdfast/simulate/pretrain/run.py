@@ -517,8 +517,8 @@ class _Run:
             self._tear_down(ended)
         else:
             self._pass("teardown", times.teardown_s)  # the policy has ended it already
-        asked = self._send(JobExited(1))
-        assert any(isinstance(action, Diagnose) for action in asked), asked
+        actions = self._send(JobExited(1))
+        assert any(isinstance(action, Diagnose) for action in actions), actions
         self._pass("diagnosis", times.diagnosis_s)
         return self._send(self._diagnosed(failure, shows, reached_s, has_stepped=has_stepped))
 

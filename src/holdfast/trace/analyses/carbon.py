@@ -69,7 +69,7 @@ def energy_by_month(
     """
     hours = measured(trace, "metric_hours")
     devices = measured(trace, "metric_devices")
-    rows, numbers, said = [], {}, {}
+    rows, numbers, captions = [], {}, {}
     bars: dict[str, float] = {}
     for cluster in dict.fromkeys(hours["cluster"].tolist()):
         present = set(hours.where(cluster=cluster)["metric"].tolist())
@@ -103,7 +103,7 @@ def energy_by_month(
         numbers[f"{slug(cluster)}.carbon.t_co2e_per_mwh"] = intensity_t_per_mwh
         numbers[f"{slug(cluster)}.carbon.t_co2e_with_pue"] = pue * tonnes
         how = "servers" if servers else f"GPUs, over their share of {gpu_share:.0%} of a server"
-        said[cluster] = (
+        captions[cluster] = (
             f"{total:,.1f} MWh in {sum(covered.values()):,} hours with samples (power of {how}), "
             f"{tonnes:,.1f} t CO2e "
             f"as the study counts, {pue * tonnes:,.1f} t with the PUE of {pue:g}"
@@ -132,7 +132,7 @@ def energy_by_month(
     return Result(
         table=Table.of_rows(columns, rows),
         chart=Figure(panels=[chart], columns=1),
-        caption=f"{sentences(said)} {intensity_t_per_mwh:g} t a MWh, {carbon_free_share:.2%} of it "
+        caption=f"{sentences(captions)} {intensity_t_per_mwh:g} t a MWh, {carbon_free_share:.2%} of it "
         "carbon-free already "
         "in that figure.",
         numbers=numbers,

@@ -112,8 +112,8 @@ def gpu_demand_by_type(trace: "Trace") -> Result:
             )
             jobs = counted(trace, "job_counts", "gpu_num", where, parameters).jobs
             kept.append((kind, jobs.total, jobs.box()))
-        told = [each for each in kept if named([each[0]])]
-        if not told:
+        shown = [each for each in kept if named([each[0]])]
+        if not shown:
             continue
         rows += [(cluster, kind, n, *five.tolist()) for kind, n, five in kept]
         numbers |= {
@@ -129,7 +129,7 @@ def gpu_demand_by_type(trace: "Trace") -> Result:
                 five=np.array([five for *_, five in kept]),
             )
         )
-        most = max(told, key=lambda each: float(each[2][2]))
+        most = max(shown, key=lambda each: float(each[2][2]))
         sentences.append(
             f"{cluster}: {most[0]} asks for most, a median of {most[2][2]:,.4g} GPUs (n = "
             f"{most[1]:,.0f})."

@@ -137,7 +137,7 @@ def failure_rate_by_size(trace: "Trace", *, confidence: float = CONFIDENCE) -> R
         LeftOut: as `by_size`.
     """
     found = by_size(trace)
-    rows, series, numbers, said = [], [], {}, {}
+    rows, series, numbers, captions = [], [], {}, {}
     for cluster, jobs in found.items():
         gpus_per_node = trace.clusters[cluster].gpus_per_node
         node_days_per_gpu_hour = 1 / (24 * gpus_per_node) if gpus_per_node else np.nan
@@ -174,7 +174,7 @@ def failure_rate_by_size(trace: "Trace", *, confidence: float = CONFIDENCE) -> R
             numbers[f"{slug(cluster)}.{kind}.failures_per_1000_node_days"] = (
                 pooled / node_days_per_gpu_hour
             )
-        said[cluster] = ", ".join(
+        captions[cluster] = ", ".join(
             f"{numbers[f'{slug(cluster)}.{kind}.failures_per_1000_gpu_h']:.3g} "
             f"{'failures' if kind == 'all' else 'infrastructure failures'} per 1,000 GPU-hours"
             for kind in KINDS
@@ -201,7 +201,7 @@ def failure_rate_by_size(trace: "Trace", *, confidence: float = CONFIDENCE) -> R
         table=Table.of_rows(columns, rows),
         chart=Figure(panels=[chart], columns=1),
         caption=(
-            f"{sentences(said)} Intervals are exact Poisson at {confidence:.0%}.{caveat(found)}"
+            f"{sentences(captions)} Intervals are exact Poisson at {confidence:.0%}.{caveat(found)}"
         ),
         numbers=numbers,
     )
@@ -226,7 +226,7 @@ def time_to_failure_by_size(
     """
     found = by_size(trace)
     rows, series, numbers = [], [], {}
-    said: dict[str, str] = {}
+    captions: dict[str, str] = {}
     for cluster, jobs in found.items():
         for kind in KINDS:
             events = jobs.failures[kind]
@@ -270,7 +270,7 @@ def time_to_failure_by_size(
             for kind in KINDS
             if f"{slug(cluster)}.{kind}.gpu_mttf_h" in numbers
         ]
-        said |= {cluster: ", ".join(words)} if words else {}
+        captions |= {cluster: ", ".join(words)} if words else {}
     if not rows:
         raise LeftOut("Left out: no GPU job of this trace failed.")
     chart = Lines(
@@ -294,7 +294,7 @@ def time_to_failure_by_size(
         table=Table.of_rows(columns, rows),
         chart=Figure(panels=[chart], columns=1),
         caption=(
-            f"{sentences(said)} Intervals are exact (gamma) at {confidence:.0%}.{caveat(found)}"
+            f"{sentences(captions)} Intervals are exact (gamma) at {confidence:.0%}.{caveat(found)}"
         ),
         numbers=numbers,
     )
@@ -310,7 +310,7 @@ def completion_by_size(trace: "Trace", *, confidence: float = CONFIDENCE) -> Res
     Raises:
         LeftOut: as `by_size`.
     """
-    rows, series, numbers, said = [], [], {}, {}
+    rows, series, numbers, captions = [], [], {}, {}
     for cluster, jobs in by_size(trace).items():
         share = jobs.completed / jobs.ran
         low, high = wilson_interval(jobs.completed, jobs.ran, confidence=confidence)
@@ -331,7 +331,7 @@ def completion_by_size(trace: "Trace", *, confidence: float = CONFIDENCE) -> Res
         )
         for gpus, value in zip(jobs.gpus, share, strict=True):
             numbers[f"{slug(cluster)}.completed.share.{gpus:g}_gpus"] = float(value)
-        said[cluster] = (
+        captions[cluster] = (
             f"{share[0]:.1%} of the jobs of {size_label(jobs.gpus[0])} and {share[-1]:.1%} of "
             "those of "
             f"{size_label(jobs.gpus[-1])} GPUs complete"
@@ -347,7 +347,7 @@ def completion_by_size(trace: "Trace", *, confidence: float = CONFIDENCE) -> Res
             ("cluster", "gpus", "number", "completed", "share", "low", "high"), rows
         ),
         chart=Figure(panels=[chart], columns=1),
-        caption=f"{sentences(said)} Wilson intervals at {confidence:.0%}.",
+        caption=f"{sentences(captions)} Wilson intervals at {confidence:.0%}.",
         numbers=numbers,
     )
 

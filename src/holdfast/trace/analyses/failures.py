@@ -78,7 +78,7 @@ def failure_table(
         raise LeftOut(NONE_FAILED)
     rows: list[tuple[Any, ...]] = []
     numbers: dict[str, float] = {}
-    said: dict[str, str] = {}
+    captions: dict[str, str] = {}
     for cluster, causes in found.items():
         number = sum(failures.number for failures in causes.values())
         gpu_time_s = sum(failures.gpu_time_s for failures in causes.values())
@@ -100,10 +100,10 @@ def failure_table(
                     sum(failures.gpu_time_s for failures in of_it) / gpu_time_s
                 )
         numbers |= _recorded(cluster, causes, number)
-        said[ALL_SAID if cluster == ALL else cluster] = _sentence(cluster, numbers)
+        captions[ALL_SAID if cluster == ALL else cluster] = _sentence(cluster, numbers)
     table = Table.of_rows(COLUMNS, rows)
     return Result(
-        table=table, chart=_bars(table, list(found)), caption=sentences(said), numbers=numbers
+        table=table, chart=_bars(table, list(found)), caption=sentences(captions), numbers=numbers
     )
 
 
@@ -128,7 +128,7 @@ def lost_gpu_time(trace: "Trace", *, by: str = "state") -> Result:
     if not held_s[lost].sum():
         raise LeftOut("Left out: every GPU job of this trace completed.")
     groups = _groups(table, by)
-    rows, numbers, said, bars = [], {}, {}, {}
+    rows, numbers, captions, bars = [], {}, {}, {}
     names = list(dict.fromkeys(groups[lost].tolist()))
     for cluster in _clusters(trace, table):
         own = table["cluster"] == cluster
@@ -158,7 +158,7 @@ def lost_gpu_time(trace: "Trace", *, by: str = "state") -> Result:
         total_s = float(held_s[own & lost].sum())
         numbers[f"{slug(cluster)}.lost.share_of_gpu_time"] = total_s / max(all_s, 1e-300)
         largest = max(parts, key=lambda name: float(held_s[parts[name]].sum()))
-        said[cluster] = (
+        captions[cluster] = (
             f"{total_s / 3600:,.0f} of {all_s / 3600:,.0f} GPU-hours "
             f"({total_s / max(all_s, 1e-300):.1%}) went to jobs "
             f"that did not complete, most of it to {largest} "
@@ -177,7 +177,7 @@ def lost_gpu_time(trace: "Trace", *, by: str = "state") -> Result:
     return Result(
         table=Table.of_rows(columns, rows),
         chart=Figure(panels=[chart], columns=1),
-        caption=sentences(said),
+        caption=sentences(captions),
         numbers=numbers,
     )
 
@@ -203,7 +203,7 @@ def failures_by_month(trace: "Trace", *, cpu_jobs: bool = False, top: int = 15) 
         raise LeftOut(NONE_FAILED)
     causes = np.array(causes_of(table), dtype=object)
     months = table["month"].astype("datetime64[M]")
-    rows, panels, numbers, said = [], [], {}, {}
+    rows, panels, numbers, captions = [], [], {}, {}
     for cluster in _clusters(trace, table):
         own = table["cluster"] == cluster
         span = np.arange(months[own].min(), months[own].max() + 1)
@@ -228,13 +228,13 @@ def failures_by_month(trace: "Trace", *, cpu_jobs: bool = False, top: int = 15) 
         for month, n, own_n in zip(span, totals, infrastructure, strict=True):
             numbers[f"{slug(cluster)}.failures.{month}.number"] = float(n)
             numbers[f"{slug(cluster)}.failures.{month}.infrastructure.number"] = float(own_n)
-        said[cluster] = (
+        captions[cluster] = (
             f"{int(totals.sum()):,} failures in {len(span)} months, most ({int(totals.max()):,}) "
             "in "
             f"{span[totals.argmax()]}"
         )
         if infrastructure.any():
-            said[cluster] += (
+            captions[cluster] += (
                 f"; of infrastructure most ({int(infrastructure.max()):,}) in "
                 f"{span[infrastructure.argmax()]}"
             )
@@ -250,7 +250,7 @@ def failures_by_month(trace: "Trace", *, cpu_jobs: bool = False, top: int = 15) 
     return Result(
         table=Table.of_rows(("cluster", "month", "category", "reason", "number"), rows),
         chart=Figure(panels=panels),
-        caption=sentences(said),
+        caption=sentences(captions),
         numbers=numbers,
     )
 

@@ -45,7 +45,7 @@ def temperature(trace: "Trace", *, hot_c: float = 65.0) -> Result:
     if not curves:
         raise LeftOut("Left out: the telemetry has no temperatures (GPU_TEMP, MEMORY_TEMP).")
     numbers: dict[str, float] = {}
-    said: dict[str, str] = {}
+    captions: dict[str, str] = {}
     for (cluster, metric), heat in curves.items():
         key = f"{slug(cluster)}.{METRICS[metric]}"
         numbers |= {
@@ -59,8 +59,8 @@ def temperature(trace: "Trace", *, hot_c: float = 65.0) -> Result:
             f"{what} {heat.median:g} °C in the median, above {hot_c:g} °C in "
             f"{over(heat, hot_c):.1%} of the samples"
         )
-        said[cluster] = f"{said[cluster]}, {words}" if cluster in said else words
-    for cluster in said:
+        captions[cluster] = f"{captions[cluster]}, {words}" if cluster in captions else words
+    for cluster in captions:
         core, memory = (
             numbers.get(f"{slug(cluster)}.{name}.median_c") for name in METRICS.values()
         )
@@ -70,7 +70,7 @@ def temperature(trace: "Trace", *, hot_c: float = 65.0) -> Result:
     return Result(
         table=table,
         chart=Figure(panels=[panel], columns=1),
-        caption=sentences(said),
+        caption=sentences(captions),
         numbers=numbers,
     )
 
@@ -97,7 +97,7 @@ def failures_and_heat(trace: "Trace", *, metric: str = "GPU_TEMP") -> Result:
     )
     failed_in = failures["month"].astype("datetime64[M]")
     hour_in = hours["hour"].astype("datetime64[M]")
-    rows, series, numbers, said = [], [], {}, {}
+    rows, series, numbers, captions = [], [], {}, {}
     for cluster in dict.fromkeys(hours["cluster"].tolist()):
         own, own_failures = hours["cluster"] == cluster, failures["cluster"] == cluster
         months = [
@@ -125,7 +125,7 @@ def failures_and_heat(trace: "Trace", *, metric: str = "GPU_TEMP") -> Result:
         numbers[f"{slug(cluster)}.heat.mean_failures_of_other_months"] = float(
             np.delete(counts, hottest).mean()
         )
-        said[cluster] = (
+        captions[cluster] = (
             f"{counts[hottest]:g} infrastructure failures in the hottest month "
             f"({months[hottest][0]}, "
             f"{heat[hottest]:.1f} °C in the mean), {np.delete(counts, hottest).mean():.3g} in the "
@@ -142,7 +142,7 @@ def failures_and_heat(trace: "Trace", *, metric: str = "GPU_TEMP") -> Result:
     return Result(
         table=Table.of_rows(("cluster", "month", "mean_c", "infrastructure_failures"), rows),
         chart=Figure(panels=[chart], columns=1),
-        caption=f"{sentences(said)} A few months do not show a cause.",
+        caption=f"{sentences(captions)} A few months do not show a cause.",
         numbers=numbers,
     )
 

@@ -45,7 +45,7 @@ def job_utilisation(trace: "Trace") -> Result:
         raise LeftOut("Left out: the telemetry of jobs has neither GPU_UTIL nor SM_ACTIVE.")
     panels: list[Panel] = []
     numbers: dict[str, float] = {}
-    said: dict[str, str] = {}
+    captions: dict[str, str] = {}
     for weight, what in (("jobs", "jobs"), ("gpu_time_h", "GPU time")):
         series = []
         for cluster in in_order(trace):
@@ -75,7 +75,9 @@ def job_utilisation(trace: "Trace") -> Result:
                             of_it["mean_pct"], of_it["jobs"]
                         ).median
                     words = f"half of the jobs keep {metric} below {use.median:.3g}% in the mean"
-                    said[cluster] = f"{said[cluster]}, {words}" if cluster in said else words
+                    captions[cluster] = (
+                        f"{captions[cluster]}, {words}" if cluster in captions else words
+                    )
         axis = Axis(label="mean of a job (%)", low=0.0, high=100.0)
         panels.append(
             Lines(
@@ -88,7 +90,7 @@ def job_utilisation(trace: "Trace") -> Result:
     return Result(
         table=table,
         chart=Figure(panels=panels),
-        caption=f"{sentences(said)} {_left_out(trace)}".strip(),
+        caption=f"{sentences(captions)} {_left_out(trace)}".strip(),
         numbers=numbers,
     )
 
@@ -119,7 +121,7 @@ def idle_by_user(trace: "Trace", *, top: int = 20) -> Result:
         raise LeftOut("Left out: the telemetry of jobs has no GPU_UTIL.")
     panels: list[Panel] = []
     numbers: dict[str, float] = {}
-    said: dict[str, str] = {}
+    captions: dict[str, str] = {}
     keep = np.zeros(len(table), dtype=bool)
     for cluster in in_order(trace):
         rows = np.flatnonzero(table["cluster"] == cluster)
@@ -136,7 +138,7 @@ def idle_by_user(trace: "Trace", *, top: int = 20) -> Result:
         }
         shown = rows[:top]
         keep[shown] = True
-        said[cluster] = (
+        captions[cluster] = (
             f"{idle_h:,.0f} of {held_h:,.0f} GPU-hours ({idle_h / held_h:.1%}) were held by jobs "
             "and idle (GPU_UTIL "
             f"below {IDLE_PCT:g}%); {never:,.0f} of {jobs:,.0f} jobs ({never / jobs:.1%}) never "
@@ -157,7 +159,7 @@ def idle_by_user(trace: "Trace", *, top: int = 20) -> Result:
     return Result(
         table=Table({name: column[keep] for name, column in table.columns.items()}),
         chart=Figure(panels=panels),
-        caption=f"{sentences(said)} {_left_out(trace)}".strip(),
+        caption=f"{sentences(captions)} {_left_out(trace)}".strip(),
         numbers=numbers,
     )
 
@@ -221,7 +223,7 @@ def overallocation_by_user(trace: "Trace", *, top: int = 20) -> Result:
     )
     panels: list[Panel] = []
     numbers: dict[str, float] = {}
-    said: dict[str, str] = {}
+    captions: dict[str, str] = {}
     keep = np.zeros(len(table), dtype=bool)
     for cluster in in_order(trace):
         rows = np.flatnonzero(table["cluster"] == cluster)
@@ -231,7 +233,7 @@ def overallocation_by_user(trace: "Trace", *, top: int = 20) -> Result:
         numbers[f"{slug(cluster)}.allocated.unused_gpus_share"] = float(unused_h / held_h)
         shown = rows[:top]
         keep[shown] = True
-        said[cluster] = (
+        captions[cluster] = (
             f"{unused_h / held_h:.1%} of the GPU time of jobs is of GPUs that their job never used"
         )
         panels.append(
@@ -245,7 +247,7 @@ def overallocation_by_user(trace: "Trace", *, top: int = 20) -> Result:
     return Result(
         table=Table({name: column[keep] for name, column in table.columns.items()}),
         chart=Figure(panels=panels),
-        caption=f"{sentences(said)} {_left_out(trace)}".strip(),
+        caption=f"{sentences(captions)} {_left_out(trace)}".strip(),
         numbers=numbers,
     )
 

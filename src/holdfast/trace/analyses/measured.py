@@ -125,4 +125,4 @@ def sentences(words: Mapping[str, str]) -> str:
     if len(words) == 1:
         (only,) = words.values()
         return f"{only[:1].upper()}{only[1:]}."
-    return "; ".join(f"{cluster}: {said}" for cluster, said in words.items()) + "."
+    return "; ".join(f"{cluster}: {phrase}" for cluster, phrase in words.items()) + "."

@@ -44,7 +44,7 @@ def failing_nodes(trace: "Trace", *, false_discovery_rate: float = 0.05, top: in
         [cause.category == "Infrastructure" for cause in causes_of(table)], dtype=bool
     )
     infrastructure &= table["is_failed"].astype(bool)
-    parts, panels, numbers, said = [], [], {}, {}
+    parts, panels, numbers, captions = [], [], {}, {}
     for cluster in in_order(trace):
         own = table["cluster"] == cluster
         kind = "infrastructure" if infrastructure[own].any() else "all"
@@ -67,14 +67,14 @@ def failing_nodes(trace: "Trace", *, false_discovery_rate: float = 0.05, top: in
         share = float(nodes["failures"][named].sum() / nodes["failures"].sum())
         numbers[f"{slug(cluster)}.nodes.standing_out.share_of_failures"] = share
         what = "infrastructure failures" if kind == "infrastructure" else "failures"
-        said[cluster] = (
+        captions[cluster] = (
             f"{named.sum():,} of {len(nodes):,} nodes fail more than their share (false discovery "
             "rate "
             f"{false_discovery_rate:.0%}) and have {share:.1%} of the {what} on nodes"
         )
         if named.any():
-            said[cluster] += f", most of all {nodes['node'][0]} ({nodes['failures'][0]:g}, "
-            said[cluster] += f"{nodes['expected'][0]:.2g} expected)"
+            captions[cluster] += f", most of all {nodes['node'][0]} ({nodes['failures'][0]:g}, "
+            captions[cluster] += f"{nodes['expected'][0]:.2g} expected)"
         panels.append(
             Bars(
                 title=cluster,
@@ -87,7 +87,10 @@ def failing_nodes(trace: "Trace", *, false_discovery_rate: float = 0.05, top: in
         raise LeftOut("Left out: no job with a list of nodes failed.")
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0].columns}
     return Result(
-        table=Table(columns), chart=Figure(panels=panels), caption=sentences(said), numbers=numbers
+        table=Table(columns),
+        chart=Figure(panels=panels),
+        caption=sentences(captions),
+        numbers=numbers,
     )
 
 
@@ -122,7 +125,7 @@ def xid_errors(
     parts: list[tuple[str, str, str, float]] = []
     panels: list[Panel] = []
     numbers: dict[str, float] = {}
-    said: dict[str, str] = {}
+    captions: dict[str, str] = {}
     for cluster in dict.fromkeys(placed["cluster"].tolist()):
         own = placed.where(cluster=cluster)
         key = f"{slug(cluster)}.xid"
@@ -164,7 +167,7 @@ def xid_errors(
                 for value, n in zip(values, counts, strict=True)
             ]
         order = np.argsort(-of_code, kind="stable")
-        said[cluster] = (
+        captions[cluster] = (
             f"{len(own):,} onsets on {numbers[f'{key}.gpus']:,.0f} GPUs of {len(names):,} nodes, "
             "most of them Xid "
             f"{codes[order[0]]} ({of_code[order[0]] / len(own):.0%}); the largest of "
@@ -192,7 +195,7 @@ def xid_errors(
     return Result(
         table=Table.of_rows(("cluster", "by", "value", "onsets"), parts),
         chart=Figure(panels=panels),
-        caption=sentences(said),
+        caption=sentences(captions),
         numbers=numbers,
     )
 

@@ -38,7 +38,7 @@ def gpu_power(trace: "Trace", *, idle_w: float = 70.0) -> Result:
     """
     found = distributions(trace, "POWER_USAGE")
     numbers: dict[str, float] = {}
-    said: dict[str, str] = {}
+    captions: dict[str, str] = {}
     for cluster, power in found.items():
         key = f"{slug(cluster)}.gpu_power"
         idle = float(power.at_most(idle_w))
@@ -47,13 +47,13 @@ def gpu_power(trace: "Trace", *, idle_w: float = 70.0) -> Result:
             f"{key}.median_w": power.median,
             f"{key}.idle_share": idle,
         }
-        said[cluster] = (
+        captions[cluster] = (
             f"mean {power.mean:,.0f} W, {idle:.1%} of the samples idle (at most {idle_w:g} W)"
         )
         known = trace.clusters.get(cluster)
         if known and known.gpu_tdp_w:
             numbers[f"{key}.over_tdp_share"] = over(power, known.gpu_tdp_w)
-            said[cluster] += (
+            captions[cluster] += (
                 f", {over(power, known.gpu_tdp_w):.1%} above the rated {known.gpu_tdp_w:g} W"
             )
     panel, table = cdf(
@@ -66,7 +66,7 @@ def gpu_power(trace: "Trace", *, idle_w: float = 70.0) -> Result:
     return Result(
         table=table,
         chart=Figure(panels=[panel], columns=1),
-        caption=sentences(said),
+        caption=sentences(captions),
         numbers=numbers,
     )
 
@@ -88,26 +88,26 @@ def server_power(trace: "Trace") -> Result:
             "Left out: the telemetry has no power of servers (GPU_SERVER_POWER, CPU_SERVER_POWER)."
         )
     numbers: dict[str, float] = {}
-    said: dict[str, str] = {}
+    captions: dict[str, str] = {}
     for (cluster, kind), power in curves.items():
         numbers[f"{slug(cluster)}.{slug(kind)}_power.mean_w"] = power.mean
         numbers[f"{slug(cluster)}.{slug(kind)}_power.median_w"] = power.median
         words = f"a {kind} draws {power.mean:,.0f} W in the mean"
-        said[cluster] = f"{said[cluster]}, {words}" if cluster in said else words
-    for cluster in said:
+        captions[cluster] = f"{captions[cluster]}, {words}" if cluster in captions else words
+    for cluster in captions:
         gpu, cpu = (
             numbers.get(f"{slug(cluster)}.{kind}_server_power.mean_w") for kind in ("gpu", "cpu")
         )
         if gpu and cpu:
             numbers[f"{slug(cluster)}.server_power.gpu_to_cpu"] = gpu / cpu
-            said[cluster] += f": {gpu / cpu:.1f} times as much"
+            captions[cluster] += f": {gpu / cpu:.1f} times as much"
     panel, table = cdf(
         trace, "Server power", Axis(label="server power (W)", low=0.0), curves, unit="w"
     )
     return Result(
         table=table,
         chart=Figure(panels=[panel], columns=1),
-        caption=sentences(said),
+        caption=sentences(captions),
         numbers=numbers,
     )
 
@@ -123,7 +123,7 @@ def power_breakdown(trace: "Trace") -> Result:
     """
     servers = distributions(trace, "GPU_SERVER_POWER")
     gpus = distributions(trace, "POWER_USAGE")
-    rows, numbers, said = [], {}, {}
+    rows, numbers, captions = [], {}, {}
     parts: dict[str, dict[str, float]] = {}
     for cluster in servers:
         known = trace.clusters.get(cluster)
@@ -137,7 +137,7 @@ def power_breakdown(trace: "Trace") -> Result:
             (cluster, "the rest", server_w - gpus_w, 1 - share),
         ]
         numbers[f"{slug(cluster)}.server_power.gpu_share"] = share
-        said[cluster] = (
+        captions[cluster] = (
             f"the {known.gpus_per_node} GPUs draw {gpus_w:,.0f} of a server's {server_w:,.0f} W in "
             "the mean "
             f"({share:.0%}; the study: {STUDY_SHARES['GPUs']:.0%})"
@@ -162,7 +162,7 @@ def power_breakdown(trace: "Trace") -> Result:
     return Result(
         table=Table.of_rows(("cluster", "part", "power_w", "share"), rows),
         chart=Figure(panels=[chart], columns=1),
-        caption=sentences(said),
+        caption=sentences(captions),
         numbers=numbers,
     )
 

@@ -64,7 +64,7 @@ def ettr_bound(
         "restart_s",
         most_h=restart_within_h,
     )
-    rows, numbers, said = [], {}, {}
+    rows, numbers, captions = [], {}, {}
     for cluster in in_order(trace):
         if cluster in trace.compared or cluster not in held:
             continue
@@ -77,14 +77,14 @@ def ettr_bound(
             numbers[f"{slug(cluster)}.ettr_bound.{size:g}_gpus"] = bound
         used, gone, waited = sum(held_h.values()), sum(lost_h.values()), sum(waits_h.values())
         numbers[f"{slug(cluster)}.ettr_bound"] = 1 - gone / used
-        said[cluster] = (
+        captions[cluster] = (
             f"at most {1 - gone / used:.1%} of the GPU time of jobs of at least {least_gpus:g} "
             "GPUs brought training "
             f"forward: {gone:,.0f} of {used:,.0f} GPU-hours were computed since a last save"
         )
         if has_waits:
             numbers[f"{slug(cluster)}.ettr_with_waits"] = (used - gone) / (used + waited)
-            said[cluster] += (
+            captions[cluster] += (
                 f" ({(used - gone) / (used + waited):.1%} with {waited:,.0f} GPU-hours of likely "
                 "waits)"
             )
@@ -112,7 +112,7 @@ def ettr_bound(
     return Result(
         table=table,
         chart=Figure(panels=[chart], columns=1),
-        caption=f"{sentences(said)} An upper bound, assuming a checkpoint every "
+        caption=f"{sentences(captions)} An upper bound, assuming a checkpoint every "
         f"{60 * checkpoint_interval_h:g} min: "
         "records do not say what a run saved or rolled back.",
         numbers=numbers,
@@ -241,7 +241,7 @@ def expected_ettr_by_size(
             the start of a job and do not predict failures of a long run.
     """
     found = by_size(trace)
-    rows, series, numbers, said = [], [], {}, {}
+    rows, series, numbers, captions = [], [], {}, {}
     for cluster, jobs in found.items():
         failures = jobs.failures["infrastructure"].sum()
         if cluster in trace.compared or not failures:
@@ -272,7 +272,7 @@ def expected_ettr_by_size(
             f"{60 * interval_h:g} min"
             for interval_h in checkpoint_intervals_h
         ]
-        said[cluster] = (
+        captions[cluster] = (
             f"at 1,024 GPUs and the rate of infrastructure failures, an ETTR of {', '.join(words)}"
         )
     if not rows:
@@ -290,7 +290,7 @@ def expected_ettr_by_size(
     return Result(
         table=Table.of_rows(columns, rows),
         chart=Figure(panels=[chart], columns=1),
-        caption=f"{sentences(said)} A model, not a measurement: {60 * restart_h:g} min to restart, "
+        caption=f"{sentences(captions)} A model, not a measurement: {60 * restart_h:g} min to restart, "
         f"{60 * queue_h:g} min of waiting.{caveat(found)}",
         numbers=numbers,
     )

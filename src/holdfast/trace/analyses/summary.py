@@ -114,14 +114,14 @@ def comparison_table(trace: "Trace") -> Result:
             }
     some(rows, "the trace has no job")
     table = Table.of_rows(COMPARISON_COLUMNS, rows)
-    said = ("cluster", "gpu_job_num", "avg_run_time_gpu_s", "med_run_time_gpu_s", "avg_gpu_num")
+    columns = ("cluster", "gpu_job_num", "avg_run_time_gpu_s", "med_run_time_gpu_s", "avg_gpu_num")
     sentences = [
         f"{name}: {words.plainly(round(gpu_jobs), 'GPU job')}, none of a known run time."
         if math.isnan(mean)
         else f"{name}: {words.plainly(round(gpu_jobs), 'GPU job runs', 'GPU jobs run')} "
         f"{words.duration(mean)} on average (median {words.duration(median)}) on {gpus:.4g} GPUs."
         for name, gpu_jobs, mean, median, gpus in zip(
-            *(table[column].tolist() for column in said), strict=True
+            *(table[column].tolist() for column in columns), strict=True
         )
     ]
     return Result(

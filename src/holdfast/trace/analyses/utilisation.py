@@ -62,7 +62,7 @@ def gpu_utilisation(trace: "Trace", *, busy_pct: float = BUSY_PCT) -> Result:
         {(name, "GPU_UTIL"): d for name, d in found.items()},
         unit="pct",
     )
-    said = {
+    captions = {
         cluster: f"median {numbers[f'{slug(cluster)}.gpu_util.median_pct']:.4g}%, "
         f"{numbers[f'{slug(cluster)}.gpu_util.zero_share']:.1%} of the samples at 0 and "
         f"{numbers[f'{slug(cluster)}.gpu_util.busy_share']:.1%} at {busy_pct:g}% or more"
@@ -71,7 +71,7 @@ def gpu_utilisation(trace: "Trace", *, busy_pct: float = BUSY_PCT) -> Result:
     return Result(
         table=table,
         chart=Figure(panels=[panel], columns=1),
-        caption=f"{sentences(said)} {ANY_KERNEL}",
+        caption=f"{sentences(captions)} {ANY_KERNEL}",
         numbers=numbers,
     )
 
@@ -118,7 +118,7 @@ def memory(trace: "Trace", *, full_pct: float = 75.0) -> Result:
             "memory is known."
         )
     numbers: dict[str, float] = {}
-    said: dict[str, str] = {}
+    captions: dict[str, str] = {}
     for (cluster, metric), used in curves.items():
         key = f"{slug(cluster)}.{'gpu_memory' if metric == 'FB_USED' else 'host_memory'}"
         numbers |= _numbers(key, used)
@@ -129,12 +129,12 @@ def memory(trace: "Trace", *, full_pct: float = 75.0) -> Result:
             f"median {used.median:.3g}% of {what} memory, above {full_pct:g}% in "
             f"{over(used, full_pct):.1%}"
         )
-        said[cluster] = f"{said[cluster]}, {words}" if cluster in said else words
+        captions[cluster] = f"{captions[cluster]}, {words}" if cluster in captions else words
     panel, table = cdf(trace, "Memory in use", _percent("memory in use"), curves, unit="pct")
     return Result(
         table=table,
         chart=Figure(panels=[panel], columns=1),
-        caption=sentences(said),
+        caption=sentences(captions),
         numbers=numbers,
     )
 
@@ -177,14 +177,14 @@ def network(trace: "Trace", *, idle_share: float = 0.01, heavy_share: float = 0.
             "Left out: the telemetry has no InfiniBand traffic (NODE_IB_SEND, NODE_IB_RECEIVE)."
         )
     numbers: dict[str, float] = {}
-    said: dict[str, str] = {}
+    captions: dict[str, str] = {}
     for (cluster, metric), rate in curves.items():
         key = f"{slug(cluster)}.{metric.lower().removeprefix('node_')}"
         numbers |= {
             f"{key}.idle_share": float(rate.at_most(100 * idle_share)),
             f"{key}.heavy_share": over(rate, 100 * heavy_share),
         }
-        said[cluster] = (
+        captions[cluster] = (
             f"idle (at most {idle_share:.0%} of the greatest) in "
             f"{numbers[f'{key}.idle_share']:.1%} of the samples, "
             f"above {heavy_share:.0%} in {numbers[f'{key}.heavy_share']:.1%}"
@@ -195,7 +195,7 @@ def network(trace: "Trace", *, idle_share: float = 0.01, heavy_share: float = 0.
     return Result(
         table=table,
         chart=Figure(panels=[panel], columns=1),
-        caption=sentences(said),
+        caption=sentences(captions),
         numbers=numbers,
     )
 
@@ -211,7 +211,7 @@ def utilisation_over_time(trace: "Trace", *, metric: str = "GPU_UTIL") -> Result
         LeftOut: there is no such telemetry.
     """
     table, found = _hours(trace, metric)
-    series, idle, numbers, said = [], [], {}, {}
+    series, idle, numbers, captions = [], [], {}, {}
     for cluster, rows in found.items():
         seconds = rows["hour"].astype("datetime64[s]").astype(float)
         series.append(
@@ -223,7 +223,7 @@ def utilisation_over_time(trace: "Trace", *, metric: str = "GPU_UTIL") -> Result
         low, high = np.quantile(rows["mean_pct"], [0.05, 0.95])
         numbers[f"{slug(cluster)}.{metric.lower()}.hourly_p5_pct"] = float(low)
         numbers[f"{slug(cluster)}.{metric.lower()}.hourly_p95_pct"] = float(high)
-        said[cluster] = (
+        captions[cluster] = (
             f"nine hours of ten average between {low:.3g} and {high:.3g}% ({len(rows):,} hours)"
         )
     time = Axis(label="UTC", scale="time")
@@ -240,7 +240,7 @@ def utilisation_over_time(trace: "Trace", *, metric: str = "GPU_UTIL") -> Result
     return Result(
         table=table,
         chart=Figure(panels=panels, columns=1),
-        caption=f"{metric}: {sentences(said)}{note}",
+        caption=f"{metric}: {sentences(captions)}{note}",
         numbers=numbers,
     )
 
@@ -256,7 +256,7 @@ def idle_by_hour_of_day(trace: "Trace", *, metric: str = "GPU_UTIL") -> Result:
         LeftOut: there is no such telemetry.
     """
     _, found = _hours(trace, metric)
-    series, parts, numbers, said = [], [], {}, {}
+    series, parts, numbers, captions = [], [], {}, {}
     for cluster, rows in found.items():
         known = trace.clusters.get(cluster)
         offset_h = known.utc_offset_h if known else 0.0
@@ -273,7 +273,7 @@ def idle_by_hour_of_day(trace: "Trace", *, metric: str = "GPU_UTIL") -> Result:
         least, most = int(np.nanargmin(share)), int(np.nanargmax(share))
         numbers[f"{slug(cluster)}.{metric.lower()}.idle_most_share"] = float(share[most])
         numbers[f"{slug(cluster)}.{metric.lower()}.idle_least_share"] = float(share[least])
-        said[cluster] = (
+        captions[cluster] = (
             f"idle most at {most:02d}:00 ({share[most]:.1%} of samples), least at {least:02d}:00 "
             f"({share[least]:.1%})"
         )
@@ -286,7 +286,7 @@ def idle_by_hour_of_day(trace: "Trace", *, metric: str = "GPU_UTIL") -> Result:
     return Result(
         table=Table.of_rows(("cluster", "hour_of_day", "samples", "zero_share"), parts),
         chart=Figure(panels=[chart], columns=1),
-        caption=f"{metric}: {sentences(said)}",
+        caption=f"{metric}: {sentences(captions)}",
         numbers=numbers,
     )
 
@@ -323,16 +323,16 @@ def _percentages(trace: "Trace", title: str, metrics: Mapping[str, str], note: s
     if not curves:
         raise LeftOut(f"Left out: the telemetry has no {' and no '.join(metrics)}.")
     numbers: dict[str, float] = {}
-    said: dict[str, str] = {}
+    captions: dict[str, str] = {}
     for (cluster, metric), distribution in curves.items():
         numbers |= _numbers(f"{slug(cluster)}.{metrics[metric]}", distribution)
         words = f"{metric} median {distribution.median:.3g}%"
-        said[cluster] = f"{said[cluster]}, {words}" if cluster in said else words
+        captions[cluster] = f"{captions[cluster]}, {words}" if cluster in captions else words
     panel, table = cdf(trace, title, _percent("share of time"), curves, unit="pct")
     return Result(
         table=table,
         chart=Figure(panels=[panel], columns=1),
-        caption=f"{sentences(said)} {note}",
+        caption=f"{sentences(captions)} {note}",
         numbers=numbers,
     )
 

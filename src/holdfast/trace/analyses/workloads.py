@@ -92,12 +92,14 @@ def workload_shares(trace: "Trace") -> Result:
             )
         if UNKNOWN in own:
             sentence += f"; the type of {of_jobs[-1]:.1%} of jobs is unknown"
-        if told := [(rule, n / jobs.sum()) for _, rule, n in rules.where(cluster=cluster).rows()]:
+        if by_rule := [
+            (rule, n / jobs.sum()) for _, rule, n in rules.where(cluster=cluster).rows()
+        ]:
             sentence += "; types were assigned by " + ", ".join(
-                f"{TOLD_BY[rule]} ({share:.1%} of jobs)" for rule, share in told
+                f"{TOLD_BY[rule]} ({share:.1%} of jobs)" for rule, share in by_rule
             )
             numbers |= {
-                f"{slug(cluster)}.types_told.{rule}_share": float(share) for rule, share in told
+                f"{slug(cluster)}.types_told.{rule}_share": float(share) for rule, share in by_rule
             }
         sentences.append(sentence + ".")
     some(panels, "no GPU job has a type")

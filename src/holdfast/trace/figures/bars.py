@@ -203,9 +203,9 @@ def _draw_boxes(
         )
         gid = f"box-{group}"
         box.patches[0].set_gid(gid)
-        said = ", ".join(
+        title = ", ".join(
             f"{name} {value.format(float(number))}"
             for name, number in zip(_NAMES, numbers, strict=True)
         )
-        titles[gid] = f"{shown(panel.groups[group])}: {said}"
+        titles[gid] = f"{shown(panel.groups[group])}: {title}"
     return titles

@@ -188,7 +188,7 @@ class _Fetch:
             True if there is something to fetch.
         """
         path = self._building / "plan.json"
-        asked = {
+        described = {
             "url": self._server.url,
             "query": self._template,
             "matchers": self._matchers,
@@ -196,7 +196,7 @@ class _Fetch:
         }
         if path.exists():
             plan = json.loads(path.read_text())
-            if plan["asked"] != asked:
+            if plan["asked"] != described:
                 raise BadUse(
                     f"{self._building} holds part of another fetch of {self._metric.name}. "
                     "Repeat that one to finish it, or remove the folder."
@@ -214,7 +214,7 @@ class _Fetch:
         Store.create(self._store.folder)
         shutil.rmtree(self._building, ignore_errors=True)
         self._building.mkdir(parents=True)
-        plan = {"asked": asked, "shards": self._shards, "points": self._points}
+        plan = {"asked": described, "shards": self._shards, "points": self._points}
         write_atomic(path, json.dumps(plan).encode())
         return True
 

@@ -192,8 +192,8 @@ def _of_answer(path: Path) -> Iterator[Sample]:
             answer = json.load(file)
         yield from _of_series(answer["data"]["result"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        said = f"there is no {error}" if isinstance(error, KeyError) else str(error)
-        problem = f"expected an answer of Prometheus, series with values: {said}."
+        reason = f"there is no {error}" if isinstance(error, KeyError) else str(error)
+        problem = f"expected an answer of Prometheus, series with values: {reason}."
         next_step = "Save the whole answer of query_range, to a query of plain samples."
         raise BadTrace(path, problem, next_step=next_step) from None
 

@@ -97,14 +97,14 @@ class Acting:
         """Show an action with its consequence, and the form that carries the action out."""
         what, target = request.path_params["what"], request.query_params.get("target", "")
         try:
-            seen, told = await asyncio.to_thread(self._state, what, target)
+            seen, description = await asyncio.to_thread(self._state, what, target)
         except HoldfastError as error:
             return self._pages.error(request, status_of(error), str(error))
         page = {
             "what": what,
             "target": target,
             "seen": seen,
-            "told": told,
+            "told": description,
             "consequence": CONSEQUENCES[what],
             "key": secrets.token_hex(16),
             "reasons": list(self._backend.reasons()) if what == "correct" else [],
@@ -124,8 +124,8 @@ class Acting:
                 request, 400, "The form has no key. Open the page of the action again."
             )
         if len(why) > WHY_LIMIT or not why.isprintable():
-            said = f"Give one line of at most {WHY_LIMIT} printable characters as the reason."
-            return self._pages.error(request, 400, said)
+            message = f"Give one line of at most {WHY_LIMIT} printable characters as the reason."
+            return self._pages.error(request, 400, message)
         if what in ("cordon", "correct") and not why:
             return self._pages.error(request, 400, "Give a reason.")
         back = place_of(what, target)
@@ -140,11 +140,11 @@ class Acting:
             return self._pages.error(request, status_of(error), str(error))
         if action_id is None:
             if known is None:
-                said = (
+                message = (
                     f"The {_kind(what)} has moved on since the page was shown. Nothing was done: look again, "
                     "then decide."
                 )
-                return self._pages.error(request, 409, said)
+                return self._pages.error(request, 409, message)
             return self._told(request, known.state, known.outcome, back)
         order = Order(target=target, why=why, by=session.who)
         done = self._start(what, order, action_id)
@@ -188,9 +188,9 @@ class Acting:
         done.add_done_callback(lambda _: self._going.discard(action_id))
 
         def carry_out() -> None:
-            said = self._carry_out(what, order, action_id)
+            result = self._carry_out(what, order, action_id)
             with contextlib.suppress(RuntimeError):  # the console has ended meanwhile
-                loop.call_soon_threadsafe(done.set_result, said)
+                loop.call_soon_threadsafe(done.set_result, result)
 
         # A daemon thread: a console that ends does not wait an hour for a stop; the run stops
         # anyway.
@@ -246,12 +246,12 @@ class Acting:
         cordoned = None if row is None else row["cordoned_at_s"]
         if what == "return" and cordoned is None:
             raise BadUse(f"{target} is not cordoned.")
-        told = (
+        description = (
             "It is not cordoned."
             if cordoned is None or row is None
             else (f"Cordoned by {row['cordoned_by']}: {row['why']}")
         )
-        return seen_of_node(cordoned), told
+        return seen_of_node(cordoned), description
 
 
 def _impossible(what: str, run_id: str, state: str) -> str:
@@ -267,34 +267,34 @@ def _stops(connection: Connection, found: RunRecords) -> int:
     """Return the number of requests to stop the newest attempt, recorded or under way."""
     newest = found.attempts[-1] if found.attempts else None
     actions, since_s = schema.actions, 0.0 if newest is None else newest.started_at_s
-    asked = select(func.count()).where(
+    stop_count = select(func.count()).where(
         actions.c.target == found.run.run_id, actions.c.what == "stop", actions.c.at_s > since_s,
         actions.c.state == "asked",
     )  # fmt: skip
-    told = [
+    rows = [
         one
         for one in found.events
         if one.kind == "stop_asked" and newest is not None and one.attempt == newest.number
     ]
-    return len(told) + int(connection.execute(asked).scalar() or 0)
+    return len(rows) + int(connection.execute(stop_count).scalar() or 0)
 
 
 def _run_state(found: RunRecords, what: str, stops: int) -> tuple[str, str]:
     newest = found.attempts[-1] if found.attempts else None
     saved = [one for one in found.checkpoints if one.state in ("healthy", "verified", "written")]
-    told = f"The run is {found.run.state}, in attempt {newest.number if newest else 0}"
-    told += f", step {newest.last_step}." if newest and newest.last_step is not None else "."
+    description = f"The run is {found.run.state}, in attempt {newest.number if newest else 0}"
+    description += f", step {newest.last_step}." if newest and newest.last_step is not None else "."
     if saved:
-        told += f" The newest usable checkpoint is of step {max(one.step for one in saved)}."
+        description += f" The newest usable checkpoint is of step {max(one.step for one in saved)}."
     seen = found.seen
     if what == "stop":
         seen += f".{stops}"
         if stops:
-            told += f" {STOP_AGAIN}"
+            description += f" {STOP_AGAIN}"
     if what == "approve" and found.proposal is not None:
         seen += f".{found.proposal.get('number')}"
-        told += f" {found.proposal.get('text', '')}"
-    return seen, told
+        description += f" {found.proposal.get('text', '')}"
+    return seen, description
 
 
 def place_of(what: str, target: str) -> str:

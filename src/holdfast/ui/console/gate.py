@@ -71,14 +71,14 @@ class Gate:
                               "scheme": scheme, "secret": secret, "asked": scope["path"]}  # fmt: skip
             refused = self._without_session(scope, session is not None)
         if refused is not None:
-            status, said = refused
-            await _with_headers(PlainTextResponse(f"{said}\n", status), scope, receive, send)
+            status, message = refused
+            await _with_headers(PlainTextResponse(f"{message}\n", status), scope, receive, send)
             return
         body = None if scope["method"] != "POST" else await _body(receive)
         if scope["method"] == "POST":
             if body is None:
-                said = f"The request's body is longer than {BODY_LIMIT_BYTES} bytes."
-                await _with_headers(PlainTextResponse(f"{said}\n", 413), scope, receive, send)
+                message = f"The request's body is longer than {BODY_LIMIT_BYTES} bytes."
+                await _with_headers(PlainTextResponse(f"{message}\n", 413), scope, receive, send)
                 return
             receive = _replayed(body, receive)
         await _with_headers(self._app, scope, receive, send)

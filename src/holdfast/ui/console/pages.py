@@ -100,20 +100,20 @@ class Pages:
     def logs(self, request: Request) -> dict[str, Any]:
         """Return a part of a rank's log, or the lines with a text."""
         found = self.runs.records(request.path_params["run_id"])
-        run_id, asked = found.run.run_id, request.query_params
+        run_id, parameters = found.run.run_id, request.query_params
         newest = found.attempts[-1].number if found.attempts else 1
-        attempt = number_of(asked.get("attempt") or str(newest), "attempt")
+        attempt = number_of(parameters.get("attempt") or str(newest), "attempt")
         paths = RunPaths(self._backend.home, run_id)
         ranks = logs.ranks(paths, attempt)
-        rank = number_of(asked.get("rank") or str(next(iter(ranks), 0)), "rank")
-        text = asked.get("q", "")[:SEARCH_LIMIT]
+        rank = number_of(parameters.get("rank") or str(next(iter(ranks), 0)), "rank")
+        text = parameters.get("q", "")[:SEARCH_LIMIT]
         page = {"run_id": run_id, "attempt": attempt, "newest_attempt": newest, "rank": rank,
                 "ranks": ranks, "q": text}  # fmt: skip
         path = paths.rank_log(attempt, rank)
         if text:
-            start = number_of(asked.get("from") or "0", "from")
+            start = number_of(parameters.get("from") or "0", "from")
             return {**page, **logs.search(path, text, start)}
-        end = number_of(asked["end"], "end") if asked.get("end") else None
+        end = number_of(parameters["end"], "end") if parameters.get("end") else None
         return {**page, **logs.part(path, end)}
 
     def _complete(self, rows: list[dict[str, Any]]) -> None:
@@ -164,22 +164,24 @@ class Pages:
         body = text.encode("utf-8", "replace")
         return _tagged(request, body, "text/html; charset=utf-8", status)
 
-    def error(self, request: Request, status: int, said: str, *, as_json: bool = False) -> Response:
+    def error(
+        self, request: Request, status: int, message: str, *, as_json: bool = False
+    ) -> Response:
         """Return an error as a page, or as one JSON object."""
         if as_json:
-            body = json.dumps({"ok": False, "status": status, "error": said}).encode()
+            body = json.dumps({"ok": False, "status": status, "error": message}).encode()
             return Response(body, status, media_type="application/json")
-        return self.html(request, "error.html.j2", {"status": status, "said": said}, status)
+        return self.html(request, "error.html.j2", {"status": status, "said": message}, status)
 
     async def enter(self, request: Request) -> Response:
         """Return the page on which a code becomes a session."""
-        asked = request.state.asked
-        if asked == "/enter":
+        wanted = request.state.asked
+        if wanted == "/enter":
             return self.html(request, "enter.html.j2", {"said": "", "asked": ""})
         # A browser withholds a strict cookie from the first request by a foreign page's link, and
         # sends it with the next one.
-        is_ours = asked.startswith("/") and not asked.startswith("//")
-        page = {"said": "", "asked": quote(asked) if is_ours else ""}
+        is_ours = wanted.startswith("/") and not wanted.startswith("//")
+        page = {"said": "", "asked": quote(wanted) if is_ours else ""}
         return self.html(request, "enter.html.j2", page, 401)
 
     async def static(self, request: Request) -> Response:
@@ -194,8 +196,8 @@ class Pages:
         if request.method == "HEAD":
             return Response(media_type="text/event-stream")
         if self._hub.streams >= STREAMS_LIMIT:
-            said = f"{STREAMS_LIMIT} browsers listen already."
-            return Response(said, 503, {"Retry-After": "30"})
+            message = f"{STREAMS_LIMIT} browsers listen already."
+            return Response(message, 503, {"Retry-After": "30"})
         last = request.headers.get("last-event-id") or request.query_params.get("last", "")
         sessions, secret = request.app.state.sessions, request.state.secret
         is_open = request.app.state.reading_is_open

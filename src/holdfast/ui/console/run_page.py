@@ -149,7 +149,7 @@ def _figures(summary: RunSummary, *, is_whole: bool) -> dict[str, Any]:
 
 def _incident(one: IncidentStory, found: RunRecords) -> dict[str, Any]:
     verdict = found.verdicts.get(one.incident_id or 0)
-    said = None if verdict is None or not verdict.verdict else verdict
+    stated = None if verdict is None or not verdict.verdict else verdict
     record = next((each for each in found.incidents if each.incident_id == one.incident_id), None)
     return {
         "number": one.number,
@@ -179,9 +179,9 @@ def _incident(one: IncidentStory, found: RunRecords) -> dict[str, Any]:
         "steps_again": one.steps_again,
         "restored_step": None if record is None else record.restored_step,
         "kind_of_failure": "" if record is None else record.kind,
-        "verdict": None if said is None else
-            {"verdict": said.verdict, "true_reason": said.true_reason, "by": said.judged_by,
-             "at_s": said.judged_at_s},
+        "verdict": None if stated is None else
+            {"verdict": stated.verdict, "true_reason": stated.true_reason, "by": stated.judged_by,
+             "at_s": stated.judged_at_s},
     }  # fmt: skip
 
 

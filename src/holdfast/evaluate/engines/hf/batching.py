@@ -45,15 +45,15 @@ def plan_scores(lengths: Sequence[int], max_batch: int, vocabulary: int) -> list
 
 
 @torch.inference_mode()
-def score_batch(model: Any, asked: Sequence[tuple[bytes, Sequence[bytes]]]) -> list[Answer]:
+def score_batch(model: Any, pairs: Sequence[tuple[bytes, Sequence[bytes]]]) -> list[Answer]:
     """Return log-probabilities of a batch of inputs, each with its continuations, as one list."""
-    inputs = [tensor_of(packed, model.device)[0] for packed, _ in asked]
+    inputs = [tensor_of(packed, model.device)[0] for packed, _ in pairs]
     # Tokens to the right of an input are invisible to it: no mask is needed.
     logits = model(
         torch.nn.utils.rnn.pad_sequence(inputs, batch_first=True), use_cache=False
     ).logits
     answers = []
-    for (_, continuations), read, scores in zip(asked, inputs, logits, strict=True):
+    for (_, continuations), read, scores in zip(pairs, inputs, logits, strict=True):
         longest, end = max(map(len, continuations)) // 4, read.shape[0]
         rows = torch.log_softmax(scores[end - longest : end], dim=-1)
         for continuation in continuations:

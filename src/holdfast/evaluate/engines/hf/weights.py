@@ -114,9 +114,11 @@ class Swapper:
         for name in sorted(kinds.keys() | self._kinds.keys()):
             new, old = kinds.get(name), self._kinds.get(name)
             if new != old:
-                said = [f"{kind[0]} {list(kind[1])}" if kind else "nothing" for kind in (new, old)]
+                shapes = [
+                    f"{kind[0]} {list(kind[1])}" if kind else "nothing" for kind in (new, old)
+                ]
                 raise SwapRefused(
-                    f"{folder} has {said[0]} as {name}, the running model has {said[1]}."
+                    f"{folder} has {shapes[0]} as {name}, the running model has {shapes[1]}."
                 )
         for key in sorted(configs.keys() | self._configs.keys()):
             if configs.get(key) != self._configs.get(key):

@@ -172,13 +172,13 @@ class Together(Work):
         ]
         ids = [id_ for _, requests in chosen for id_ in requests]
         self._begin(ids)
-        asked = [
+        scored = [
             (packed, [request.continuation for request in requests.values()])
             for packed, requests in chosen
         ]
         try:
             with phase("prefill"):
-                answers = score_batch(self._calls.model, asked)
+                answers = score_batch(self._calls.model, scored)
         except _OF_THE_REQUEST as error:
             if len(chosen) > 1:  # one of them fails: try each alone
                 self._one_by_one(chosen)

@@ -228,14 +228,14 @@ def _limit(limit: float | None, samples: int) -> int | None:
 def _raise_failure(log: Any, entry: TaskEntry) -> None:
     if log.status == "success":
         return
-    said = log.error.message if log.error else f"it was {log.status}"
-    if "No sandbox environment" in said or "sandbox environment has been provided" in said:
+    reason = log.error.message if log.error else f"it was {log.status}"
+    if "No sandbox environment" in reason or "sandbox environment has been provided" in reason:
         from holdfast.evaluate.harness.inspect.tasks import needs_sandbox
 
         raise EvaluationError(
             str(needs_sandbox(entry.name, "a tool that the task gives the model"))
         )
-    raise EvaluationError(f"The inspect task {entry.name!r} failed: {' '.join(said.split())}")
+    raise EvaluationError(f"The inspect task {entry.name!r} failed: {' '.join(reason.split())}")
 
 
 def _began(folder: Path, clock: Clock) -> datetime:

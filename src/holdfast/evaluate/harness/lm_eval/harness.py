@@ -306,13 +306,13 @@ def _add_versions(storage: dict[str, Any]) -> None:
     import torch
     import transformers
 
-    said = [
+    lines = [
         f"Python {platform.python_version()}",
         platform.platform(),
         f"torch {torch.__version__}",
     ]
     storage |= {
-        "pretty_env_info": "\n".join(said),
+        "pretty_env_info": "\n".join(lines),
         "transformers_version": transformers.__version__,
         "lm_eval_version": _version(),
         "upper_git_hash": None,
@@ -331,13 +331,13 @@ def _git_hash() -> Any:
     from lm_eval.loggers.utils import get_git_commit_hash
 
     # Outside a repository, git writes an error directly to descriptor 2.
-    said, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    stderr_fd, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, 2)
         return get_git_commit_hash()
     finally:
-        os.dup2(said, 2)
-        os.close(said)
+        os.dup2(stderr_fd, 2)
+        os.close(stderr_fd)
         os.close(nowhere)
 
 

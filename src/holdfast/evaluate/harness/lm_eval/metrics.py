@@ -88,9 +88,11 @@ class Exchange:
         documents = list(self._documents())
         samples, counts = [], []
         for number, task, instances in documents:
-            asked = [self._requests(instance) for instance in instances]
-            counts.append([[len(requests) for requests in repeats] for repeats in asked])
-            requests = [request for repeats in asked for repeat in repeats for request in repeat]
+            by_instance = [self._requests(instance) for instance in instances]
+            counts.append([[len(requests) for requests in repeats] for repeats in by_instance])
+            requests = [
+                request for repeats in by_instance for repeat in repeats for request in repeat
+            ]
             key = self._metrics.key(task, instances, requests)
             samples.append(SampleRequests(sample=number, requests=requests, metric_key=key))
         answered = self._client.ask(samples)
@@ -258,18 +260,18 @@ def measure(
     found = []
     for filter_key in instances[0].filtered_resps:
         results = [instance.filtered_resps[filter_key] for instance in instances]
-        asked = _digest_of_document(doc), _digest_of_results(results)
+        key = _digest_of_document(doc), _digest_of_results(results)
         aggregations = dict(task._aggregation_list)
         value = task.process_results(doc, results)
         grown = _grown(task, aggregations)
         # A function that changes its arguments changes lm-eval's log, so it must run in the client.
         if (
-            "" in asked
+            "" in key
             or grown is None
-            or asked != (_digest_of_document(doc), _digest_of_results(results))
+            or key != (_digest_of_document(doc), _digest_of_results(results))
         ):
             return b""
-        found.append([*asked, value, grown])
+        found.append([*key, value, grown])
     try:
         return exact_json.encode(found)
     except exact_json.NotExact:

@@ -52,9 +52,9 @@ class _Nobody:
         self.facts = facts
 
     def ask(self, samples: Sequence[SampleRequests]) -> list[AnsweredSample]:
-        said = Answer(logprob=-1.0)
+        answer = Answer(logprob=-1.0)
         return [
-            AnsweredSample(sample=one.sample, answers=[said for _ in one.requests])
+            AnsweredSample(sample=one.sample, answers=[answer for _ in one.requests])
             for one in samples
         ]
 

@@ -65,11 +65,11 @@ class Judge:
             raise EvaluationError(
                 f"The proxy of the judge {self._config.upstream} does not start; it says why above."
             )
-        said = json.loads(line)
-        if "error" in said:
+        report = json.loads(line)
+        if "error" in report:
             _close(process)
-            raise BadUse(said["error"])
-        return _Running(process=process, port=said["port"])
+            raise BadUse(report["error"])
+        return _Running(process=process, port=report["port"])
 
     @property
     def url(self) -> str:

@@ -147,9 +147,9 @@ def decide(state: QuotaState, event: Event) -> list[Action]:
 
 
 def _came(state: QuotaState, event: Came) -> None:
-    sent_s, asked = state.flying.pop(event.request)
-    state.flying_tokens -= asked.tokens
-    state.reserved_microdollars -= asked.cost_microdollars
+    sent_s, request = state.flying.pop(event.request)
+    state.flying_tokens -= request.tokens
+    state.reserved_microdollars -= request.cost_microdollars
     state.spent_microdollars += event.cost_microdollars
     _settle(state, event.now_s + WINDOW_S, event.tokens)
     if event.outcome == "well":
@@ -178,49 +178,49 @@ def _send(state: QuotaState, now_s: float) -> list[Action]:
         state.settled_tokens -= state.settled.popleft()[1]
     actions: list[Action] = []
     while state.waiting:
-        asked = state.waiting[0]
-        if limit := _never(state, asked):
+        request = state.waiting[0]
+        if limit := _never(state, request):
             state.waiting.popleft()
-            actions.append(Refuse(asked.request, limit))
+            actions.append(Refuse(request.request, limit))
             continue
-        at_s = _earliest_s(state, asked, now_s)
+        at_s = _earliest_s(state, request, now_s)
         if at_s > now_s:
             if at_s < math.inf:
                 actions.append(Wake(at_s))
             break
         state.waiting.popleft()
-        state.flying[asked.request] = (now_s, asked)
-        state.flying_tokens += asked.tokens
-        state.reserved_microdollars += asked.cost_microdollars
-        actions.append(Send(asked.request))
+        state.flying[request.request] = (now_s, request)
+        state.flying_tokens += request.tokens
+        state.reserved_microdollars += request.cost_microdollars
+        actions.append(Send(request.request))
     return actions
 
 
-def _never(state: QuotaState, asked: JudgeRequest) -> Literal["", "cost", "tokens", "requests"]:
+def _never(state: QuotaState, request: JudgeRequest) -> Literal["", "cost", "tokens", "requests"]:
     if state.limits.requests_per_minute < 1:
         return "requests"
-    if asked.tokens > state.limits.tokens_per_minute:
+    if request.tokens > state.limits.tokens_per_minute:
         return "tokens"
     return (
         "cost"
-        if state.spent_microdollars + asked.cost_microdollars > state.limits.cost_microdollars
+        if state.spent_microdollars + request.cost_microdollars > state.limits.cost_microdollars
         else ""
     )
 
 
-def _earliest_s(state: QuotaState, asked: JudgeRequest, now_s: float) -> float:
+def _earliest_s(state: QuotaState, request: JudgeRequest, now_s: float) -> float:
     """Return the earliest time to send a request; infinity if only an answer can make room."""
     limits = state.limits
     if len(state.flying) >= math.floor(state.allowed):
         return math.inf
     if (
-        state.spent_microdollars + state.reserved_microdollars + asked.cost_microdollars
+        state.spent_microdollars + state.reserved_microdollars + request.cost_microdollars
         > limits.cost_microdollars
     ):
         return math.inf  # requests in flight may cost less than reserved
     at_s = max(now_s, state.paused_until_s)
     requests = len(state.flying) + len(state.settled) + 1
-    tokens = state.flying_tokens + state.settled_tokens + asked.tokens
+    tokens = state.flying_tokens + state.settled_tokens + request.tokens
     for leaves_s, settled_tokens in state.settled:
         if requests <= limits.requests_per_minute and tokens <= limits.tokens_per_minute:
             return at_s

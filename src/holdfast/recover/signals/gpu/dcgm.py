@@ -52,7 +52,7 @@ class Dcgmi:
         """See `Reader.read`."""
         words = [self._command, "dmon", "-e", ",".join(map(str, FIELDS)), "-c", "1"]
         try:
-            told = subprocess.run(
+            done = subprocess.run(
                 words,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
@@ -68,13 +68,13 @@ class Dcgmi:
                 f"{self._command} did not answer within {self._timeout_s:g} s"
             ) from error
         gpus = {}
-        for line in told.stdout.splitlines():
+        for line in done.stdout.splitlines():
             words = line.split()
             if words[:1] == ["GPU"] and len(words) == 2 + len(FIELDS):
                 gpus[f"number {words[1]}"] = _usable(zip(FIELDS, words[2:], strict=True))
         if not gpus:
-            said = " ".join((told.stdout + told.stderr).split())[:100]
-            raise CannotSee(f"{self._command} ended with code {told.returncode}: {said}")
+            output = " ".join((done.stdout + done.stderr).split())[:100]
+            raise CannotSee(f"{self._command} ended with code {done.returncode}: {output}")
         return self._xids.reading(self.name, gpus)
 
 

@@ -75,12 +75,12 @@ class Gpus:
         """See `Source.read`."""
         if not self._driver.exists() and not os.environ.get(ENV_EXPORTER):
             raise CannotSee("this host has no NVIDIA driver")
-        told = self._ask()
-        cpu_s = told.get("cpu_s")
+        reply = self._ask()
+        cpu_s = reply.get("cpu_s")
         self._cpu_s = cpu_s if isinstance(cpu_s, float) else 0.0
-        if "error" in told:
-            raise CannotSee(str(told["error"]))
-        return self.facts_of(Reading.of_json(told))
+        if "error" in reply:
+            raise CannotSee(str(reply["error"]))
+        return self.facts_of(Reading.of_json(reply))
 
     def facts_of(self, reading: Reading) -> Sequence[Fact]:
         """Return the facts in a reading, beside the readings before."""
@@ -165,14 +165,14 @@ class Gpus:
         try:
             process.stdin.write(b"\n")
             process.stdin.flush()
-            told: dict[str, object] = json.loads(self._line(process))
+            reply: dict[str, object] = json.loads(self._line(process))
         except (OSError, ValueError) as error:
             self._give_up(process)
             raise CannotSee(f"the process that reads the GPUs: {error}") from error
         except CannotSee:
             self._give_up(process)
             raise
-        return told
+        return reply
 
     def _line(self, process: subprocess.Popen[bytes]) -> bytes:
         assert process.stdout is not None

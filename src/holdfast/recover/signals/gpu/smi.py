@@ -38,12 +38,12 @@ class Smi:
         """See `Reader.read`."""
         code, out = self._run()
         if code != 0:
-            said = " ".join(out.decode(errors="replace").split())
-            if LOST.search(said):
-                place = _PCI.search(said)
+            output = " ".join(out.decode(errors="replace").split())
+            if LOST.search(output):
+                place = _PCI.search(output)
                 where = "" if place is None else place[0].lower()
-                return Reading(reader=self.name, gpus={}, lost={where: said})
-            raise CannotSee(f"{self._command[0]} ended with code {code}: {said[:100]}")
+                return Reading(reader=self.name, gpus={}, lost={where: output})
+            raise CannotSee(f"{self._command[0]} ended with code {code}: {output[:100]}")
         from xml.etree import ElementTree  # most hosts of tests have no GPU, and need no parser
 
         try:

@@ -36,10 +36,10 @@ class GpuState:
     """The codes of Xid events since the last look."""
 
     @classmethod
-    def of_json(cls, told: Mapping[str, Any]) -> Self:
+    def of_json(cls, fields: Mapping[str, Any]) -> Self:
         """Read a state that crossed a pipe."""
-        lists = {name: tuple(told[name]) for name in ("slowdowns", "xids")}
-        return cls(**{**told, **lists})
+        lists = {name: tuple(fields[name]) for name in ("slowdowns", "xids")}
+        return cls(**{**fields, **lists})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +58,10 @@ class Reading:
         return asdict(self)
 
     @classmethod
-    def of_json(cls, told: Mapping[str, Any]) -> Self:
+    def of_json(cls, fields: Mapping[str, Any]) -> Self:
         """Read a reading that crossed a pipe."""
-        gpus = {where: GpuState.of_json(gpu) for where, gpu in told["gpus"].items()}
-        return cls(reader=told["reader"], gpus=gpus, lost=told["lost"])
+        gpus = {where: GpuState.of_json(gpu) for where, gpu in fields["gpus"].items()}
+        return cls(reader=fields["reader"], gpus=gpus, lost=fields["lost"])
 
 
 class Reader(Protocol):

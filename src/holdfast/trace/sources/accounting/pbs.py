@@ -120,14 +120,14 @@ def _add(jobs: dict[str, _Job], line: str) -> None:
     elif kind == "D":
         job.deleted_s = at
     elif kind in "SE":
-        said = dict(_pairs(match[4]))
-        gpus_of(said)
+        values = dict(_pairs(match[4]))
+        gpus_of(values)
         for name in ("ctime", "start", "end"):
-            float(said.get(name, 0))
+            float(values.get(name, 0))
         if kind == "S":
-            job.started = said
+            job.started = values
         else:
-            job.ended.append(said)
+            job.ended.append(values)
             job.started = {}
 
 
@@ -136,16 +136,16 @@ def _pairs(text: str) -> Iterator[tuple[str, str]]:
         yield match[1], match[2].strip('"')
 
 
-def gpus_of(said: Mapping[str, str]) -> float:
+def gpus_of(values: Mapping[str, str]) -> float:
     """Return the GPUs of a job by its resources.
 
     Raises:
         ValueError: a number of GPUs cannot be read.
     """
     for name in _GPU_NAMES:
-        if total := said.get(f"Resource_List.{name}"):
+        if total := values.get(f"Resource_List.{name}"):
             return float(total)
-    chunks = said.get("Resource_List.select") or said.get("Resource_List.nodes") or ""
+    chunks = values.get("Resource_List.select") or values.get("Resource_List.nodes") or ""
     return sum(_of_chunk(chunk) for chunk in chunks.split("+"))
 
 
@@ -163,33 +163,35 @@ def _of_chunk(chunk: str) -> float:
 
 
 def _rows(cluster: str, job_id: str, job: _Job) -> Iterator[tuple[Any, ...]]:
-    for number, said in enumerate(job.ended):
-        state, reason, code = _outcome(int(said["Exit_status"]) if "Exit_status" in said else None)
-        yield _row(cluster, job_id, number, said, state, reason, code)
+    for number, values in enumerate(job.ended):
+        state, reason, code = _outcome(
+            int(values["Exit_status"]) if "Exit_status" in values else None
+        )
+        yield _row(cluster, job_id, number, values, state, reason, code)
     if job.started:
         yield _row(cluster, job_id, len(job.ended), job.started, "RUNNING", None, None)
     elif not job.ended:
         deleted = job.deleted_s is not None
-        said = {"queue": job.queue, "ctime": str(job.queued_s or job.deleted_s or 0)}
+        values = {"queue": job.queue, "ctime": str(job.queued_s or job.deleted_s or 0)}
         if deleted:
-            said["end"] = str(job.deleted_s)
+            values["end"] = str(job.deleted_s)
         state = "CANCELLED" if deleted else "PENDING"
-        yield _row(cluster, job_id, 0, said, state, None, None)
+        yield _row(cluster, job_id, 0, values, state, None, None)
 
 
 def _row(
-    cluster: str, job_id: str, attempt: int, said: Mapping[str, str], state: str, reason: str | None, code: int | None
+    cluster: str, job_id: str, attempt: int, values: Mapping[str, str], state: str, reason: str | None, code: int | None
 ) -> tuple[Any, ...]:  # fmt: skip
     submit_s, start_s, end_s = (
-        float(said[name]) if float(said.get(name, 0)) > 0 else None
+        float(values[name]) if float(values.get(name, 0)) > 0 else None
         for name in ("ctime", "start", "end")
     )
-    nodes = list(dict.fromkeys(_HOST.findall(said.get("exec_host", ""))))
-    cpus = said.get("Resource_List.ncpus")
+    nodes = list(dict.fromkeys(_HOST.findall(values.get("exec_host", ""))))
+    cpus = values.get("Resource_List.ncpus")
     return (
-        cluster, job_id, attempt, said.get("jobname"), said.get("user"), said.get("queue"), state, reason, code,
+        cluster, job_id, attempt, values.get("jobname"), values.get("user"), values.get("queue"), state, reason, code,
         submit_s, start_s, end_s, None if start_s is None or end_s is None else end_s - start_s,
-        None if start_s is None or submit_s is None else start_s - submit_s, gpus_of(said), len(nodes) or None,
+        None if start_s is None or submit_s is None else start_s - submit_s, gpus_of(values), len(nodes) or None,
         float(cpus) if cpus else None, nodes or None, "",
     )  # fmt: skip
 

@@ -60,10 +60,10 @@ def read_swf(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) ->
     Raises:
         BadTrace: a line cannot be read; the message has the line and the expected text.
     """
-    said, queues = _comments(path)
-    has_gpus = GPU_NOTE in " ".join(said.get("Note", []))
-    start_s = float(next(iter(said.get("UnixStartTime", [])), "").split(" ")[0] or 0)
-    name = next(iter(said.get("Computer", [])), "") if has_gpus else ""
+    comments, queues = _comments(path)
+    has_gpus = GPU_NOTE in " ".join(comments.get("Note", []))
+    start_s = float(next(iter(comments.get("UnixStartTime", [])), "").split(" ")[0] or 0)
+    name = next(iter(comments.get("Computer", [])), "") if has_gpus else ""
     cluster = Cluster(name=name or cluster_name(path), source=SOURCE.name)
     findings = Findings()
     rows = _rows(path, cluster.name, start_s, queues, findings, drop=drops_bad_rows(connection))
@@ -89,17 +89,19 @@ def recognises(path: Path) -> bool:
 
 
 def _comments(path: Path) -> tuple[dict[str, list[str]], dict[int, str]]:
-    said: dict[str, list[str]] = {}
+    comments: dict[str, list[str]] = {}
     with opened_text(path) as file:
         for line in file:
             if line.strip() and not line.startswith(";"):
                 break
             if match := _HEADER.match(line):
-                said.setdefault(match[1], []).append(match[2].strip())
+                comments.setdefault(match[1], []).append(match[2].strip())
     queues = {
-        int(match[1]): match[2] for text in said.get("Queue", []) if (match := _QUEUE.match(text))
+        int(match[1]): match[2]
+        for text in comments.get("Queue", [])
+        if (match := _QUEUE.match(text))
     }
-    return said, queues
+    return comments, queues
 
 
 def _rows(

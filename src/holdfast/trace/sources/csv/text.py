@@ -114,12 +114,12 @@ def read_csv(
                 f"CREATE OR REPLACE TABLE {table} AS WITH source AS ({source.typed()}) {select}"
             )
         except duckdb.IOException as error:
-            said = str(error).partition("\n")[0]
-            if "No space left" in said:  # There is no space for the table; the file is valid.
+            message = str(error).partition("\n")[0]
+            if "No space left" in message:  # There is no space for the table; the file is valid.
                 raise
             next_step = "Look whether it is written to meanwhile, and whole."
             raise BadTrace(
-                path, f"The file cannot be read: {said}.", next_step=next_step
+                path, f"The file cannot be read: {message}.", next_step=next_step
             ) from error
         except (
             duckdb.InvalidInputException,

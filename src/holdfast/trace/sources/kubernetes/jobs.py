@@ -112,10 +112,10 @@ def read_kubernetes(connection: "duckdb.DuckDBPyConnection", path: Path, table: 
             members.setdefault(read.key, []).append(read)
             if uncounted := sorted(read.request.uncounted):
                 findings.add("kubernetes-gpu-shares", f"{read.key}: {', '.join(uncounted)}")
-    for key, said in verdicts.items():
+    for key, job_verdicts in verdicts.items():
         if key not in members:
             findings.add("kubernetes-no-pods", key)
-            members[key] = [verdict.as_member for verdict in said]
+            members[key] = [verdict.as_member for verdict in job_verdicts]
     rows = (
         row
         for key, of_job in members.items()
@@ -161,14 +161,14 @@ def job_rows(
         submit_s = min(pod.created_s for pod in pods)
         if number == min(attempts):
             submit_s = min([submit_s, *(verdict.created_s for verdict in verdicts)])
-        said = {verdict.state: verdict.reason for verdict in verdicts}
-        if number == last and None not in said and said:
+        reasons = {verdict.state: verdict.reason for verdict in verdicts}
+        if number == last and None not in reasons and reasons:
             # The job is complete only if all its Jobs are.
-            verdict = next((one for one in said if one != "COMPLETED"), "COMPLETED")
+            verdict = next((one for one in reasons if one != "COMPLETED"), "COMPLETED")
             if verdict == "COMPLETED":
                 state, reason, exit_code = "COMPLETED", None, 0
             elif state in _GOOD or verdict == "TIMEOUT":
-                state, reason = str(verdict), reason or said[verdict]
+                state, reason = str(verdict), reason or reasons[verdict]
         nodes = sorted({pod.node for pod in pods if pod.node})
         # A pod with an unknown end held its GPUs for an unknown time, so leave it out if others are
         # known.

@@ -125,12 +125,12 @@ def _request(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Request:
         given = assigned.get(pods.get("name", "main"), {})
         template = pods["template"]
         annotations = (template.get("metadata") or {}).get("annotations")
-        asked = of_pod(template["spec"], annotations).times(
+        requested = of_pod(template["spec"], annotations).times(
             int(given.get("count", pods.get("count", 1)))
         )
         # The reservation includes a LimitRange's defaults, but a queue's quota may omit resources.
         usage = of_resources(given.get("resourceUsage") or {})
-        request += usage if usage.gpu_num else asked
+        request += usage if usage.gpu_num else requested
     return request
 
 

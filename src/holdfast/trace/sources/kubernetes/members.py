@@ -428,8 +428,8 @@ def _outcome(
         for one in _statuses(status, "conditions")
         if one.get("type") == "DisruptionTarget" and one.get("status") == "True"
     ]
-    said = [status.get("reason"), *disruption, first.get("reason")]
-    reasons = [reason for reason in said if reason and reason != "Error"]
+    stated_reasons = [status.get("reason"), *disruption, first.get("reason")]
+    reasons = [reason for reason in stated_reasons if reason and reason != "Error"]
     telling = [reason for reason in reasons if reason in _STATE_OF_REASON]
     exit_code = first.get("exitCode")
     return (

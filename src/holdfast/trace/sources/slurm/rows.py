@@ -189,7 +189,7 @@ def write_jobs(
     ).fetchall()
     if not clusters:
         raise BadTrace(path, "The file holds no job.", next_step="Give one with at least one job.")
-    _count(connection, table, findings, told=zone is not None)
+    _count(connection, table, findings, has_zone=zone is not None)
     _join_resized(connection, table, findings)
     settle_records(connection, table, findings)
     for name in (*_WORKING, *_absent(present)):
@@ -472,13 +472,13 @@ def _refuse(
 
 
 def _count(
-    connection: "duckdb.DuckDBPyConnection", table: str, findings: Findings, *, told: bool
+    connection: "duckdb.DuckDBPyConnection", table: str, findings: Findings, *, has_zone: bool
 ) -> None:
     """Count the rows of each condition in `_SEEN`, with a few examples."""
     seen = {
         check: condition
         for check, condition in _SEEN.items()
-        if not (told and check == "slurm-no-zone")
+        if not (has_zone and check == "slurm-no-zone")
     }
     counts = ", ".join(
         f"count(*) FILTER ({condition}),"

@@ -235,11 +235,11 @@ class _Export:
         ]
         before = min(self._free, default=len(self._fields))
         # A line begins a record if the ids and the state before any free text have their form.
-        tells = ("JobIDRaw", "JobID", "State")
+        needed = ("JobIDRaw", "JobID", "State")
         self._leading = [
             (index, form)
             for index, form in self._exact
-            if index < before and self._fields[index] in tells
+            if index < before and self._fields[index] in needed
         ]
         self._given = {
             text: next(name for name in names if name in self._place)

@@ -79,10 +79,15 @@ class RunRecords:
     @property
     def proposal(self) -> dict[str, Any] | None:
         """The data of the proposal that waits for an approval; None without one."""
-        told = [one for one in self.events if one.kind in ("proposal", "approved", "withdrawn")]
+        proposals = [
+            one for one in self.events if one.kind in ("proposal", "approved", "withdrawn")
+        ]
         newest = self.attempts[-1].number if self.attempts else 0
-        is_open = bool(told) and (told[-1].kind, told[-1].attempt) == ("proposal", newest)
-        return told[-1].data if is_open and self.run.state == "running" else None
+        is_open = bool(proposals) and (proposals[-1].kind, proposals[-1].attempt) == (
+            "proposal",
+            newest,
+        )
+        return proposals[-1].data if is_open and self.run.state == "running" else None
 
 
 def _verdicts(connection: Connection, incident_ids: list[int | None]) -> dict[int, Memory]:
