@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.output import print_json, seconds
+from holdfast.cli.output import print_error, print_json, seconds
+from holdfast.cli.output_paths import OUTPUT_FOLDER
 from holdfast.core.errors import HoldfastError
 from holdfast.core.explanation.narration import narrate
 from holdfast.core.words import shorten
@@ -36,7 +37,7 @@ CAUSE_LIMIT = 160
 )
 @click.option(
     "--out",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=OUTPUT_FOLDER,
     default=Path("demo-report"),
     show_default=True,
 )
@@ -74,7 +75,7 @@ def command(seed: int, out: Path, steps: int, as_json: bool) -> int:
     with _Display(steps, demonstration.save_every, quiet=as_json) as display:
         verdict = demonstration.run(display.observe)
     if verdict is None:
-        click.echo(f"Stopped; what had been shown by then is in {out}.", err=True)
+        print_error(f"Stopped. What had been shown by then is in {out}.", as_json=as_json)
         return 4
     if as_json:
         print_json("demo", _fields(verdict))
