@@ -124,6 +124,10 @@ def _print_report(report: "Report", missing: int, *, cordons: bool, as_json: boo
     sentence = _sentence(report, missing)
     if as_json:
         told = {**report.to_json(), "missing": missing, "cordoned": cordoned, "outcome": sentence}
+        told["nodes"] = [
+            {"id": node["node"], **{k: v for k, v in node.items() if k != "node"}}
+            for node in told["nodes"]
+        ]
         print_json("nodes_check", told)
         return
     print_table(

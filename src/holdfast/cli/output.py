@@ -24,9 +24,11 @@ def print_json(schema: str, fields: dict[str, Any], *, version: int = 1) -> None
 
     The schemas are in the folder `schemas` beside this module.
     """
-    click.echo(
-        json.dumps({"schema": f"holdfast.{schema}", "version": version, **fields}, default=str)
-    )
+    click.echo(json.dumps(_named(schema, fields, version), default=str))
+
+
+def _named(schema: str, fields: dict[str, Any], version: int) -> dict[str, Any]:
+    return {"schema": f"holdfast.{schema}", "version": version, **fields}
 
 
 def print_error(message: str, next_step: str = "", *, as_json: bool) -> None:
