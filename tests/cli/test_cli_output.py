@@ -5,10 +5,11 @@ import os
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from holdfast.cli import output
+from holdfast.cli import demo, output
 from holdfast.cli.main import cli
 from holdfast.cli.output import error_object, near, print_table
 from holdfast.cli.output_paths import OUTPUT_FILE, OUTPUT_FOLDER, check_output
@@ -130,3 +131,25 @@ def test_every_option_for_an_output_is_checked_before_the_work():
     assert OUTPUT_FILE.convert("/dev/null", None, None) == Path("/dev/null")
     with pytest.raises(BadUse):
         OUTPUT_FOLDER.convert("/proc/x", None, None)
+
+
+def test_the_table_of_the_demonstration_keeps_each_fault_and_time(capsys, tmp_path):
+    row = {"fault": "Rank killed", "seen_as": "rank 3 failed", "node": "node2", "action": "restart",
+           "seconds_to_detect": 0.4, "seconds_to_restart": 12.5, "rank_seconds_lost": 51.0}  # fmt: skip
+    faulty = SimpleNamespace(
+        interventions=0, ettr=0.5, wall_s=90.0, run=SimpleNamespace(outcome="done"), proof=None,
+        checkpoints=SimpleNamespace(total_stall_s=0.2, count=4),
+    )  # fmt: skip
+    stopped = SimpleNamespace(run=SimpleNamespace(outcome="An own error. Mend it."))
+    demo._print_verdict(
+        SimpleNamespace(
+            faulty=faulty,
+            stopped=stopped,
+            rows=[SimpleNamespace(**row), SimpleNamespace(**{**row, "seconds_to_restart": None})],
+            report=tmp_path / "page.html",
+        )
+    )
+    lines = [line.split("   ") for line in capsys.readouterr().out.splitlines() if "Rank" in line]
+    first, second = ([cell.strip() for cell in line if cell.strip()] for line in lines)
+    assert first == ["Rank killed", "rank 3 failed, on node2", "0.4 s", "12.5 s", "51.0", "restart"]
+    assert second[3] == "never"

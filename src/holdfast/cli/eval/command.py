@@ -98,12 +98,13 @@ class LmEvalWords(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Translate lm-eval's command line into Holdfast's options first."""
         if not {"--help", "-h"} & set(args) and (self.always or speaks_lm_eval(args)):
+            as_json = ["--json"] if "--json" in args else []
             line = ctx.meta[Line.__name__] = translate(args)
             args = line.native
             if line.suite is not None:
                 args = [*args, "--suite", line.suite.name]
             if line.listing:
-                args = ["--suite", "list", "--model", "none"]
+                args = ["--suite", "list", "--model", "none", *as_json]
             for sentence in line.said:
                 click.echo(sentence, err=True)
         return super().parse_args(ctx, args)
