@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import psutil
-import json_schemas
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
+import json_schemas
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import ledger_url
 from holdfast.demo.faults import KINDS
