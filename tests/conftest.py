@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import json_schemas
+
 # Packages of the benchmarks that tests use as well, such as the failure laboratory.
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
@@ -57,6 +59,15 @@ LONGEST = {
 def pytest_collection_modifyitems(items):
     """Put the longest files first: at the end the other workers would wait for the one that runs such a file."""
     items.sort(key=lambda item: item.path.name not in LONGEST)
+
+
+@pytest.fixture(autouse=True)
+def answers_follow_their_schemas(monkeypatch):
+    """Check each JSON answer that a command prints in this process against its published schema."""
+    from holdfast.cli import output
+
+    named = output._named
+    monkeypatch.setattr(output, "_named", lambda *parts: json_schemas.check(named(*parts)))
 
 
 @pytest.fixture

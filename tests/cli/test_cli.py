@@ -433,9 +433,9 @@ def test_the_command_line_is_what_was_agreed():
                     "--workers",
                 ],
                 "check": ["--json", "--strict"],
-                "convert": ["--output"],
+                "convert": ["--json", "--output"],
                 "query": ["--csv", "--json"],
-                "export": ["--output", "--to"],
+                "export": ["--json", "--output", "--to"],
             }.items()
         },
         "ui": [

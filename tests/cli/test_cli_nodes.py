@@ -33,7 +33,7 @@ def test_nodes_are_listed_cordoned_and_returned(ledger):
     assert "n7 is cordoned" in answer("cordon", "n7", "--why", "fan")[1]
     assert "fan" in answer("ls")[1]
     (node,) = json.loads(answer("ls", "--json")[1])["nodes"]
-    assert (node["name"], node["why"], node["verdicts"]) == ("n7", "fan", [])
+    assert (node["id"], node["why"], node["verdicts"]) == ("n7", "fan", [])
     with pytest.raises(BadUse, match=r"n7 has passed no test since it was cordoned \(fan\)"):
         answer("return", "n7")
     assert ledger.node("n7").is_cordoned

@@ -214,6 +214,19 @@ def test_one_job_is_one_job(jobs, tmp_path):
     assert holdfast("check", one) == "1 job; nothing contradicts itself.\n"
 
 
+def test_what_is_written_is_told_in_json(jobs, tmp_path):
+    said = json.loads(holdfast("convert", jobs, "-o", tmp_path / "store", "--json"))
+    assert said["path"] == str(tmp_path / "store")
+    said = json.loads(holdfast("export", jobs, "--to", "swf", "-o", tmp_path / "out", "--json"))
+    assert (said["path"], said["format"]) == (str(tmp_path / "out"), "swf")
+    assert said["jobs"] + said["left_out"] == 600
+
+
+def test_an_output_is_checked_before_anything_is_read(tmp_path):
+    told = holdfast("report", tmp_path / "nope.csv", "-o", "/proc/x", fails=BadUse)
+    assert told.startswith("Nothing can be written at /proc/x: ")
+
+
 def test_the_forms_are_listed():
     answer = json.loads(holdfast("formats", "--json"))
     assert {

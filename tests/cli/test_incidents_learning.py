@@ -92,7 +92,7 @@ def test_a_correction_is_learned_shown_and_withdrawn(place):
     assert as_json(place, rules, "show", rule_id)["sources"] == ["1"]
     for one in learned:
         assert as_json(place, rules, "withdraw", one["id"]) == {
-            "schema": "holdfast.withdraw", "version": 1, "withdrawn": one["id"],
+            "schema": "holdfast.withdraw", "version": 1, "id": one["id"],
         }  # fmt: skip
     assert as_json(place, rules, "ls", "--learned")["rules"] == []
     assert "withdrawn_at_s" in answer(place, rules, "show", rule_id), "kept for the record"

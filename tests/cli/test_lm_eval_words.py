@@ -1,5 +1,6 @@
 """Translation of lm-eval's command lines, most from its documentation."""
 
+import json
 import shlex
 
 import pytest
@@ -198,3 +199,5 @@ def test_tasks_are_named_by_globs_and_listed(monkeypatch):
     everything = ["arc_c", "arc_e", "mmlu", "own"]
     assert translate(shlex.split("--tasks list --include_path own")).listing == everything
     assert translate(shlex.split("ls tasks --include_path own")).listing == everything
+    printed = CliRunner().invoke(cli, ["eval", "run", "--tasks", "list", "--json"]).stdout
+    assert json.loads(printed)["tasks"] == ["arc_c", "arc_e", "mmlu"]

@@ -84,7 +84,7 @@ def test_a_detached_run_prints_its_job(here):
     program(here, "squeue", "exit 0")
     result = run("--on", "slurm", "--name", "r", "--nodes", "3", "--detach", "--json")
     said = json.loads(result.output)
-    assert (said["run"], said["state"], said["slurm_job"]) == ("r", "queued", "17")
+    assert (said["id"], said["state"], said["slurm_job"]) == ("r", "queued", "17")
     with Ledger.open(ledger_url(here / "home")) as ledger:
         assert ledger.run("r").state == "queued"
         assert ledger.run("r").options["nnodes"] == 3

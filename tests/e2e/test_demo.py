@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
+import json_schemas
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import ledger_url
 from holdfast.demo.faults import KINDS
@@ -31,7 +32,7 @@ def demo(tmp_path_factory):
         command, capture_output=True, text=True, timeout=850, check=False, env=os.environ
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return out, json.loads(done.stdout)
+    return out, json_schemas.check(json.loads(done.stdout))
 
 
 def test_five_faults_on_two_nodes_and_nobody_stepped_in(demo):

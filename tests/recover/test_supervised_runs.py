@@ -4,6 +4,7 @@ The jobs need no torch, so a run takes seconds.
 """
 
 import fcntl
+import json
 import os
 import pty
 import re
@@ -15,6 +16,7 @@ import time
 
 import pytest
 
+import json_schemas
 from holdfast.recover.leadership import SharedFolder
 
 HOLDFAST = [sys.executable, "-m", "holdfast.cli.main"]
@@ -393,6 +395,7 @@ def test_detached_runs_need_no_terminal(place):
         check=False,
     )
     assert shell.returncode == 0, shell.stderr
+    assert json_schemas.check(json.loads(shell.stdout))["state"] == "running"
     place.wait_for_step("r", 3)
     assert place.json("runs", "ls")["runs"][0]["state"] == "running"
     with place.start("logs", "r", "-f") as follower:

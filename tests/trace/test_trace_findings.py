@@ -193,7 +193,7 @@ def test_types_of_few_jobs_are_not_compared():
 
 def test_another_cluster_sees_the_studys_numbers_in_words():
     found = asked(SEREN, cluster="Mine")
-    assert found["short-jobs.mine"].study == "122 s (Seren), 124 s (Kalos)"
+    assert found["short-jobs.mine"].study == "2 min 02 s (Seren), 2 min 04 s (Kalos)"
     compared = asked({**SEREN, "gpu_job.times_shorter_least": 0.5}, cluster="Mine")
     assert (
         compared["shorter-than-before.mine"].holds is False
@@ -210,3 +210,30 @@ def test_the_claims_are_well_formed():
         assert "{value}" in claim.asks
     used = {claim.measure for claim in claims()} | {claim.decides for claim in claims()}
     assert set(MEASURES) == used - {""}
+
+
+@pytest.mark.parametrize(
+    ("numbers", "claim", "said"),
+    [
+        ({"gpu_job.median_duration_s": 122.0}, "shorter-than-before", "is 1.69 times shorter than"),
+        ({"gpu_job.median_duration_s": 9760.0}, "shorter-than-before", "is 47.4 times longer than"),
+        ({"gpu_job.median_duration_s": 9760.0}, "short-jobs", "runs 2 h 43 min."),
+        (
+            {"evaluation.median_queue_s": 907.0, "sft.median_queue_s": 1000.0},
+            "evaluation-waits-longest",
+            "evaluation waits 9% less than",
+        ),
+        (
+            {"evaluation.median_queue_s": 15.0, "sft.median_queue_s": 10.0},
+            "evaluation-waits-longest",
+            "evaluation waits 50% longer than",
+        ),
+        (
+            {"evaluation.median_queue_s": 50_000.0, "sft.median_queue_s": 10.0},
+            "evaluation-waits-longest",
+            "evaluation waits 5,000 times as long as",
+        ),
+    ],
+)
+def test_ratios_and_times_are_told_in_words(numbers, claim, said):
+    assert said in asked(numbers)[f"{claim}.seren"].sentence

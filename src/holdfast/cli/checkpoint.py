@@ -19,7 +19,9 @@ from holdfast.checkpoint import pin as pin_checkpoint
 from holdfast.checkpoint import unpin as unpin_checkpoint
 from holdfast.cli import checkpoint_view
 from holdfast.cli.checkpoint_rules import RULES, policy_of
+from holdfast.cli.main import Place
 from holdfast.cli.output import print_json
+from holdfast.cli.output_paths import check_output
 from holdfast.cli.progress import Progress, shown
 from holdfast.core.arguments import local_path
 from holdfast.core.clock import SystemClock
@@ -46,6 +48,18 @@ class _AbsolutePath(click.Path):
 
 
 PATH = _AbsolutePath()
+
+
+class _OutputPath(_AbsolutePath):
+    """An absolute path at which a file or folder can be written."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = super().convert(value, param, ctx)
+        check_output(path)
+        return path
+
+
+OUTPUT = _OutputPath()
 FOLDER = click.argument("folder", metavar="DIR", type=PATH)
 CHECKPOINT = click.argument("checkpoint", metavar="CHECKPOINT", type=PATH)
 
@@ -56,23 +70,32 @@ def command() -> None:
 
 
 @command.command()
-@FOLDER
+@click.argument("folder", metavar="[DIR]", type=PATH, required=False)
 @JSON
-def ls(folder: Path, *, as_json: bool) -> None:
-    """List the checkpoints of a folder, without reading their data."""
+@click.pass_obj
+def ls(place: Place, folder: Path | None, *, as_json: bool) -> None:
+    """List the checkpoints of a folder, without reading their data.
+
+    Without DIR, those of the newest run.
+    """
+    folder = folder or _newest_of_run(place).parent
     _check_folder(folder)
     checkpoint_view.print_checkpoints(folder, scan(folder), as_json=as_json)
 
 
 @command.command()
-@click.argument("path", metavar="DIR|CHECKPOINT", type=PATH)
+@click.argument("path", metavar="[DIR|CHECKPOINT]", type=PATH, required=False)
 @JSON
-def verify(path: Path, *, as_json: bool) -> int:
+@click.pass_obj
+def verify(place: Place, path: Path | None, *, as_json: bool) -> int:
     """Check every byte of a checkpoint, or of all in a folder.
+
+    Without a path, check all checkpoints of the newest run.
 
     The exit code is 1 if a checkpoint is damaged or incomplete, and 4 if a checkpoint that PyTorch
     wrote by itself cannot be checked in full.
     """
+    path = path or _newest_of_run(place).parent
     _check_folder(path)
     found = checkpoints_at(path)
     if not found:
@@ -95,14 +118,19 @@ def verify(path: Path, *, as_json: bool) -> int:
 
 
 @command.command()
-@CHECKPOINT
+@click.argument("checkpoint", metavar="[CHECKPOINT]", type=PATH, required=False)
 @click.option(
     "--tensors", "with_tensors", is_flag=True, help="List every tensor; --json does so in any case."
 )
 @JSON
-def show(checkpoint: Path, *, with_tensors: bool, as_json: bool) -> None:
-    """Show what a CHECKPOINT holds: its files, marks, entries and tensors."""
+@click.pass_obj
+def show(place: Place, checkpoint: Path | None, *, with_tensors: bool, as_json: bool) -> None:
+    """Show what a CHECKPOINT holds: its files, marks, entries and tensors.
+
+    Without CHECKPOINT, the newest of the newest run.
+    """
     _check_torch()
+    checkpoint = checkpoint or _newest_of_run(place)
     from holdfast.checkpoint import open_for_reading, take_inventory
 
     opened = open_for_reading(checkpoint)
@@ -135,8 +163,7 @@ def diff(a: Path, b: Path, *, as_json: bool) -> int:
     except BadUse:  # which leaves with 2 by itself
         raise
     except HoldfastError as error:  # whose own exit code, 1, says here that they differ
-        click.echo(f"holdfast: {error}", err=True)
-        return 2
+        raise BadUse(str(error)) from error
     checkpoint_view.print_comparison(a, b, compared, as_json=as_json)
     return 0 if compared.is_same else 1
 
@@ -202,7 +229,7 @@ def prune(
 @command.command()
 @CHECKPOINT
 @click.option(
-    "--safetensors", "output", metavar="DIR", required=True, type=PATH, help="The new folder."
+    "--safetensors", "output", metavar="DIR", required=True, type=OUTPUT, help="The new folder."
 )
 @click.option(
     "--hf-config",
@@ -247,7 +274,7 @@ def export(
 
 @command.command()
 @CHECKPOINT
-@click.option("--to", "output", metavar="FILE", required=True, type=PATH, help="The new file.")
+@click.option("--to", "output", metavar="FILE", required=True, type=OUTPUT, help="The new file.")
 @click.option(
     "--entry",
     "entries",
@@ -285,7 +312,7 @@ def restore(checkpoint: Path, output: Path, entries: tuple[str, ...], *, as_json
 @command.command("import")
 @click.argument("source", metavar="SOURCE", type=PATH)
 @click.option(
-    "--to", "folder", metavar="DIR", required=True, type=PATH, help="The folder to copy into."
+    "--to", "folder", metavar="DIR", required=True, type=OUTPUT, help="The folder to copy into."
 )
 @click.option(
     "--step",
@@ -316,6 +343,20 @@ def import_(source: Path, folder: Path, step: int, *, as_json: bool) -> None:
     click.echo(
         f"Step {step}: {checkpoint_view.mib(imported.size_bytes)} MiB, in {imported.path}; {result}"
     )
+
+
+def _newest_of_run(place: Place) -> Path:
+    """Return the newest checkpoint of the newest run, as the ledger has it."""
+    from holdfast.core.ledger import Ledger
+
+    with Ledger.open(place.ledger) as ledger:
+        run = ledger.newest_run()
+        found = ledger.checkpoints(run.run_id)
+    if not found:
+        raise NotFound(
+            f"The newest run, {run.run_id}, has no checkpoint yet. Give the path of a folder."
+        )
+    return Path(run.cwd) / found[-1].path
 
 
 def _check_torch() -> None:

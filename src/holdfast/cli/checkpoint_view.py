@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.checkpoint import Annotations, CheckpointInfo
-from holdfast.cli.output import print_json, print_table, when
+from holdfast.cli.output import near, print_json, print_table, when
 from holdfast.core.clock import SystemClock
 from holdfast.core.words import plainly
 
@@ -64,7 +64,7 @@ def print_checkpoints(folder: Path, found: "Sequence[Row]", *, as_json: bool) ->
             _line(o),
             mib(o.size_bytes),
             when(o.created_at_s),
-            o.path,
+            near(o.path),
             marks_in_words(o.marks),
             o.reason,
         )
@@ -209,7 +209,7 @@ def print_pruned(folder: Path, pruned: "PruneResult", *, dry_run: bool, as_json:
                 verdict.info.step,
                 "stays" if verdict.stays else "goes",
                 mib(verdict.info.size_bytes),
-                verdict.info.path,
+                near(verdict.info.path),
                 "; ".join(verdict.stays) or verdict.goes,
             )
             for verdict in pruned.verdicts

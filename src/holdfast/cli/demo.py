@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.output import print_json, seconds
+from holdfast.cli.output import print_error, print_json, print_table, seconds
+from holdfast.cli.output_paths import OUTPUT_FOLDER
 from holdfast.core.errors import HoldfastError
 from holdfast.core.explanation.narration import narrate
 from holdfast.core.words import shorten
@@ -36,7 +37,7 @@ CAUSE_LIMIT = 160
 )
 @click.option(
     "--out",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=OUTPUT_FOLDER,
     default=Path("demo-report"),
     show_default=True,
 )
@@ -74,7 +75,7 @@ def command(seed: int, out: Path, steps: int, as_json: bool) -> int:
     with _Display(steps, demonstration.save_every, quiet=as_json) as display:
         verdict = demonstration.run(display.observe)
     if verdict is None:
-        click.echo(f"Stopped; what had been shown by then is in {out}.", err=True)
+        print_error(f"Stopped. What had been shown by then is in {out}.", as_json=as_json)
         return 4
     if as_json:
         print_json("demo", _fields(verdict))
@@ -210,25 +211,25 @@ def _fields(verdict: "Verdict") -> dict[str, Any]:
 
 
 def _print_verdict(verdict: "Verdict") -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     faulty, stopped = verdict.faulty, verdict.stopped
-    table = Table(title="Each fault, and what became of it", title_justify="left")
-    for name in ("fault", "seen as", "done, with no person"):
-        table.add_column(name)
-    for name in ("detected", "training again", "rank-seconds lost"):
-        table.add_column(name, justify="right")
+    rows = []
     for row in verdict.rows:
         who = row.seen_as if row.node is None else f"{row.seen_as}, on {row.node}"
         again = "never" if row.seconds_to_restart is None else f"{row.seconds_to_restart:.1f} s"
         lost = f"{row.rank_seconds_lost:.1f}"
-        table.add_row(row.fault, who, row.action, f"{row.seconds_to_detect:.1f} s", again, lost)
-    click.echo()
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=140)
-    console.print(table, markup=False)
+        rows.append((row.fault, who, f"{row.seconds_to_detect:.1f} s", again, lost, row.action))
+    click.echo("\nEach fault, and what became of it")
+    print_table(
+        [
+            "fault",
+            "seen as",
+            "detected",
+            "training again",
+            "rank-seconds lost",
+            "done, with no person",
+        ],
+        rows,
+    )
     click.echo("A rank-second is a second of one rank: with a GPU for each rank, a GPU-second.\n")
     click.echo(f"The user's own error: {stopped.run.outcome}\n")
     stalls = faulty.checkpoints

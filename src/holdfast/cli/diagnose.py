@@ -121,7 +121,7 @@ def command(
         except BadUse as error:
             if not as_json:
                 raise
-            _print_object(error_object(error))
+            _print_object(error_object(str(error)))
             return error.exit_code
         if as_json:
             _print_object(_fields(study, wanted))
@@ -150,9 +150,9 @@ def _print_each(paths: Iterable[str], wanted: Wanted) -> int:
                 fields = _fields(_studied([path], wanted), wanted)
             answered = True
         except OSError as error:
-            fields = error_object(error, "Check that path and its permissions.")
+            fields = error_object(f"{error}.", "Check that path and its permissions.")
         except HoldfastError as error:
-            fields = error_object(error)
+            fields = error_object(str(error))
         # No bar is shown meanwhile: it would draw what is printed to itself.
         _print_object({"path": path, **fields})
     return 0 if answered else BadUse.exit_code

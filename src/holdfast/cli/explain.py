@@ -8,7 +8,6 @@ import click
 from holdfast.cli.main import Place
 from holdfast.cli.output import print_json
 from holdfast.core.accounting import LostTime, gpu_hours
-from holdfast.core.errors import NotFound
 from holdfast.core.explanation import IncidentStory, Note, RunStory, explain, story_lines
 from holdfast.core.ledger import Ledger
 from holdfast.recover import state_of
@@ -24,7 +23,7 @@ def command(place: Place, run_id: str | None, as_json: bool) -> None:
     Without RUN, the newest run.
     """
     with Ledger.open(place.ledger) as ledger:
-        story = explain(ledger, place.home, run_id or _newest(ledger))
+        story = explain(ledger, place.home, run_id or ledger.newest_run().run_id)
         state = state_of(story.summary.run, place.home)
     if as_json:
         print_json("explanation", _fields(story, state))
@@ -37,17 +36,10 @@ def command(place: Place, run_id: str | None, as_json: bool) -> None:
         )
 
 
-def _newest(ledger: Ledger) -> str:
-    runs = ledger.runs()
-    if not runs:
-        raise NotFound("There is no run yet. Start one: holdfast run -- python train.py")
-    return runs[-1].run_id
-
-
 def _fields(story: RunStory, state: str) -> dict[str, Any]:
     summary = story.summary
     return {
-        "run": summary.run.run_id,
+        "id": summary.run.run_id,
         "state": state,
         "outcome": summary.run.outcome,
         "started_at_s": summary.run.started_at_s,

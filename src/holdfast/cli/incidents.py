@@ -8,7 +8,7 @@ import click
 
 from holdfast.cli.main import Place
 from holdfast.cli.output import print_json, print_table, when
-from holdfast.core.errors import BadUse
+from holdfast.core.errors import BadUse, NotFound
 from holdfast.core.ledger import Incident, Ledger
 from holdfast.core.ledger.records import Memory
 from holdfast.core.paths import RunPaths
@@ -75,12 +75,16 @@ def ls(place: Place, run_id: str | None, as_json: bool) -> None:
 
 
 @command.command()
-@click.argument("incident_id", metavar="ID")
+@click.argument("incident_id", metavar="[ID]", required=False)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
-def show(place: Place, incident_id: str, as_json: bool) -> None:
-    """Show an incident: diagnosis, cited lines, action taken, and a person's verdict."""
+def show(place: Place, incident_id: str | None, as_json: bool) -> None:
+    """Show an incident: diagnosis, cited lines, action taken, and a person's verdict.
+
+    Without ID, the last incident of the newest run.
+    """
     with Ledger.open(place.ledger) as ledger:
+        incident_id = incident_id or _last(ledger)
         if incident_id.startswith(_WITHOUT_RUN):
             from holdfast.diagnose.memory import memory_of
 
@@ -226,9 +230,7 @@ def _judge(
             f"Learned {one['id']}: {one['what']}. Take it back with: holdfast rules withdraw {one['id']}"
         )
     if not learned:
-        click.echo(
-            "No new rule: those there are say so already, or each that was tried would spoil another answer."
-        )
+        click.echo("No new rule is needed: an existing rule already gives this answer.")
     for note in judged.notes:
         click.echo(note)
 
@@ -268,6 +270,16 @@ def _line_at(place: str, incident: Incident | None) -> str:
     return str(text)
 
 
+def _last(ledger: Ledger) -> str:
+    run = ledger.newest_run()
+    incidents = ledger.incidents(run.run_id)
+    if not incidents:
+        raise NotFound(
+            f"The newest run, {run.run_id}, has no incident. `holdfast incidents ls` lists all."
+        )
+    return str(incidents[-1].incident_id)
+
+
 def _number(incident_id: str) -> int:
     if not incident_id.isdigit() or not 0 < int(incident_id) < 2**31:
         raise BadUse(
@@ -278,7 +290,7 @@ def _number(incident_id: str) -> int:
 
 def _fields(incident: Incident) -> dict[str, Any]:
     return {
-        "id": incident.incident_id,
+        "id": str(incident.incident_id),
         **{k: v for k, v in vars(incident).items() if k != "incident_id"},
     }
 

@@ -19,7 +19,7 @@ FOLLOW_S = 0.3
 
 
 @click.command()
-@click.argument("run_id", metavar="RUN")
+@click.argument("run_id", metavar="[RUN]", required=False)
 @click.option("--rank", type=int, help="One rank only.")
 @click.option("--attempt", type=int, help="Which start of the job.  [default: the newest]")
 @click.option(
@@ -32,18 +32,21 @@ FOLLOW_S = 0.3
 @click.pass_obj
 def command(
     place: Place,
-    run_id: str,
+    run_id: str | None,
     rank: int | None,
     attempt: int | None,
     launcher: bool,
     follow: bool,
     as_json: bool,
 ) -> None:
-    """Print what a run's ranks printed, rank by rank."""
+    """Print what a run's ranks printed, rank by rank.
+
+    Without RUN, of the newest run.
+    """
     if follow and as_json:
-        raise BadUse("--follow and --json do not go together.")
+        raise BadUse("--follow and --json do not go together. Leave one of them out.")
     with Ledger.open(place.ledger) as ledger:
-        ledger.run(run_id)
+        run_id = ledger.newest_run().run_id if run_id is None else ledger.run(run_id).run_id
         newest = max((one.number for one in ledger.attempts(run_id)), default=0)
     paths = RunPaths(place.home, run_id)
     number = newest if attempt is None else attempt
@@ -53,7 +56,7 @@ def command(
             {"log": log.stem, "parts": [str(part) for part in parts_oldest_first(log)]}
             for log in logs
         ]
-        print_json("logs", {"run": run_id, "attempt": number, "logs": files})
+        print_json("logs", {"id": run_id, "attempt": number, "logs": files})
         return
     if not logs and not follow:
         raise NotFound(_nothing(paths, number, rank))

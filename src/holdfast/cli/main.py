@@ -5,16 +5,19 @@
 
 import errno
 import importlib
+import itertools
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from holdfast import __version__
+from holdfast.cli.output import print_error
 from holdfast.core.errors import HoldfastError
-from holdfast.core.paths import holdfast_home, ledger_url
+from holdfast.core.paths import holdfast_home, ledger_at, ledger_url
 
 COMMANDS = {
     "run": ("holdfast.cli.run.command", "Run a training job and keep it running."),
@@ -82,18 +85,18 @@ class _Commands(click.Group):
             formatter.write_dl([(name, help_text) for name, (_, help_text) in COMMANDS.items()])
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("holdfast", cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="holdfast")
 @click.option(
     "--ledger",
-    metavar="URL",
+    metavar="PATH|URL",
     help="The ledger; default: ledger.db in $HOLDFAST_HOME or ./.holdfast.",
 )
 @click.pass_context
 def cli(context: click.Context, ledger: str | None) -> None:
     """Keep LLM development running on GPU clusters."""
     home = holdfast_home()
-    context.obj = Place(home, ledger or ledger_url(home))
+    context.obj = Place(home, ledger_at(ledger) if ledger else ledger_url(home))
 
 
 def _open_closed_streams() -> None:
@@ -116,23 +119,48 @@ def main() -> None:
     """Run the `holdfast` program."""
     _open_closed_streams()
     try:
-        code = cli.main(standalone_mode=False)
+        code = _exit_code(asks_for_json(sys.argv[1:]))
         sys.stdout.flush()
-    except HoldfastError as error:
-        click.echo(f"holdfast: {error}", err=True)
-        sys.exit(error.exit_code)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except (click.Abort, KeyboardInterrupt) as error:
-        if reason := str(error.__cause__ or error):  # click raises its own from what interrupted it
-            click.echo(f"holdfast: {reason}", err=True)
-        sys.exit(130)
     except BrokenPipeError:
         # The reader of a pipe (`| head`) left: no error can be shown, not even the one of Python's
         # flush at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+        code = 0
+    sys.exit(code)
+
+
+def asks_for_json(words: Sequence[str]) -> bool:
+    """Return True if a command line asks for JSON, also if the command line is wrong.
+
+    The words after `--` belong to the user's own command.
+    """
+    own = itertools.takewhile(lambda word: word != "--", words)
+    return any(word in ("--json", "--each") for word in own)
+
+
+def _exit_code(as_json: bool) -> int:
+    """Run the command, print its error if it fails, and return the exit code."""
+    try:
+        code = cli.main(standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except HoldfastError as error:
+        print_error(str(error), as_json=as_json)
+        return error.exit_code
+    except click.ClickException as error:
+        if not as_json:
+            error.show()
+            return error.exit_code
+        context = getattr(error, "ctx", None)
+        path = cli.name if context is None else context.command_path
+        print_error(error.format_message(), f"See: {path} --help", as_json=True)
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt) as error:
+        said = str(error.__cause__ or error)  # click raises its own from what interrupted it
+        if said or as_json:
+            print_error(said or "Interrupted.", as_json=as_json)
+        return 130
+    except BrokenPipeError:
+        raise
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         step = (
@@ -140,9 +168,8 @@ def main() -> None:
             if full
             else "Check that path and its permissions"
         )
-        click.echo(f"holdfast: {error}. {step}.", err=True)
-        sys.exit(2)
-    sys.exit(code if isinstance(code, int) else 0)
+        print_error(f"{error}.", f"{step}.", as_json=as_json)
+        return 2
 
 
 if __name__ == "__main__":

@@ -124,6 +124,10 @@ def _print_report(report: "Report", missing: int, *, cordons: bool, as_json: boo
     sentence = _sentence(report, missing)
     if as_json:
         fields = {**report.to_json(), "missing": missing, "cordoned": cordoned, "outcome": sentence}
+        fields["nodes"] = [
+            {"id": node["node"], **{k: v for k, v in node.items() if k != "node"}}
+            for node in fields["nodes"]
+        ]
         print_json("nodes_check", fields)
         return
     print_table(
@@ -176,7 +180,7 @@ def ls(place: Place, as_json: bool) -> None:
     with Ledger.open(place.ledger) as ledger:
         nodes = ledger.nodes()
     if as_json:
-        print_json("nodes", {"nodes": [vars(node) for node in nodes]})
+        print_json("nodes", {"nodes": [_fields(node) for node in nodes]})
         return
     if not nodes:
         click.echo("No node was tested or cordoned yet. Test this one: holdfast nodes check")
@@ -185,6 +189,10 @@ def ls(place: Place, as_json: bool) -> None:
         ["node", "cordoned", "by", "tested", "verdict", "probability", "why"],
         [_row(node) for node in nodes],
     )
+
+
+def _fields(node: NodeRecord) -> dict[str, Any]:
+    return {"id": node.name, **{k: v for k, v in vars(node).items() if k != "name"}}
 
 
 def _row(node: NodeRecord) -> Sequence[object]:
@@ -227,7 +235,7 @@ def cordon(place: Place, name: str, why: str, as_json: bool) -> None:
     name, why = _one_line(name, "NODE"), _one_line(why, "--why")
     scheduler = cordon_node(place, name, why, by=whoami())
     if as_json:
-        print_json("nodes_cordon", {"node": name, "why": why, "scheduler": scheduler})
+        print_json("nodes_cordon", {"id": name, "why": why, "scheduler": scheduler})
     else:
         click.echo(f"{name} is cordoned. Its name must be as the scheduler or the host gives it.")
         _say(scheduler)
@@ -268,7 +276,7 @@ def return_(place: Place, name: str, force: bool, as_json: bool) -> None:
     """Let runs use a cordoned node again."""
     scheduler = return_cordoned_node(place, name, force=force)
     if as_json:
-        print_json("nodes_return", {"node": name, "scheduler": scheduler})
+        print_json("nodes_return", {"id": name, "scheduler": scheduler})
     else:
         click.echo(f"Runs may use {name} again.")
         _say(scheduler)

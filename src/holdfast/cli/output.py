@@ -5,47 +5,141 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import click
 
-_LAST_SENTENCE = re.compile(r"(?s)(.*[.?!)])\s+([A-Z].*?\S)$")
+_LAST_SENTENCE = re.compile(r"(?s)(.*[.?!)])\s+((?:[A-Z`]|--).*?\S)$")
+_PIECE = re.compile(r"[^\s/]*/|[^\s/]+|\s+")
+"""A part of a text that stays on one line: a word, or a part of a path up to the next `/`."""
+_LEAST_OF_LAST = 20
+"""Characters from which a word of the last column may be cut in two: a pattern, a log line."""
 PIPE_WIDTH = 240
 """Characters per line if standard output is no terminal."""
 
 
 def print_json(schema: str, fields: dict[str, Any], *, version: int = 1) -> None:
-    """Print one object, with the name and version of its schema first."""
-    click.echo(
-        json.dumps({"schema": f"holdfast.{schema}", "version": version, **fields}, default=str)
-    )
+    """Print one object, with the name and version of its schema first.
+
+    The schemas are in the folder `schemas` beside this module.
+    """
+    click.echo(json.dumps(_named(schema, fields, version), default=str))
 
 
-def error_object(error: Exception, next_step: str = "") -> dict[str, Any]:
+def _named(schema: str, fields: dict[str, Any], version: int) -> dict[str, Any]:
+    return {"schema": f"holdfast.{schema}", "version": version, **fields}
+
+
+def print_error(message: str, next_step: str = "", *, as_json: bool) -> None:
+    """Print an error: for people on standard error, for programs as an object on standard output.
+
+    Args:
+        message: one sentence, and the next step if `next_step` is empty.
+        next_step: what to do.
+        as_json: whether to print the object.
+    """
+    if as_json:
+        print_json("error", error_object(message, next_step))
+    else:
+        click.echo(f"holdfast: {message} {next_step}".rstrip(), err=True)
+
+
+def error_object(message: str, next_step: str = "") -> dict[str, Any]:
     """Return an error for programs: `{"error": {"message", "next_step"}}`.
 
     The next step is the last sentence of the message unless it is given.
     """
-    message = str(error).strip()
+    message = message.strip()
     if not next_step and (parted := _LAST_SENTENCE.match(message)):
         message, next_step = parted[1], parted[2]
     return {"error": {"message": message, "next_step": next_step}}
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print columns as wide as their cells, so that ids can be copied; only the last one folds."""
+    """Print a table in which every id is whole, so that ids can be copied.
+
+    Long columns fold between words, and paths after a `/`; only the last column may fold within a
+    long word. A table that is still too wide for the terminal is printed as one block for each row,
+    with a line for each cell.
+    """
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    edges = 2 + 3 * (len(columns) - 1)  # of the box: a blank at both ends, three between columns
+    widths = _widths(list(zip(columns, *cells, strict=True)), console.width - edges)
+    if widths is None:
+        _print_blocks(columns, cells)
+        return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold", no_wrap=column is not columns[-1])
-    for row in rows:
+    for column, width in zip(columns, widths, strict=True):
+        table.add_column(_folded(column, width), width=width, overflow="fold")
+    for row in cells:
         # Text, not markup: a log line may hold brackets.
-        table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
-    Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)
+        folded = (_folded(cell, width) for cell, width in zip(row, widths, strict=True))
+        table.add_row(*map(Text, folded))
+    console.print(table)
+
+
+def _widths(by_column: Sequence[Sequence[str]], room: int) -> list[int] | None:
+    """Return the widths of columns that fit into `room`; None if they cannot."""
+    least = [max(map(_longest_piece, texts)) for texts in by_column]
+    least[-1] = min(least[-1], _LEAST_OF_LAST)
+    widths = [max(map(_longest_line, texts)) for texts in by_column]
+    if sum(least) > room:
+        return None
+    while sum(widths) > room:
+        foldable = [place for place, width in enumerate(widths) if width > least[place]]
+        widths[max(foldable, key=widths.__getitem__)] -= 1
+    return widths
+
+
+def _longest_piece(text: str) -> int:
+    from rich.cells import cell_len
+
+    return max((cell_len(piece.strip()) for piece in _PIECE.findall(text)), default=0)
+
+
+def _longest_line(text: str) -> int:
+    from rich.cells import cell_len
+
+    return max(map(cell_len, text.splitlines()), default=0)
+
+
+def _folded(text: str, width: int) -> str:
+    """Return a text with line breaks between its pieces, so that it fits into a width."""
+    from rich.cells import cell_len
+
+    lines = []
+    for line in text.splitlines():
+        lines.append("")
+        for piece in _PIECE.findall(line):
+            if cell_len((lines[-1] + piece).rstrip()) <= width:
+                lines[-1] += piece
+            else:
+                lines.append(piece.lstrip())
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _print_blocks(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a block for each row: a line for each cell that is not empty, after its column."""
+    margin = max(map(len, columns))
+    for row in rows:
+        click.echo()
+        for column, cell in zip(columns, row, strict=True):
+            if cell:
+                click.echo(f"{column:<{margin}}  {cell}")
+    click.echo()
+
+
+def near(path: str | Path) -> str:
+    """Return a path for people: relative where it lies below the current folder."""
+    absolute = Path(path).absolute()
+    return str(absolute.relative_to(Path.cwd()) if absolute.is_relative_to(Path.cwd()) else path)
 
 
 def when(at_s: float | None) -> str:

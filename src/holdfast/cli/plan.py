@@ -10,6 +10,7 @@ import click
 from holdfast.cli import progress as progress_of
 from holdfast.cli.main import Place
 from holdfast.cli.output import print_json, print_table, seconds
+from holdfast.cli.output_paths import OUTPUT_FILE
 from holdfast.core.errors import BadUse
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import RunPaths
@@ -56,7 +57,7 @@ TRACE = click.option(
 )
 @click.option(
     "--page",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=OUTPUT_FILE,
     metavar="FILE",
     help="Write a page (HTML) there.",
 )

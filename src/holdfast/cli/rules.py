@@ -85,7 +85,7 @@ def withdraw(place: Place, rule_id: str, as_json: bool) -> None:
     with Ledger.open(place.ledger) as ledger:
         ledger.withdraw_learned_rule(rule_id, at_s=SystemClock().now_s(), by=whoami())
     if as_json:
-        print_json("withdraw", {"withdrawn": rule_id})
+        print_json("withdraw", {"id": rule_id})
         return
     click.echo(f"Withdrew {rule_id}.")
 
@@ -140,7 +140,7 @@ def good_add(place: Place, paths: tuple[str, ...], model: bool, as_json: bool) -
             filters += proposed
     if as_json:
         fields = {
-            "id": done.good_id,
+            "id": str(done.good_id),
             "lines": done.lines,
             "filters": filters,
             "withdrawn": list(done.withdrawn),
@@ -182,7 +182,7 @@ def good_ls(place: Place, as_json: bool) -> None:
         runs = ledger.good_runs()
     if as_json:
         names = [
-            {"id": o.good_id, "when_s": o.added_at_s, "lines": len(o.lines), "name": o.name}
+            {"id": str(o.good_id), "when_s": o.added_at_s, "lines": len(o.lines), "name": o.name}
             for o in runs
         ]
         print_json("good_runs", {"good_runs": names})

@@ -6,7 +6,8 @@ from typing import Any
 import click
 
 from holdfast.cli.main import Place
-from holdfast.cli.output import print_json, print_table, seconds, when
+from holdfast.cli.output import near, print_json, print_table, seconds, when
+from holdfast.cli.output_paths import OUTPUT_FILE
 from holdfast.core.accounting import RunSummary, summarize
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import RunPaths
@@ -35,13 +36,13 @@ def ls(place: Place, as_json: bool) -> None:
         ["run", "state", "started", "attempts", "step", "incidents", "command"],
         [
             (
-                row["run"],
+                row["id"],
                 row["state"],
                 when(row["started_at_s"]),
                 row["attempts"],
                 row["step"],
                 row["incidents"],
-                " ".join(row["command"])[:80],
+                " ".join(row["command"]),
             )
             for row in rows
         ],
@@ -53,7 +54,7 @@ def _row(ledger: Ledger, place: Place, run_id: str) -> dict[str, Any]:
     attempts = ledger.attempts(run_id)
     steps = [attempt.last_step for attempt in attempts if attempt.last_step is not None]
     return {
-        "run": run_id,
+        "id": run_id,
         "state": state_of(run, place.home),
         "started_at_s": run.started_at_s,
         "ended_at_s": run.ended_at_s,
@@ -67,12 +68,16 @@ def _row(ledger: Ledger, place: Place, run_id: str) -> dict[str, Any]:
 
 
 @command.command()
-@click.argument("run_id", metavar="RUN")
+@click.argument("run_id", metavar="[RUN]", required=False)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
-def show(place: Place, run_id: str, as_json: bool) -> None:
-    """Show a run: its attempts, its failures, its cost."""
+def show(place: Place, run_id: str | None, as_json: bool) -> None:
+    """Show a run: its attempts, its failures, its cost.
+
+    Without RUN, the newest run.
+    """
     with Ledger.open(place.ledger) as ledger:
+        run_id = run_id or ledger.newest_run().run_id
         row = _row(ledger, place, run_id)
         summary = summarize(ledger, place.home, run_id)
         attempts = [vars(attempt) for attempt in ledger.attempts(run_id)]
@@ -90,7 +95,7 @@ def show(place: Place, run_id: str, as_json: bool) -> None:
     if row["outcome"]:
         click.echo(row["outcome"])
     click.echo(f"command   {' '.join(row['command'])}")
-    click.echo(f"logs      {RunPaths(place.home, run_id).logs}")
+    click.echo(f"logs      {near(RunPaths(place.home, run_id).logs)}")
     for name, value in _figures(summary).items():
         click.echo(
             f"{name:<22}{f'{value:.3f}' if isinstance(value, float) else '' if value is None else value}"
@@ -145,7 +150,7 @@ def stop(place: Place, run_id: str, timeout_s: float, as_json: bool) -> None:
             stop_run(run_id, ledger, place.home, timeout_s=timeout_s)
         outcome = ledger.run(run_id).outcome
     if as_json:
-        print_json("stop", {"run": run_id, "outcome": outcome})
+        print_json("stop", {"id": run_id, "outcome": outcome})
     else:
         click.echo(outcome)
 
@@ -162,7 +167,7 @@ def approve(place: Place, run_id: str, timeout_s: float, as_json: bool) -> None:
     with Ledger.open(place.ledger) as ledger:
         proposal = approve_run(run_id, ledger, place.home, timeout_s=timeout_s)
     if as_json:
-        print_json("approve", {"run": run_id, "proposal": proposal})
+        print_json("approve", {"id": run_id, "proposal": proposal})
     else:
         click.echo(f"Approved: {proposal}")
 
@@ -181,21 +186,25 @@ def rm(place: Place, run_ids: tuple[str, ...], as_json: bool) -> None:
 
 
 @command.command()
-@click.argument("run_ids", metavar="RUN…", nargs=-1, required=True)
+@click.argument("run_ids", metavar="[RUN]…", nargs=-1)
 @click.option(
     "-o",
     "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OUTPUT_FILE,
     help="The page.  [default: in the first run's folder]",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def report(place: Place, run_ids: tuple[str, ...], output: Path | None, as_json: bool) -> None:
-    """Write a page about runs: one HTML file that needs no network."""
+    """Write a page about runs: one HTML file that needs no network.
+
+    Without RUN, about the newest run.
+    """
     from holdfast.ui import write_report
 
-    path = output or RunPaths(place.home, run_ids[0]).report
     with Ledger.open(place.ledger) as ledger:
+        run_ids = run_ids or (ledger.newest_run().run_id,)
+        path = output or RunPaths(place.home, run_ids[0]).report
         write_report(
             path, [summarize(ledger, place.home, run_id) for run_id in run_ids], title=run_ids[0]
         )

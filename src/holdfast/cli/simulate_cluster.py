@@ -8,6 +8,7 @@ import click
 
 from holdfast.cli import progress as progress_of
 from holdfast.cli.output import print_json, print_table
+from holdfast.cli.output_paths import OUTPUT_FILE
 from holdfast.cli.trace_jobs import loaded, reads_jobs
 from holdfast.core.errors import BadUse, HoldfastError
 from holdfast.core.words import plainly
@@ -48,7 +49,7 @@ PRETRAINING = "Pretrain"
 )
 @click.option(
     "--page",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=OUTPUT_FILE,
     metavar="FILE",
     help="Write a page (HTML) there.",
 )

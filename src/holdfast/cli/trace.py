@@ -10,8 +10,8 @@ import click
 
 from holdfast.cli import progress
 from holdfast.cli.output import print_json, print_table
+from holdfast.cli.output_paths import OUTPUT_FILE, OUTPUT_FOLDER
 from holdfast.cli.trace_jobs import (
-    FOLDER,
     GIVEN_FILE,
     lacks_gpus,
     loaded,
@@ -24,7 +24,7 @@ from holdfast.core.words import plainly
 if TYPE_CHECKING:
     from holdfast.trace import Note
 
-FILE = click.Path(path_type=Path, dir_okay=False)
+FOLDER = click.Path(path_type=Path, file_okay=False)
 TWINS = ("seren", "kalos")
 TWIN_SAMPLES = 1000
 """The default number of samples per device: four hours."""
@@ -90,7 +90,7 @@ def command() -> None:
 @click.option(
     "-o",
     "--output",
-    type=FOLDER,
+    type=OUTPUT_FOLDER,
     default=Path("report"),
     show_default=True,
     help="Folder of the report.",
@@ -118,7 +118,7 @@ def command() -> None:
 )
 @click.option(
     "--parts",
-    type=FOLDER,
+    type=FOLDER,  # written with --on alone
     default=Path("report-parts"),
     show_default=True,
     help="With --on: where parts leave their results, which all workers share; a second run goes on there.",
@@ -243,8 +243,11 @@ def _told(note: "Note") -> str:
 
 @command.command()
 @reads_jobs
-@click.option("-o", "--output", type=FOLDER, required=True, help="Folder of the converted trace.")
-def convert(jobs: tuple[str, ...], reading: dict[str, Any], output: Path) -> None:
+@click.option(
+    "-o", "--output", type=OUTPUT_FOLDER, required=True, help="Folder of the converted trace."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def convert(jobs: tuple[str, ...], reading: dict[str, Any], output: Path, as_json: bool) -> None:
     """Convert to Parquet, once; the folder then stands for JOBS, and for --metrics."""
     from holdfast.trace import by_cluster, telemetry
     from holdfast.trace import convert as convert_jobs
@@ -259,7 +262,10 @@ def convert(jobs: tuple[str, ...], reading: dict[str, Any], output: Path) -> Non
         for _, place in found:
             telemetry.convert(place, output, progress=show)
         convert_jobs(trace, output, progress=show)
-    click.echo(f"Converted: {output}")
+    if as_json:
+        print_json("trace.convert", {"path": str(output)})
+    else:
+        click.echo(f"Converted: {output}")
 
 
 @command.command()
@@ -329,7 +335,7 @@ def _finite(value: Any) -> Any:
 @click.option(
     "-o",
     "--output",
-    type=FOLDER,
+    type=OUTPUT_FOLDER,
     default=Path("twin"),
     show_default=True,
     help="Folder of the twin.",
@@ -420,8 +426,11 @@ def _offset(utc_offset_h: float) -> str:
 @click.option(
     "--to", "form", type=click.Choice(SIMULATORS), required=True, help="The simulator's form."
 )
-@click.option("-o", "--output", type=FILE, required=True, help="The file.")
-def export(jobs: tuple[str, ...], reading: dict[str, Any], form: str, output: Path) -> None:
+@click.option("-o", "--output", type=OUTPUT_FILE, required=True, help="The file.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def export(
+    jobs: tuple[str, ...], reading: dict[str, Any], form: str, output: Path, as_json: bool
+) -> None:
     """Write the jobs in the form of a schedulers' simulator."""
     from holdfast.trace.twin import export as write_form
     from holdfast.trace.twin import jobs_of
@@ -432,6 +441,10 @@ def export(jobs: tuple[str, ...], reading: dict[str, Any], form: str, output: Pa
             columns, output, form, name=cluster.name, zone=_offset(cluster.utc_offset_h)
         )
         left_out = len(columns["gpu_num"]) - written
+    if as_json:
+        fields = {"path": str(output), "format": form, "jobs": written, "left_out": left_out}
+        print_json("trace.export", fields)
+        return
     note = f", {left_out:,} without GPUs or a known time left out" if left_out else ""
     click.echo(f"Written: {output} ({plainly(written, 'job')}{note})")
 

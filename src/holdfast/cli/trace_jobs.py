@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli import progress
+from holdfast.cli.output_paths import OUTPUT_FOLDER
 from holdfast.core.errors import BadUse
 
 if TYPE_CHECKING:
     from holdfast.trace import Note, Trace
 
-FOLDER = click.Path(path_type=Path, file_okay=False)
 GIVEN_FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
 
 READING = (
@@ -36,7 +36,7 @@ READING = (
     click.option(
         "--fetched",
         "metrics_folder",
-        type=FOLDER,
+        type=OUTPUT_FOLDER,
         help="Where a Prometheus is fetched into; a rerun goes on.",
     ),
     click.option(

@@ -10,6 +10,7 @@ from holdfast.cli.main import Place
 from holdfast.cli.nodes import cordon_node, return_cordoned_node
 from holdfast.cli.output import print_json
 from holdfast.core.ledger import Ledger
+from holdfast.core.paths import ledger_at
 from holdfast.core.processes import whoami
 from holdfast.recover import approve_run, detach, state_on_this_host, stop_queued, stop_run
 from holdfast.ui import ActionName, Address, Backend, Order, serve
@@ -27,7 +28,7 @@ APPROVE_TIMEOUT_S = 120.0
     show_default=True,
     help="0: any free port.",
 )
-@click.option("--ledger", metavar="URL", help="The ledger, as `holdfast --ledger URL` names it.")
+@click.option("--ledger", metavar="PATH|URL", help="The ledger, as `holdfast --ledger` names it.")
 @click.option(
     "--allow-host",
     "names",
@@ -67,7 +68,7 @@ def command(
 
     Open the link that is printed. The link signs a browser in once.
     """  # noqa: D301 - click wants the character itself
-    place = Place(place.home, ledger or place.ledger)
+    place = Place(place.home, ledger_at(ledger) if ledger else place.ledger)
     address = Address(
         host=host, port=port, names=names, proxies=proxies, reading_is_open=open_reading
     )

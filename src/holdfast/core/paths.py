@@ -18,15 +18,28 @@ _ID_RULE = "at most 64 letters, digits, `.`, `_` and `-`, the first a letter or 
 
 
 def holdfast_home() -> Path:
-    """Return `$HOLDFAST_HOME`, else `.holdfast` in the current folder, as an absolute path."""
+    """Return `$HOLDFAST_HOME`, else `.holdfast` in the current folder, as an absolute path.
+
+    Raises:
+        BadUse: a file is there, and no folder.
+    """
     # `or`: an empty variable means the default, not the current folder.
-    return Path(os.environ.get("HOLDFAST_HOME") or ".holdfast").absolute()
+    given = os.environ.get("HOLDFAST_HOME") or ".holdfast"
+    home = Path(given).absolute()
+    if home.exists() and not home.is_dir():
+        raise BadUse(f"HOLDFAST_HOME={given} is a file; give a folder.")
+    return home
 
 
 def ledger_url(home: Path) -> str:
     """Return the URL of a home's default ledger: SQLite beside the runs."""
     # Quoted, because a `?` or `%` in a folder's name would end or change the path of the URL.
     return f"sqlite:///{quote(str(home / 'ledger.db'))}"
+
+
+def ledger_at(place: str) -> str:
+    """Return the URL of a ledger that is given by its URL or by the path of its SQLite file."""
+    return place if "://" in place else f"sqlite:///{quote(str(Path(place).absolute()))}"
 
 
 def is_server(ledger: str) -> bool:

@@ -104,6 +104,11 @@ def _visible(character: str) -> str:
     return f"\\u{ord(character):04x}"
 
 
+def sentence(text: str) -> str:
+    """Return a text, with a full stop if it ends without a mark of its own."""
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
 def shorten(text: str, characters: int = 140) -> str:
     """Cut `text` to `characters`, the last of them an ellipsis, if `text` is longer."""
     return text if len(text) <= characters else text[: characters - 1] + "…"

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from holdfast.core import words
 from holdfast.trace.analyses.failures import ALL, ALL_SAID
 from holdfast.trace.analyses.selection import slug
 from holdfast.trace.schema import TYPES
@@ -67,6 +68,7 @@ class Claim:
     number: str = ""
     measure: str = ""
     decides: str = ""
+    ratio: str = ""
     low: float = -math.inf
     high: float = math.inf
     pooled: bool = False
@@ -150,7 +152,7 @@ def _evaluated(claim: Claim, cluster_numbers: ClusterNumbers) -> Finding:
         cluster=cluster_numbers.cluster,
         sentence=f"{name}: cannot be told."
         if value is None
-        else claim.asks.format(cluster=name, value=_said(value, claim.unit)),
+        else claim.asks.format(cluster=name, value=_compared(value, claim)),
         value=value,
         unit=claim.unit,
         study=_study(claim, slug(cluster_numbers.cluster)),
@@ -194,10 +196,31 @@ def _study(claim: Claim, cluster: str) -> float | str:
     )
 
 
+def _compared(value: float, claim: Claim) -> str:
+    """Return the number of a claim in words; a ratio as a comparison."""
+    if claim.ratio == "shorter" and 0 < value < 1:
+        return f"{_figure(1 / value)} times longer than"
+    if claim.ratio == "shorter":
+        return f"{_figure(value)} times shorter than"
+    if claim.ratio == "longer" and value < 1:
+        return f"{1 - value:.0%} less than"
+    if claim.ratio == "longer" and value < 2:
+        return f"{value - 1:.0%} longer than"
+    if claim.ratio == "longer":
+        return f"{_figure(value)} times as long as"
+    return _said(value, claim.unit)
+
+
 def _said(value: float, unit: str) -> str:
     if unit == "share":
         return f"{value:.1%}"
-    return f"{value:,.3g}{' ' if unit not in ('', '%') else ''}{unit}"
+    if unit == "s":
+        return words.duration(value).replace(words.NBSP, " ")
+    return f"{_figure(value)}{' ' if unit not in ('', '%') else ''}{unit}"
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def _times_shorter(cluster_numbers: ClusterNumbers) -> float | None:

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from holdfast.core.errors import BadUse
+from holdfast.core.words import sentence
 from holdfast.trace import aggregates
 from holdfast.trace.errors import LeftOut
 from holdfast.trace.schema import jobs_view
@@ -254,7 +255,7 @@ class Trace:
                     "by --metrics; of other telemetry there are the agg_metric_ tables."
                 ) from error
             raise BadUse(
-                f"The query cannot be answered: {message} Correct it; `DESCRIBE jobs` lists columns."
+                f"The query cannot be answered: {sentence(message)} Correct it; `DESCRIBE jobs` lists columns."
             ) from error
 
     def _shut(self) -> None:

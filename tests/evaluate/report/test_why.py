@@ -23,6 +23,12 @@ def test_the_verdict_names_the_ratio_and_what_sets_the_bound(evaluation):
     assert verdict(replace(evaluation, bound=())).endswith("no lower bound is known.")
 
 
+def test_a_run_whose_answers_were_all_known_says_so_and_has_no_losses(evaluation):
+    known = replace(evaluation, bound=(), requests=0, reused=12)
+    assert verdict(known).endswith(". Nothing had to be run: all answers were known.")
+    assert losses(known) == ""
+
+
 def said(seconds):
     return (
         f"{seconds:.1f} s"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import json_schemas
 from holdfast.recover.agent.rendezvous import loopback_listener
 
 TRAIN = """
@@ -146,9 +147,9 @@ def test_nodes_that_meet_are_tested_and_the_bad_one_is_named(place, started, bad
         started[name] = place.start(*command, environment=environment)
     ends = {name: node.communicate(timeout=240) for name, node in started.items()}
     assert [node.returncode for node in started.values()] == [1, 1, 1], ends
-    told = [json.loads(out) for out, _ in ends.values()]
+    told = [json_schemas.check(json.loads(out)) for out, _ in ends.values()]
     (report,) = [one for one in told if one["schema"] == "holdfast.nodes_check"]
-    outcomes = {one["node"]: one["outcome"] for one in report["nodes"]}
+    outcomes = {one["id"]: one["outcome"] for one in report["nodes"]}
     assert outcomes["n2"] == "bad"
     assert "bad" not in (outcomes["n1"], outcomes["n3"])
     assert report["cordoned"] == ["n2"]

@@ -8,6 +8,8 @@ import sys
 import pytest
 import sample_runs
 
+import json_schemas
+
 CHROMIUM = shutil.which("chromium")
 WAIT_MS = 60_000
 
@@ -25,7 +27,7 @@ def link(tmp_path, monkeypatch):
     command = [sys.executable, "-m", "holdfast.cli.main", "ui", "--port", "0", "--json"]
     console = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
-        yield json.loads(console.stdout.readline())["link"]
+        yield json_schemas.check(json.loads(console.stdout.readline()))["link"]
     finally:
         console.terminate()
         console.wait()

@@ -24,6 +24,7 @@ from holdfast.cli.eval.options import (
 from holdfast.cli.eval.report import compare, ls, show, why
 from holdfast.cli.main import Place
 from holdfast.cli.output import print_json
+from holdfast.cli.output_paths import OUTPUT_FILE
 from holdfast.core.errors import HoldfastError
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ ID = click.option(
 )
 PAGE = click.option(
     "--page",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=OUTPUT_FILE,
     help="Write a page with the Gantt picture (HTML) there.",
 )
 MEMORY = click.option(
@@ -97,12 +98,13 @@ class LmEvalWords(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Translate lm-eval's command line into Holdfast's options first."""
         if not {"--help", "-h"} & set(args) and (self.always or speaks_lm_eval(args)):
+            as_json = ["--json"] if "--json" in args else []
             line = ctx.meta[Line.__name__] = translate(args)
             args = line.native
             if line.suite is not None:
                 args = [*args, "--suite", line.suite.name]
             if line.listing:
-                args = ["--suite", "list", "--model", "none"]
+                args = ["--suite", "list", "--model", "none", *as_json]
             for sentence in line.said:
                 click.echo(sentence, err=True)
         return super().parse_args(ctx, args)
@@ -121,7 +123,10 @@ def _run(
 
     line: Line | None = click.get_current_context().meta.get(Line.__name__)
     if line is not None and line.listing:
-        click.echo("\n".join(line.listing))
+        if as_json:
+            print_json("eval.tasks", {"tasks": list(line.listing)})
+        else:
+            click.echo("\n".join(line.listing))
         return 0
     chosen = suite if line is None or line.suite is None else line.suite
     with eval_progress.shown(quiet=no_progress or as_json) as progress:

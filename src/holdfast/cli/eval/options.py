@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from holdfast.cli.output_paths import OUTPUT_FOLDER
 from holdfast.core.errors import BadUse
 
 if TYPE_CHECKING:
@@ -219,7 +220,7 @@ LIMITS = (
     ),
 )
 OUTPUT = click.option(
-    "-o", "--output", type=FOLDER, help="Folder for lm-eval's own files of results."
+    "-o", "--output", type=OUTPUT_FOLDER, help="Folder for lm-eval's own files of results."
 )
 JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 JSON_LINES = click.option(

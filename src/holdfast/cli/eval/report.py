@@ -9,6 +9,7 @@ import click
 from holdfast.cli.eval.options import JSON
 from holdfast.cli.main import Place
 from holdfast.cli.output import print_json, print_table, seconds, when
+from holdfast.cli.output_paths import OUTPUT_FILE, OUTPUT_FOLDER
 from holdfast.core.errors import BadUse, NotFound
 from holdfast.core.ledger import EvaluationRecord, Ledger
 from holdfast.core.words import shorten
@@ -117,7 +118,7 @@ def _ended(one: EvaluationRecord) -> "Evaluation":
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=OUTPUT_FOLDER,
     help="Write lm-eval's files there.",
 )
 @JSON
@@ -210,7 +211,7 @@ def why(place: Place, evaluation_id: str, as_json: bool) -> None:
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=OUTPUT_FILE,
     help="A plot: .svg, .png or .pdf.",
 )
 @JSON

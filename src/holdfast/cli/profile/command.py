@@ -18,6 +18,7 @@ import click
 
 from holdfast.cli.main import Place
 from holdfast.cli.output import print_json, seconds
+from holdfast.cli.output_paths import OUTPUT_FOLDER
 from holdfast.cli.profile.report import report
 from holdfast.core.errors import BadUse, NotFound
 
@@ -65,7 +66,7 @@ command.add_command(report)
 )
 @click.option(
     "--folder",
-    type=click.Path(path_type=Path),
+    type=OUTPUT_FOLDER,
     help="The recording's folder.  [default: a new one]",
 )
 @click.option("--attach", metavar="RUN", help="A run that is going on, instead of a command.")

@@ -7,6 +7,7 @@ import click
 
 from holdfast.cli.main import Place
 from holdfast.cli.output import print_json, print_table
+from holdfast.cli.output_paths import OUTPUT_FILE
 from holdfast.core.errors import BadUse
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import RUN_ID, EvaluationPaths, RunPaths
@@ -29,8 +30,10 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option(
     "--peak-tflops", type=float, help="The GPU's dense peak in the precision of the job, TFLOP/s."
 )
-@click.option("--perfetto", type=FILE, help="Also write counters, phases and incidents there.")
-@click.option("-o", "--output", type=FILE, help="The page.  [default: in the run's folder]")
+@click.option(
+    "--perfetto", type=OUTPUT_FILE, help="Also write counters, phases and incidents there."
+)
+@click.option("-o", "--output", type=OUTPUT_FILE, help="The page.  [default: in the run's folder]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def report(

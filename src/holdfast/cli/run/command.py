@@ -256,6 +256,9 @@ def command(
         run = None if resume is None else ledger.run(resume)
         if run is not None and is_left(run, place.home):
             click.echo(f"Run {run.run_id} is over: {run.state}.", err=True)
+            if as_json:
+                fields = {"state": run.state, "exit_code": 0, "outcome": run.outcome}
+                print_json("outcome", {"id": run.run_id, **fields})
             return 0
         command_line = list(job) if run is None else run.command
         options = _merged({**DEFAULTS, "fresh": fresh} if run is None else run.options, given)
@@ -404,7 +407,7 @@ def _print_outcome(run_id: str, outcome: Outcome, *, as_json: bool) -> int:
     exit_code = end_of_pod(outcome.exit_code, outcome.sentence)
     if as_json:
         fields = {"state": outcome.state, "exit_code": exit_code, "outcome": outcome.sentence}
-        print_json("run", {"run": run_id, **fields})
+        print_json("outcome", {"id": run_id, **fields})
     return exit_code
 
 
@@ -486,7 +489,7 @@ def _merged(options: Mapping[str, Any], given: Mapping[str, float | str | bool])
 
 def _print_detached(run_id: str, pid: int, *, as_json: bool) -> None:
     if as_json:
-        print_json("run", {"run": run_id, "state": "running", "pid": pid})
+        print_json("outcome", {"id": run_id, "state": "running", "pid": pid})
         return
     click.echo(f"Run {run_id} goes on in the background (pid {pid}).")
     click.echo(

@@ -137,7 +137,7 @@ def run_on_slurm(
     job_id = submission.jobs[-1]
     if detached:
         if as_json:
-            print_json("run", {"run": run.run_id, "state": "queued", "slurm_job": job_id})
+            print_json("outcome", {"id": run.run_id, "state": "queued", "slurm_job": job_id})
         else:
             click.echo(f"Run {run.run_id} is queued as Slurm job {job_id}.")
             click.echo(
@@ -160,7 +160,7 @@ def run_on_slurm(
     code = INCOMPLETE if ended.exit_code is None else ended.exit_code
     if as_json:
         fields = {"state": ended.state, "exit_code": code, "outcome": ended.outcome}
-        print_json("run", {"run": run.run_id, **fields, "slurm_job": following.job_id})
+        print_json("outcome", {"id": run.run_id, **fields, "slurm_job": following.job_id})
     return code
 
 

@@ -123,6 +123,17 @@ class Ledger(Remembered, NodeTable, LeadTable, ActionTable):
             Run, schema.runs, order_by=(schema.runs.c.started_at_s, schema.runs.c.run_id)
         )
 
+    def newest_run(self) -> Run:
+        """Return the run that started last.
+
+        Raises:
+            NotFound: the ledger has no run.
+        """
+        runs = self.runs()
+        if not runs:
+            raise NotFound("There is no run yet. Start one: holdfast run -- python train.py")
+        return runs[-1]
+
     def remove_run(self, run_id: str) -> None:
         """Delete a run and all records that belong to the run."""
         with self._write() as connection:

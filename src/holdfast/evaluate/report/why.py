@@ -14,7 +14,7 @@ BOUND_MEANINGS = {
     "metrics": "all metrics, over the CPU slots there were",
     "judge": "all that the judge was asked, at its quota",
     "pace": "long answers need small batches to end in time, which cost more of an engine",
-    "storage": "the bytes of the weights, once, over the bandwidth",
+    "storage": "engine start, then the weights, once, over the bandwidth",
 }
 """The terms of the lower bound, with their meanings."""
 CAUSES = {
@@ -80,8 +80,15 @@ def lost_time(evaluation: Evaluation) -> list[LostTime]:
     ]
 
 
+def is_all_reused(evaluation: Evaluation) -> bool:
+    """Return True if every answer was known from earlier evaluations."""
+    return evaluation.reused > 0 and evaluation.requests == 0
+
+
 def losses(evaluation: Evaluation) -> str:
     """Summarize useful time and the largest losses in one line; empty if nothing was lost."""
+    if is_all_reused(evaluation):
+        return ""
     rows = lost_time(evaluation)
     useful = sum(row.share for row in rows if row.cause in WORK)
     lost = [row for row in rows if row.cause not in WORK and row.share >= LEAST_SHARE_SHOWN][
@@ -111,6 +118,10 @@ def verdict(evaluation: Evaluation) -> str:
         f"{evaluation.suite} on {evaluation.model} {verb} {words.duration(evaluation.makespan_s)}"
     )
     if evaluation.ratio is None:
+        if is_all_reused(evaluation):
+            return f"{took}. Nothing had to be run: all answers were known.".replace(
+                words.NBSP, " "
+            )
         return f"{took}; no lower bound is known.".replace(words.NBSP, " ")
     decides = max(evaluation.bound, key=lambda term: term.seconds)
     return (

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from holdfast.core.errors import BadUse, HoldfastError
+from holdfast.core.words import sentence
 from holdfast.evaluate.harness.lm_eval.options import LmEvalOptions, options_of
 from holdfast.evaluate.harness.lm_eval.results import plain, task_hash, write_samples
 from holdfast.evaluate.types.errors import EvaluationError
@@ -374,7 +375,7 @@ def _explained(entry: TaskEntry) -> Iterator[None]:
                 )
                 raise EvaluationError(
                     f"The task {entry.name!r} needs data that is not on this machine, and {why}: "
-                    f"{' '.join(str(error).split())[:300]} Fetch it once with the network, or "
+                    f"{sentence(' '.join(str(error).split())[:300])} Fetch it once with the network, or "
                     "leave the task out."
                 ) from error
             cause = cause.__cause__ or cause.__context__
