@@ -23,6 +23,13 @@ def test_the_verdict_names_the_ratio_and_what_sets_the_bound(evaluation):
     assert verdict(replace(evaluation, bound=())).endswith("no lower bound is known.")
 
 
+def test_the_verdict_says_that_all_answers_were_known(evaluation):
+    reused = replace(evaluation, requests=0, bound=())
+    assert verdict(reused).endswith(" s. Nothing had to be run: all answers were known.")
+    for other in ({"requests": 1}, {"reused": 0}, {"state": "failed"}):
+        assert "had to be run" not in verdict(replace(reused, **other))
+
+
 def said(seconds):
     return (
         f"{seconds:.1f} s"

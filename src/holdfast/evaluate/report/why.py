@@ -110,6 +110,8 @@ def verdict(evaluation: Evaluation) -> str:
     took = (
         f"{evaluation.suite} on {evaluation.model} {verb} {words.duration(evaluation.makespan_s)}"
     )
+    if known := all_known(evaluation):
+        return f"{took}. {known}".replace(words.NBSP, " ")
     if evaluation.ratio is None:
         return f"{took}; no lower bound is known.".replace(words.NBSP, " ")
     decides = max(evaluation.bound, key=lambda term: term.seconds)
@@ -118,6 +120,12 @@ def verdict(evaluation: Evaluation) -> str:
         f"{words.duration(evaluation.bound_s)} "
         f"({named(decides.name).lower()})."
     ).replace(words.NBSP, " ")
+
+
+def all_known(evaluation: Evaluation) -> str:
+    """Say that every answer was reused; empty if an engine answered anything."""
+    is_known = evaluation.state == "done" and evaluation.reused > 0 and not evaluation.requests
+    return "Nothing had to be run: all answers were known." if is_known else ""
 
 
 def why(evaluation: Evaluation) -> str:
