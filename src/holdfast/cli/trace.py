@@ -143,7 +143,8 @@ def report(
 ) -> None:
     """Read, check, analyse, and write one page with every figure and its data.
 
-    Leave with code 4 where no job has a GPU: the page then says nothing about GPUs.
+    Leave with code 4 where no job of a source with a field of GPUs has one: the page then says
+    nothing about the GPUs of that source.
     """
     from holdfast.trace import (
         Assumptions,
@@ -213,7 +214,7 @@ def check(
 ) -> None:
     """Say what contradicts itself in the records, and how often.
 
-    Leave with code 4 where no job has a GPU.
+    Leave with code 4 where no job of a source with a field of GPUs has one.
     """
     from holdfast.trace import beyond_capacity
 
