@@ -1,5 +1,7 @@
 import os
+import shutil
 
+import msgspec
 import pytest
 
 from holdfast.evaluate.weights.describe import describe
@@ -8,9 +10,11 @@ from holdfast.evaluate.weights.stamp import SETTLED_AFTER_S, stamp_of
 
 @pytest.fixture
 def model(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "model.safetensors").write_bytes(b"weights")
-    return tmp_path
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"weights")
+    return folder
 
 
 def stamp(model, now_s=2e9):
@@ -43,12 +47,9 @@ def test_a_stamp_is_settled_when_its_newest_file_is_old(model):
 
 
 def test_what_is_no_folder_here_has_no_stamp(model):
+    shutil.copytree(model, model.parent / "whole")
     manifest = describe(str(model))
     (model / "model.safetensors").unlink()
     assert stamp_of(manifest, 2e9) is None
-    assert (
-        stamp_of(
-            manifest.__class__(source="s3://a/b", form="huggingface", files=[], chunks=[]), 2e9
-        )
-        is None
-    )
+    there = msgspec.structs.replace(describe(str(model.parent / "whole")), source="s3://bucket/m")
+    assert stamp_of(there, 2e9) is None

@@ -35,14 +35,12 @@ def stamp_of(manifest: ModelManifest, now_s: float) -> Stamp | None:
     Returns:
         None if the model is not a folder of this machine, or if a file is missing.
     """
-    folder = Path(manifest.source)
-    if "://" in manifest.source or not folder.is_dir():
-        return None
     checksum = hashlib.blake2b(manifest.fingerprint(), digest_size=16)
     newest_ns = 0
     for file in manifest.files:
         try:
-            found = (folder / file.path).stat()
+            folder, path = manifest.place_of(file.path)
+            found = (Path(folder) / path).stat()
         except OSError:
             return None
         if not stat.S_ISREG(found.st_mode):
