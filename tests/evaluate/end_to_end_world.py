@@ -119,7 +119,8 @@ for line in sys.stdin:
         found.append([])
         for names, chat in asked["parts"]:
             results = evaluator.simple_evaluate(
-                model="hf", model_args=dict(zip(("pretrained", "peft"), model.split("+"))), tasks=names, batch_size=1, device="cpu",
+                model="hf", model_args=dict(zip(("pretrained", "peft"), model.split("+"))),
+                tasks=names, batch_size=1, device="cpu",
                 apply_chat_template=chat, task_manager=manager, confirm_run_unsafe_code=True, log_samples=False,
             )
             found[-1].append(json.loads(json.dumps(results, default=handle_non_serializable)))
