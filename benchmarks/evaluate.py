@@ -14,7 +14,17 @@ from common.jobs import adopt_orphans
 from common.machine import OthersLoad, Quiet
 from common.parts import run_parts
 from common.table import Row, parse_arguments, report
-from evaluation import brute_force, emulation, peers, real, remote_bytes, sandbox, scale, stream
+from evaluation import (
+    brute_force,
+    emulation,
+    peers,
+    real,
+    remote_bytes,
+    reuse,
+    sandbox,
+    scale,
+    stream,
+)
 from evaluation.stock import OFFLINE
 
 ROUNDS = 5
@@ -32,6 +42,7 @@ PARTS: dict[str, Part] = {
     "emulation": emulation.rows,
     "stream": stream.rows,
     "real": real.rows,
+    "again": reuse.rows,
     "stock-full": real.stock_in_full,
 }
 BY_NAME_ONLY = ("stock-full",)

@@ -219,8 +219,12 @@ def _say_wrong(wrong: Sequence[str]) -> None:
 # Ours
 
 
-def cold(suite: Suite60, model: Path, folder: Path) -> tuple[float, float, dict[str, Any]]:
+def cold(
+    suite: Suite60, model: Path, folder: Path, *, name: str = "cold"
+) -> tuple[float, float, dict[str, Any]]:
     """Return the wall and CPU seconds of `holdfast eval run`, and its output.
+
+    `name` is the id of the evaluation in the home below `folder`.
 
     Raises:
         DoesNotWork: the command failed or did not end in time.
@@ -235,7 +239,7 @@ def cold(suite: Suite60, model: Path, folder: Path) -> tuple[float, float, dict[
         str(model),
         *AS_STOCK,
     ]
-    command += ["--engines-per-node", str(ENGINES), "--id", "cold"]
+    command += ["--engines-per-node", str(ENGINES), "--id", name]
     before_s, began_s = _cpu_s(), time.monotonic()
     with job(command, folder, environment=environment(suite)) as process:
         try:
@@ -245,7 +249,7 @@ def cold(suite: Suite60, model: Path, folder: Path) -> tuple[float, float, dict[
         seconds = time.monotonic() - began_s
     if code != 0:
         raise DoesNotWork(f"holdfast eval run left with {code}:\n{last_words(folder, 30)}")
-    return seconds, _cpu_s() - before_s, _results(folder, "cold")
+    return seconds, _cpu_s() - before_s, _results(folder, name)
 
 
 def warm(

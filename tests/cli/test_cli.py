@@ -285,6 +285,7 @@ READING = [
 
 
 EVALUATING = [
+    "--base",
     "--chat-template",
     "--confirm-unsafe-code",
     "--device",

@@ -152,6 +152,26 @@ def test_checks_are_told_and_strict_ones_fail(jobs, tmp_path):
     assert CliRunner().invoke(cli, ["trace", "check", "--strict", str(jobs)]).exit_code == 0
 
 
+@pytest.mark.parametrize(
+    ("gpus", "code"),
+    [((1, 1), 0), ((1, 0), 4), ((0, 1), 4), ((0, 0), 4), ((1, None), 0), ((None, None), 0)],
+)
+def test_a_source_without_gpu_jobs_is_told_beside_one_that_has_them(tmp_path, gpus, code):
+    """`None` is a source without a field of GPUs."""
+    sources = [tmp_path / f"{name}.txt" for name in ("one", "two")]
+    for path, each in zip(sources, gpus, strict=True):
+        asked = ("|AllocTRES", f"|gres/gpu={each}") if each is not None else ("", "")
+        path.write_text(
+            f"JobID|State|Submit{asked[0]}\n1|COMPLETED|2024-03-01T10:00:00{asked[1]}\n"
+        )
+    found = CliRunner().invoke(cli, ["trace", "check", "--json", *map(str, sources)])
+    assert found.exit_code == code, found.output
+    notes = [one for one in json.loads(found.stdout)["notes"] if one["check"] == "no-gpus"]
+    assert [note["cluster"] for note in notes] == [
+        path.stem for path, each in zip(sources, gpus, strict=True) if each == 0
+    ]
+
+
 def test_a_converted_trace_answers_the_same(jobs, twin, tmp_path):
     store = tmp_path / "store"
     holdfast("convert", jobs, "--metrics", twin / "utilization" / "kalos", "-o", store)

@@ -140,6 +140,8 @@ def test_holdfasts_own_words_stand_beside_theirs():
     served_here = "--engine openai --url http://h:1/v1 --model-name tiny"
     found = translate(shlex.split(f"--tasks a --model tiny {served_here}"))
     assert found.native == [*served_here.split(), "--model", "tiny"]
+    found = translate(["--tasks", "a", "--model", "hf", "--model_args", "pretrained=m,peft=x"])
+    assert found.native == ["--model", "x", "--base", "m", "--engine", "hf"]
     folders = ["--include-path=x", "--include-path=y"]
     found = translate(["--tasks", "a", "--model", "m", "--model_args", "dtype=float", *folders])
     assert found.native == ["--model", "m", "--dtype=float32", *folders]
@@ -162,7 +164,6 @@ def test_what_is_always_done_is_said():
     [
         ("--model hf --tasks a", "pretrained=FOLDER"),
         ("--model local-completions --model_args base_url=http://h:1/v1 --tasks a", "model=NAME"),
-        ("--model_args pretrained=m,peft=x --tasks a", "merge_and_unload"),
         ("--model_args pretrained=m,load_in_4bit=True --tasks a", "local-completions"),
         ("--model_args pretrained=m,parallelize=True --tasks a", "--model vllm"),
         ("--model sglang --model_args pretrained=m --tasks a", "--model local-completions"),

@@ -119,7 +119,8 @@ for line in sys.stdin:
         found.append([])
         for names, chat in asked["parts"]:
             results = evaluator.simple_evaluate(
-                model="hf", model_args={"pretrained": model}, tasks=names, batch_size=1, device="cpu",
+                model="hf", model_args=dict(zip(("pretrained", "peft"), model.split("+"))),
+                tasks=names, batch_size=1, device="cpu",
                 apply_chat_template=chat, task_manager=manager, confirm_run_unsafe_code=True, log_samples=False,
             )
             found[-1].append(json.loads(json.dumps(results, default=handle_non_serializable)))
@@ -218,7 +219,7 @@ def stock_lm_eval(world: World) -> Iterator[Callable[..., list[list[dict]]]]:
     """Run stock lm-eval in a process of its own.
 
     The yielded function takes (task names, chat template) pairs and models, and returns lm-eval's
-    results object of each pair for each model.
+    results object of each pair for each model. BASE+ADAPTER is a model with a PEFT adapter.
     """
     log = world.folder / "stock.log"
     with (

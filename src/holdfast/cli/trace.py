@@ -143,7 +143,8 @@ def report(
 ) -> None:
     """Read, check, analyse, and write one page with every figure and its data.
 
-    The exit code is 4 if no job has a GPU: the page then contains nothing about GPUs.
+    The exit code is 4 if no job of a source with a field of GPUs has a GPU: the page then contains
+    nothing about the GPUs of that source.
     """
     from holdfast.trace import (
         Assumptions,
@@ -213,7 +214,7 @@ def check(
 ) -> None:
     """List the contradictions in the records, and how often each occurs.
 
-    The exit code is 4 if no job has a GPU.
+    The exit code is 4 if no job of a source with a field of GPUs has a GPU.
     """
     from holdfast.trace import beyond_capacity
 

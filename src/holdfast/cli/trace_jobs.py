@@ -139,12 +139,10 @@ def refuse_nothing(jobs: int, reading: Mapping[str, Any]) -> None:
 
 
 def lacks_gpus(trace: "Trace") -> "list[Note]":
-    """Return the notes that no job has a GPU; empty if a cluster has such jobs.
+    """Return the notes on sources that have a field of GPUs and no job with a GPU.
 
     Clusters that only serve as a comparison do not count.
     """
     from holdfast.trace import NO_GPUS
 
-    notes = [note for note in trace.notes if note.check == NO_GPUS]
-    own = set(trace.clusters) - trace.compared
-    return notes if own == {note.cluster for note in notes} else []
+    return [note for note in trace.notes if note.check == NO_GPUS]

@@ -128,6 +128,10 @@ class World:
         self.lost_models = {0}
         self.refused: list[int] = []
         self.nodes: dict[int, list[asyncio.Task]] = {}
+        self.started: list[str] = []
+        self.fetched: list[int] = []
+        self.host, self.kind, self.numerics = "here", "", "of fakes"
+        self.digests = {number: f"digest {number}" for number in range(9)}
 
     def spawn(self, work):
         task = asyncio.create_task(work)
@@ -260,7 +264,12 @@ class World:
                 case messages.Welcome():
                     line.send(
                         messages.NodeReport(
-                            host="here", cores=2, memory_bytes=1, gpus=0, store="here:1"
+                            host=self.host,
+                            cores=2,
+                            memory_bytes=1,
+                            gpus=0,
+                            store="here:1",
+                            kind=self.kind,
                         )
                     )
                     for one in fetched.values():
@@ -271,10 +280,11 @@ class World:
                     self.refused.append(place)
                     line.send(messages.FetchFailed(model=model, why="There is no route."))
                 case messages.FetchModel(model=model):
+                    self.fetched.append(model)
                     fetched[model] = messages.ModelFetched(
                         model=model,
                         folder=f"weights {model}",
-                        digest=f"digest {model}",
+                        digest=self.digests[model],
                         remote_bytes=10,
                         peer_bytes=0,
                         seconds=0.0,
@@ -285,6 +295,7 @@ class World:
                 case messages.StartEngine(name=name) if name in self.stillborn:
                     line.send(messages.ChildExited(role="engine", name=name, exit_code=1))
                 case messages.StartEngine(name=name):
+                    self.started.append(name)
                     if name not in started or started[name].done():
                         self.engines[name] = FakeEngine(self, name, place)
                         started[name] = self.engines[name].task = self.spawn(
@@ -369,7 +380,7 @@ class FakeEngine:
                     model=message.model,
                     how=how,
                     seconds=0.0,
-                    numerics="of fakes",
+                    numerics=self.world.numerics,
                     max_length=64,
                     curve=CURVE,
                     canary=[canary],

@@ -8,7 +8,7 @@ from sample_evaluations import NUMERICS, WHY_NOT, made_evaluation, made_timeline
 
 from holdfast.core import words
 from holdfast.evaluate.report.page import render, write_page
-from holdfast.evaluate.report.view import sample_times, slowest
+from holdfast.evaluate.report.view import page_view, sample_times, slowest
 from holdfast.evaluate.types.timeline import JudgeSpan, MetricSpan, RequestSpan, timeline_of
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -58,6 +58,12 @@ def test_it_contains_every_score_and_every_reason(text, evaluation):
         for term in evaluation.bound
     ]
     assert [part for part in expected if part not in text] == []
+
+
+def test_the_page_says_that_all_answers_were_known(evaluation, timeline):
+    said = "Nothing had to be run: all answers were known."
+    assert page_view(replace(evaluation, requests=0), timeline).context.endswith(f". {said}")
+    assert said not in page_view(evaluation, timeline).context
 
 
 def test_names_are_text_and_nothing_else(page):

@@ -23,10 +23,12 @@ def test_the_verdict_names_the_ratio_and_what_sets_the_bound(evaluation):
     assert verdict(replace(evaluation, bound=())).endswith("no lower bound is known.")
 
 
-def test_a_run_whose_answers_were_all_known_says_so_and_has_no_losses(evaluation):
-    known = replace(evaluation, bound=(), requests=0, reused=12)
-    assert verdict(known).endswith(". Nothing had to be run: all answers were known.")
-    assert losses(known) == ""
+def test_the_verdict_says_that_all_answers_were_known(evaluation):
+    reused = replace(evaluation, bound=(), requests=0, reused=12)
+    assert verdict(reused).endswith(" s. Nothing had to be run: all answers were known.")
+    assert losses(reused) == ""
+    for other in ({"requests": 1}, {"reused": 0}, {"state": "failed"}):
+        assert "had to be run" not in verdict(replace(reused, **other))
 
 
 def said(seconds):

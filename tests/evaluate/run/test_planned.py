@@ -2,13 +2,26 @@
 
 import pytest
 
+from holdfast.core.errors import BadUse
 from holdfast.evaluate.run.options import EvaluateOptions
-from holdfast.evaluate.run.plan import Planned
+from holdfast.evaluate.run.plan import Planned, describe_model
 from holdfast.evaluate.types.engine import EngineSpec
 from holdfast.evaluate.types.suite import Suite, TaskEntry
 
 SUITE = Suite(name="s", entries=(TaskEntry(name="t"),))
 OPENAI = {"kind": "openai", "url": "http://h:1/v1"}
+
+
+def test_an_adapter_is_for_the_engine_hf_alone(tmp_path):
+    for name in ("base/config.json", "base/model.safetensors", "lora/adapter_model.safetensors"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    (tmp_path / "lora/adapter_config.json").write_text("{}")
+    adapter, base = str(tmp_path / "lora"), str(tmp_path / "base")
+    manifest = describe_model(adapter, EvaluateOptions(base=base))
+    assert (manifest.source, manifest.adapter) == (base, adapter)
+    with pytest.raises(BadUse, match="engine hf applies and vllm does not"):
+        describe_model(adapter, EvaluateOptions(base=base, engine=EngineSpec(kind="vllm")))
 
 
 def wanted(spec, *, on="slurm", engines_per_node=0, sbatch_options=()):

@@ -292,9 +292,3 @@ def test_an_encoder_decoder_is_refused_by_name(folder, config):
     named = config.get("architectures", ["own"])[0]
     with pytest.raises(BadUse, match=rf"encoder-decoder model \({named}\).*backend=seq2seq"):
         describe(str(folder))
-
-
-def test_an_adapter_is_named_with_the_way(tmp_path):
-    make_files(tmp_path / "lora", {"adapter_config.json": 20, "adapter_model.safetensors": 20})
-    with pytest.raises(BadUse, match=r"PEFT adapter.*merge_and_unload"):
-        describe(str(tmp_path / "lora"))

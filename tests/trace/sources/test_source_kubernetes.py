@@ -1,146 +1,20 @@
 import json
+from functools import partial
 
 import pytest
 import yaml
-from normalised_rows import notes_of, read_file, unix_s
+from kubernetes_objects import asks, at, job, pod, read_objects, seconds, terminated
+from normalised_rows import notes_of, read_file
 
 from holdfast.trace.errors import BadTrace
-from holdfast.trace.sources.kubernetes import kueue
 from holdfast.trace.sources.kubernetes.jobs import SOURCE
 from holdfast.trace.sources.kubernetes.quantity import quantity
 from holdfast.trace.sources.kubernetes.resources import gpu_model_of, of_pod, of_resources
 
 
-def at(second: int) -> str:
-    return f"2024-05-01T{second // 3600:02}:{second // 60 % 60:02}:{second % 60:02}Z"
-
-
-ZERO_S = 1714521600.0  # 2024-05-01T00:00:00Z
-
-
-def asks(gpus=0, **other):
-    limits = {"nvidia.com/gpu": str(gpus)} if gpus else {}
-    return {
-        "name": "main",
-        "resources": {"limits": limits | other, "requests": {"cpu": "500m", "memory": "2Gi"}},
-    }
-
-
-def terminated(start, end, code=0, reason=None):
-    ended = {"exitCode": code, "startedAt": at(start), "finishedAt": at(end), "containerID": "x"}
-    ended["reason"] = reason or ("Completed" if code == 0 else "Error")
-    return {"name": "main", "state": {"terminated": ended}, "restartCount": 0}
-
-
-def pod(
-    name,
-    created,
-    start=None,
-    end=None,
-    *,
-    phase=None,
-    code=0,
-    reason=None,
-    gpus=8,
-    node="n1",
-    owner=None,
-    **other,
-):
-    """Make a pod as the API shows it; `owner` is (kind, name)."""
-    phase = phase or (
-        "Pending"
-        if start is None
-        else "Running"
-        if end is None
-        else "Failed"
-        if code
-        else "Succeeded"
-    )
-    status = {"phase": phase}
-    if start is not None:
-        status["startTime"] = at(start)
-        running = {"name": "main", "state": {"running": {"startedAt": at(start)}}}
-        status["containerStatuses"] = [
-            running if end is None else terminated(start, end, code, reason)
-        ]
-    owners = (
-        [{"apiVersion": "x/v1", "kind": owner[0], "name": owner[1], "uid": "u", "controller": True}]
-        if owner
-        else []
-    )
-    meta = {
-        "name": name,
-        "namespace": "lab",
-        "uid": name,
-        "creationTimestamp": at(created),
-        "ownerReferences": owners,
-    }
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": meta
-        | {"labels": other.pop("labels", {}), "annotations": other.pop("annotations", {})},
-        "spec": {"containers": [asks(gpus)], "nodeName": node if start is not None else None}
-        | other.pop("spec", {}),
-        "status": status | other.pop("status", {}),
-    }
-
-
-def job(
-    name,
-    created,
-    start=None,
-    end=None,
-    *,
-    condition=None,
-    reason="",
-    parallelism=1,
-    completions=1,
-    **other,
-):
-    status = {"startTime": at(start)} if start is not None else {}
-    if condition:
-        status["conditions"] = [
-            {"type": "Suspended", "status": "False", "lastTransitionTime": at(0)},
-            {"type": condition, "status": "True", "reason": reason, "lastTransitionTime": at(end)},
-        ]
-        if condition == "Complete":
-            status["completionTime"] = at(end)
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": name, "namespace": "lab", "creationTimestamp": at(created)} | other.pop("metadata", {}),
-        "spec": {
-            "parallelism": parallelism,
-            "completions": completions,
-            "template": {"spec": {"containers": [asks(4)]}},
-        } | other.pop("spec", {}),
-        "status": status,
-    }  # fmt: skip
-
-
 @pytest.fixture
 def read(tmp_path):
-    def reading(*items, form="list", **variables):
-        path = tmp_path / "prod.json"
-        if form == "list":
-            path.write_text(
-                json.dumps(
-                    {"apiVersion": "v1", "items": items, "kind": "List", "metadata": {}}, indent=4
-                )
-            )
-        else:
-            path.write_text("".join(json.dumps(item) + "\n" for item in items))
-        assert SOURCE.recognises(path)
-        assert not kueue.SOURCE.recognises(path)
-        return read_file(SOURCE, path, **variables)
-
-    return reading
-
-
-def seconds(row):
-    times = (unix_s(row[name]) for name in ("submit_at", "start_at", "end_at"))
-    return tuple(None if time is None else time - ZERO_S for time in times)
+    return partial(read_objects, tmp_path)
 
 
 @pytest.mark.parametrize("form", ["list", "lines"])
@@ -498,73 +372,6 @@ def test_a_list_without_jobs(tmp_path):
     assert not SOURCE.recognises(path)
     with pytest.raises(BadTrace, match="holds no job"):
         read_file(SOURCE, path)
-
-
-def volcano(phase, **status):
-    template = {"spec": {"containers": [asks(8)]}}
-    return {
-        "apiVersion": "batch.volcano.sh/v1alpha1",
-        "kind": "Job",
-        "metadata": {"name": "vj", "namespace": "lab", "creationTimestamp": at(0)},
-        "spec": {"queue": "q1", "tasks": [{"replicas": 4, "template": template}]},
-        "status": {"state": {"phase": phase, "lastTransitionTime": at(7205)}, **status},
-    }
-
-
-@pytest.mark.parametrize(
-    ("phase", "state"), [("Completed", "COMPLETED"), ("Failed", "FAILED"), ("Aborted", "CANCELLED")]
-)
-def test_a_job_of_volcano_is_read_alone(read, phase, state):
-    ran = [{"status": "Pending", "lastTransitionTime": at(1)}]
-    ran += [{"status": "Running", "lastTransitionTime": at(5)}]
-    _, (row,) = read(volcano(phase, conditions=ran))
-    told = (row["job_id"], row["pool"], row["state"], row["gpu_num"])
-    assert told == ("lab/volcano/vj", "lab/q1", state, 32)
-    assert seconds(row) == (0, 5, 7205)
-    _, (row,) = read(volcano(phase, runningDuration="2h0m0s"))
-    assert seconds(row) == (0, 5, 7205)
-
-
-def test_a_job_of_volcano_goes_with_its_pods(read):
-    labels = {"volcano.sh/job-name": "vj"}
-    workers = [pod(f"vj-{n}", 1, 5 + n, 100, labels=labels, owner=("Job", "vj")) for n in range(2)]
-    _, (row,) = read(volcano("Completed"), *workers)
-    assert (row["job_id"], row["gpu_num"], seconds(row)) == ("lab/volcano/vj", 16, (0, 6, 100))
-
-
-def test_a_job_of_an_api_that_is_not_known_is_left_out(read):
-    foreign = job("x", 0) | {"apiVersion": "example.com/v1"}
-    foreign["spec"] = {}
-    reading, (row,) = read(pod("a", 0, 1, 2), foreign)
-    assert row["job_id"] == "lab/pod/a"
-    assert notes_of(reading) == {"kubernetes-other-kinds": 1}
-
-
-def test_steps_of_an_argo_workflow_are_jobs_of_their_own(read):
-    labels = {"workflows.argoproj.io/workflow": "flow"}
-    steps = [
-        pod("prepare", 0, 1, 1001, gpus=1, labels=labels, owner=("Workflow", "flow")),
-        pod("train", 500, 501, 601, gpus=64, labels=labels, owner=("Workflow", "flow")),
-    ]
-    _, rows = read(*steps)
-    assert {row["job_id"]: row["gpu_num"] * row["run_s"] for row in rows} == {
-        "lab/workflow/flow/prepare": 1000,
-        "lab/workflow/flow/train": 6400,
-    }
-    assert {row["name"] for row in rows} == {"flow"}
-
-
-def test_a_group_of_a_leader_worker_set_is_one_job(read):
-    def member(name, group):
-        labels = {"leaderworkerset.sigs.k8s.io/name": "serve"}
-        labels["leaderworkerset.sigs.k8s.io/group-index"] = group
-        return pod(name, 0, 1, 100, labels=labels, owner=("StatefulSet", "serve"))
-
-    _, rows = read(member("serve-0", "0"), member("serve-0-1", "0"), member("serve-1", "1"))
-    assert {row["job_id"]: row["gpu_num"] for row in rows} == {
-        "lab/leaderworkerset/serve-0": 16,
-        "lab/leaderworkerset/serve-1": 8,
-    }
 
 
 def test_a_pod_that_crashes_again_and_again_has_failed(read):

@@ -48,7 +48,6 @@ _NEVER = {
     "--model local-completions.",
 }
 _MODEL_WAYS = {
-    "peft": "Merge the adapter into its base once (merge_and_unload), save it, and give that folder as pretrained.",
     "trust_remote_code": _NEVER["trust_remote_code"],
     "tokenizer": "Put the tokenizer's files into the model's folder.",
     "parallelize": "Use --model vllm with tensor_parallel_size.",
@@ -210,7 +209,9 @@ def _model(options: Mapping[str, Any], line: Line) -> dict[str, Any]:
             raise BadUse(f"--model {kind} needs its weights: --model_args pretrained=FOLDER")
         name = str(arguments.pop("pretrained", kind))
         revision = arguments.pop("revision", None)
-        line.native += ["--model", f"{name}@{revision}" if revision else name]
+        name = f"{name}@{revision}" if revision else name
+        adapter = arguments.pop("peft", None)
+        line.native += ["--model", str(adapter), "--base", name] if adapter else ["--model", name]
         line.native += ["--engine", _LOCAL.get(kind, "hf")] if kind in _LOCAL else []
         flags = {"dtype": "--dtype", "device": "--device", "max_length": "--max-length"}
         engine_options = {}

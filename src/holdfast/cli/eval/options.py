@@ -106,6 +106,11 @@ MODEL = (
         help="For a DCP checkpoint whose names are not transformers'.",
     ),
     click.option(
+        "--base",
+        metavar="FOLDER",
+        help="For a PEFT adapter: its base.  [default: the one that the adapter names]",
+    ),
+    click.option(
         "--family",
         metavar="NAME",
         help="Models whose past evaluations predict this one's costs.  [default: those of its shape]",

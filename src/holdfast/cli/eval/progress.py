@@ -61,7 +61,10 @@ def sentence(status: "Status", rate: float | None) -> str:
         parts.append(f"{words.duration(status.time_left_s)} left")
     if status.bound_s > 0:
         parts.append(f"bound {words.duration(status.bound_s)}")
-    parts.append(f"{status.engines_ready} of {words.plainly(status.engines, 'engine')} ready")
+    if status.engines or status.state != "running":
+        parts.append(f"{status.engines_ready} of {words.plainly(status.engines, 'engine')} ready")
+    else:
+        parts.append("no engine needed so far")
     if status.engines_ready:
         parts.append(f"{words.percent(status.busy_share)} busy")
     if status.reused:

@@ -14,6 +14,7 @@ and writes the journals.
 | `policy_queue` | events on their way to the policy, and its decisions |
 | `open_requests` | samples and requests without an answer; requests held over a restart |
 | `engine_slots`, `engine_pool` | nodes and engines, and which engine serves which model |
+| `resting`, `known_keys` | engines that rest while all answers are known, and what tells so |
 | `dealing` | weights to nodes, once per cluster |
 | `certifying` | fresh loads that certify swapped engines |
 | `dispatcher` | requests to engines, and their answers |

@@ -30,6 +30,8 @@ class Dealing:
         self._first_node_s: float | None = None
         self._gathered = False
         self._left_s: float | None = None
+        self.is_held = False
+        """True while engines rest, so that no weights are read."""
 
     def gather(self, now_s: float) -> None:
         """Begin to deal once all nodes are connected, or `gather_s` has passed.
@@ -59,7 +61,7 @@ class Dealing:
     def deal(self) -> None:
         """Send every node its orders; the owners of chunks are among the connected nodes."""
         nodes = {node.number: node for node in self._nodes.values() if node.report}
-        if not nodes or not self._gathered or self._config.rescore:
+        if not nodes or not self._gathered or self.is_held or self._config.rescore:
             return
         for place, model in enumerate(self.wanted()):
             if model.added.manifest is not None:

@@ -19,6 +19,7 @@ from holdfast.evaluate.coordinator.engine_slots import SPARE, EngineSlot, Node, 
 from holdfast.evaluate.coordinator.models import Model, Models
 from holdfast.evaluate.coordinator.open_requests import ResumedRequests
 from holdfast.evaluate.coordinator.policy_queue import PolicyQueue
+from holdfast.evaluate.coordinator.resting import Resting
 from holdfast.evaluate.coordinator.timeline_writer import TimelineWriter
 from holdfast.evaluate.policy import events
 from holdfast.evaluate.types.engine import uses_gpus
@@ -91,6 +92,7 @@ class EnginePool:
         self._orders = Orders(config, clock, self.nodes, self.slots)
         self._dealing = Dealing(config, models, self.nodes)
         self._certifying = Certifying(config, self.nodes, self.slots, self._dealing)
+        self._resting = Resting(config, clock, models, self._orders)
 
     # Nodes
 
@@ -120,7 +122,12 @@ class EnginePool:
         self._policy.put(
             events.NodeJoined(now_s=now_s, node=node.number, metric_slots=metric_slots)
         )
-        for index in range(self._orders.engines_of(report)):
+        self.tick()
+
+    def _start_engines(self, node: Node) -> None:
+        assert node.report is not None
+        node.has_engines = True
+        for index in range(self._orders.engines_of(node.report)):
             self._orders.ensure(f"{node.name}/{index}", node)
         spare = self.slots.get(SPARE)
         if spare is None and self._config.is_stream and self._certifying.is_beside():
@@ -131,7 +138,6 @@ class EnginePool:
             self._orders.ensure(
                 SPARE, node
             )  # the order, or the report of the process's end, was lost with the connection
-        self.tick()
 
     def node_gone(self, peer: Connection) -> None:
         """Remove a node; its engines follow by themselves."""
@@ -185,6 +191,7 @@ class EnginePool:
         if model is None or model.outcome is not None:
             peer.send(ReleaseModel(model=fetched.model))
             return
+        self._resting.fetched(model, fetched.digest, self.nodes.values())
         if not model.digest:
             self._models.know(model, fetched.digest)
         elif model.digest != fetched.digest:
@@ -237,6 +244,7 @@ class EnginePool:
         if slot.is_spare and slot.node != peer.hello.node:
             peer.send(Refused(why="Its place was given to another node."))
             return
+        self.need_engines()  # an engine from before our restart is at work
         same_process = slot.pid == peer.hello.pid
         peer.send(Welcome())
         slot.peer, slot.node, slot.pid = peer, peer.hello.node, peer.hello.pid
@@ -359,6 +367,9 @@ class EnginePool:
             slot.serving = None
             self.serve_idle()
             return
+        if why := self._resting.serves(model, self._node_of(slot), report.numerics):
+            self._listener.model_failed(model, why)
+            return
         if why := unfit(model, report, is_exact=self._config.spec.mode == "exact"):
             _log.warning("Engine %s is started anew: %s", slot.name, why)
             if self._may_try_again(slot, why):
@@ -464,6 +475,9 @@ class EnginePool:
         if model.digest and model.numerics and model.answers is None and model.outcome is None:
             self._listener.model_known(model)
 
+    def _node_of(self, slot: EngineSlot) -> Node | None:
+        return next((one for one in self.nodes.values() if one.number == slot.node), None)
+
     # The spare engine
 
     def _place_spare(self, node: Node) -> None:
@@ -498,9 +512,34 @@ class EnginePool:
         """Return the slot of an engine by the policy's number."""
         return self._slot_of.get(engine)
 
+    def need_engines(self) -> None:
+        """Start engines and read the weights, since a request has no answer."""
+        if self.is_resting:
+            self._resting.end()
+            self.tick()
+
+    @property
+    def is_resting(self) -> bool:
+        """True while engines rest, since all answers may be known."""
+        return self._dealing.is_held
+
+    def _start_or_rest(self) -> None:
+        """Start the engines of new nodes, unless all answers may be known."""
+        self._dealing.is_held = self._resting.rests(self.nodes.values())
+        if self.is_resting:
+            for model in self._models.open():
+                self.identify(model)
+                if model.answers is not None and not len(model.answers):
+                    self.need_engines()  # its journal was removed
+            return
+        for node in list(self.nodes.values()):
+            if node.report is not None and not node.has_engines:
+                self._start_engines(node)
+
     def tick(self) -> None:
         """Deal weights and restart hung engines, as time passes."""
         now_s = self._clock.monotonic_s()
+        self._start_or_rest()
         self._dealing.gather(now_s)
         self._dealing.deal()
         self.serve_idle()

@@ -7,7 +7,7 @@ import msgspec
 
 from holdfast.core.clock import Clock
 from holdfast.evaluate.coordinator.config import CoordinatorConfig
-from holdfast.evaluate.types.engine import engines_on
+from holdfast.evaluate.types.engine import EngineSpec, engines_on
 from holdfast.evaluate.wire.messages import NodeReport, StartEngine, StopEngine
 from holdfast.evaluate.wire.server import Connection
 
@@ -26,6 +26,8 @@ class Node:
     report: NodeReport | None = None
     told: dict[int, tuple[list[int], float]] = field(default_factory=dict)
     """By model, the owners and the read limit of the last order to this node."""
+    has_engines: bool = False
+    """True if the engines of this node were ordered to start."""
     crowded: dict[int, list[int]] = field(default_factory=dict)
     """By model that did not fit into this node's memory, the models that were there."""
 
@@ -131,12 +133,16 @@ class Orders:
         if node := self._node_of(slot):
             node.peer.send(StopEngine(name=slot.name))
 
-    def _start(self, slot: EngineSlot, node: Node) -> None:
+    def spec_for(self, node: Node) -> EngineSpec:
+        """Return the spec of a node's engines, with their share of the cores."""
         spec = self._config.spec
         if not spec.threads and node.report:
             threads = max(1, node.report.cores // max(1, self.engines_of(node.report)))
             spec = msgspec.structs.replace(spec, threads=threads)
-        node.peer.send(StartEngine(name=slot.name, spec=spec, index=slot.index))
+        return spec
+
+    def _start(self, slot: EngineSlot, node: Node) -> None:
+        node.peer.send(StartEngine(name=slot.name, spec=self.spec_for(node), index=slot.index))
 
     def _node_of(self, slot: EngineSlot) -> Node | None:
         return next((one for one in self._nodes.values() if one.number == slot.node), None)

@@ -90,6 +90,7 @@ class Live:
             self._counts,
             rescore=config.rescore,
             settled_s=clock.monotonic_s() + (config.settle_s if epoch else 0.0),
+            need_engines=self._pool.need_engines,
         )
         self._commits = Commits(self._models, self._samples)
         self._dispatcher = Dispatcher(

@@ -4,6 +4,8 @@ Answers in the journals are used at once. Requests that engines are about to ans
 requests go to the policy. A complete sample is delivered.
 """
 
+from collections.abc import Callable
+
 from holdfast.core.clock import Clock
 from holdfast.evaluate.coordinator.counts import Counts
 from holdfast.evaluate.coordinator.delivery import Delivery
@@ -38,6 +40,7 @@ class SampleQueue:
         counts: counts samples and requests.
         rescore: True if engines answer nothing.
         settled_s: after a restart, the time until which engines may report their requests.
+        need_engines: called before requests without an answer go to the policy.
     """
 
     def __init__(
@@ -53,11 +56,13 @@ class SampleQueue:
         *,
         rescore: bool,
         settled_s: float,
+        need_engines: Callable[[], None],
     ) -> None:
         self._clock, self._policy, self._models = clock, policy, models
         self._open_requests, self._resumed = open_requests, resumed
         self._measurements, self._delivery, self._counts = measurements, delivery, counts
         self._rescore, self._settled_s = rescore, settled_s
+        self._need_engines = need_engines
         self._early: dict[
             tuple[int, int], list[messages.Submit]
         ] = {}  # of models without a journal yet
@@ -138,6 +143,8 @@ class SampleQueue:
 
     def _plan(self, samples: list[OpenSample]) -> None:
         """Give samples to the policy."""
+        if any(sample.missing for sample in samples):
+            self._need_engines()
         specs = tuple(map(_spec, samples))
         self._policy.put(events.SamplesAdded(now_s=self._clock.monotonic_s(), samples=specs))
         for sample in samples:

@@ -12,7 +12,14 @@ from holdfast.evaluate.policy import account
 from holdfast.evaluate.report.gantt import Picture, gantt
 from holdfast.evaluate.report.occupation import occupation
 from holdfast.evaluate.report.table import ARROWS, shown
-from holdfast.evaluate.report.why import CAUSES, bound_terms, longest_waits, lost_time, named
+from holdfast.evaluate.report.why import (
+    CAUSES,
+    all_known,
+    bound_terms,
+    longest_waits,
+    lost_time,
+    named,
+)
 from holdfast.evaluate.types.evaluation import Evaluation
 from holdfast.evaluate.types.timeline import Timeline
 
@@ -180,7 +187,8 @@ def _context(evaluation: Evaluation) -> str:
     started = (
         f", started {words.moment(evaluation.started_at_s)}" if evaluation.started_at_s else ""
     )
-    return f"Evaluation {evaluation.id}{on}{f'; {mode}' if mode else ''}{started}."
+    said = f"Evaluation {evaluation.id}{on}{f'; {mode}' if mode else ''}{started}."
+    return f"{said} {all_known(evaluation)}".rstrip()
 
 
 def _key_figures(evaluation: Evaluation) -> list[KeyFigure]:

@@ -80,14 +80,9 @@ def lost_time(evaluation: Evaluation) -> list[LostTime]:
     ]
 
 
-def is_all_reused(evaluation: Evaluation) -> bool:
-    """Return True if every answer was known from earlier evaluations."""
-    return evaluation.reused > 0 and evaluation.requests == 0
-
-
 def losses(evaluation: Evaluation) -> str:
     """Summarize useful time and the largest losses in one line; empty if nothing was lost."""
-    if is_all_reused(evaluation):
+    if all_known(evaluation):
         return ""
     rows = lost_time(evaluation)
     useful = sum(row.share for row in rows if row.cause in WORK)
@@ -117,11 +112,9 @@ def verdict(evaluation: Evaluation) -> str:
     took = (
         f"{evaluation.suite} on {evaluation.model} {verb} {words.duration(evaluation.makespan_s)}"
     )
+    if known := all_known(evaluation):
+        return f"{took}. {known}".replace(words.NBSP, " ")
     if evaluation.ratio is None:
-        if is_all_reused(evaluation):
-            return f"{took}. Nothing had to be run: all answers were known.".replace(
-                words.NBSP, " "
-            )
         return f"{took}; no lower bound is known.".replace(words.NBSP, " ")
     decides = max(evaluation.bound, key=lambda term: term.seconds)
     return (
@@ -129,6 +122,12 @@ def verdict(evaluation: Evaluation) -> str:
         f"{words.duration(evaluation.bound_s)} "
         f"({named(decides.name).lower()})."
     ).replace(words.NBSP, " ")
+
+
+def all_known(evaluation: Evaluation) -> str:
+    """Say that every answer was reused; empty if an engine answered anything."""
+    is_known = evaluation.state == "done" and evaluation.reused > 0 and not evaluation.requests
+    return "Nothing had to be run: all answers were known." if is_known else ""
 
 
 def why(evaluation: Evaluation) -> str:

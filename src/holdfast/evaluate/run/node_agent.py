@@ -29,6 +29,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.phases import ENV_PROFILE
 from holdfast.core.processes import become_subreaper, kill_descendants
 from holdfast.evaluate.coordinator.config import CoordinatorFiles
+from holdfast.evaluate.run.node_kind import node_kind
 from holdfast.evaluate.types.errors import EvaluationError
 from holdfast.evaluate.types.model_manifest import DamagedModel
 from holdfast.evaluate.weights.fetch import NodeStore
@@ -130,6 +131,7 @@ class Agent:
             memory_bytes=psutil.virtual_memory().total,
             gpus=gpu_count(),
             store=await self._store.start(options.listen_host),
+            kind=node_kind(),
         )
         loop = asyncio.get_running_loop()
         me = asyncio.current_task()

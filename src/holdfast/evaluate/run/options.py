@@ -92,6 +92,9 @@ class EvaluateOptions:
     name_map: Path | None = None
     """For a Holdfast or DCP checkpoint with names other than transformers': the file that maps the
     names."""
+    base: str | None = None
+    """For a PEFT adapter: its base, a Hugging Face folder or its URL; None for the one that the
+    adapter names."""
     family: str = ""
     """The family of models with the history that predicts the costs; empty for models of the same
     shape."""

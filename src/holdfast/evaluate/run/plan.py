@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.core.atomic import write_atomic
-from holdfast.core.errors import NotFound
+from holdfast.core.errors import BadUse, NotFound
 from holdfast.core.ledger.records import EvaluationRecord
 from holdfast.core.paths import EvaluationPaths
 from holdfast.evaluate.coordinator.config import CoordinatorConfig
@@ -185,10 +185,18 @@ def describe_model(model: str, options: EvaluateOptions) -> ModelManifest | None
         return None
     from holdfast.evaluate.weights.describe import describe
 
-    config = str(options.hf_config) if options.hf_config else None
-    return describe(
-        model, hf_config=config, name_map=str(options.name_map) if options.name_map else None
+    manifest = describe(
+        model,
+        hf_config=str(options.hf_config) if options.hf_config else None,
+        name_map=str(options.name_map) if options.name_map else None,
+        base=options.base,
     )
+    if manifest.adapter and options.engine.kind != "hf":
+        raise BadUse(
+            f"{model} is a PEFT adapter, which the engine hf applies and {options.engine.kind} "
+            "does not. Give --engine hf, or merge the adapter into its base (merge_and_unload)."
+        )
+    return manifest
 
 
 def _family(model: str, manifest: ModelManifest | None) -> str:

@@ -18,6 +18,10 @@ class DamagedModel(EvaluationError):
     """A model's bytes differ from their digests, or form no model: no node can load it."""
 
 
+ADAPTER_FOLDER = "adapter"
+"""The subfolder of a model's folder with its PEFT adapter."""
+
+
 class ModelFile(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """A file of a model; `path` is relative to the model's folder, with `/`."""
 
@@ -38,6 +42,7 @@ class ModelManifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     Attributes:
         source: a folder, or the URL of one (file, http, https, s3, gs, az).
+        adapter: the same, of a PEFT adapter: the files below `ADAPTER_FOLDER`; empty without.
         form: "huggingface" (the files are the folder) or "dcp" (the node converts the files).
         files: the files to read, in this order; bytes outside of all chunks are not needed.
         chunks: the ranges to read.
@@ -60,6 +65,12 @@ class ModelManifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     digests: list[str] = []
     file_digests: dict[str, str] = {}
     converted_bytes: int = 0
+    adapter: str = ""
+
+    def place_of(self, path: str) -> tuple[str, str]:
+        """Return the folder or URL of a file, and the path of the file in that place."""
+        inside = path.removeprefix(f"{ADAPTER_FOLDER}/")
+        return (self.adapter, inside) if self.adapter and inside != path else (self.source, path)
 
     @property
     def size_bytes(self) -> int:
@@ -69,7 +80,7 @@ class ModelManifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     def fingerprint(self) -> bytes:
         """Return XXH3-128 of the whole manifest: nodes exchange chunks of equal fingerprint only.
 
-        The source is part of the fingerprint: two checkpoints of one run differ in nothing else and
+        The sources are part of the fingerprint: two checkpoints of one run differ in nothing else and
         are fetched at the same time.
         """
         return xxhash.xxh3_128_digest(_encoder.encode(self))
@@ -97,11 +108,13 @@ def cut(file: int, offset: int, size_bytes: int, chunk_bytes: int) -> list[Chunk
 
 
 def model_digest(manifest: ModelManifest, chunk_digests: Iterable[bytes]) -> str:
-    """Return XXH3-128, in hex, over the manifest without its source and all chunk digests.
+    """Return XXH3-128, in hex, over the manifest without its sources and all chunk digests.
 
     Equal content in equal chunks gives the same digest, from any storage and any reader.
     """
-    checksum = xxhash.xxh3_128(_encoder.encode(msgspec.structs.replace(manifest, source="")))
+    checksum = xxhash.xxh3_128(
+        _encoder.encode(msgspec.structs.replace(manifest, source="", adapter=""))
+    )
     for digest in chunk_digests:
         checksum.update(digest)
     return checksum.hexdigest()

@@ -27,7 +27,13 @@ from holdfast.checkpoint import (
     read_manifest,
 )
 from holdfast.core.errors import BadUse, CheckpointError, NotFound
-from holdfast.evaluate.types.model_manifest import ModelFile, ModelManifest, chunk_size_for, cut
+from holdfast.evaluate.types.model_manifest import (
+    ADAPTER_FOLDER,
+    ModelFile,
+    ModelManifest,
+    chunk_size_for,
+    cut,
+)
 from holdfast.evaluate.weights.source import Source, open_source
 
 METADATA = ".metadata"
@@ -38,7 +44,7 @@ KNOWN_SMALL_FILES = (
 )  # fmt: skip
 """The files to try on servers that cannot list files."""
 _DESCRIBE_ATTEMPTS = 12
-_ADAPTER = "adapter_config.json"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _ENCODER_DECODERS = {
     "t5",
     "mt5",
@@ -58,18 +64,21 @@ def describe(
     hf_config: str | None = None,
     name_map: str | None = None,
     chunk_bytes: int | None = None,
+    base: str | None = None,
 ) -> ModelManifest:
     """Describe which bytes to read for a model.
 
     Args:
         model: a folder, or the URL of one (file, http, https, s3, gs, az): a Hugging Face
-            folder, or one checkpoint.
+            folder, one checkpoint, or a PEFT adapter.
         hf_config: for a checkpoint: a folder with the `config.json` and the tokenizer of its
             model.
         name_map: for a checkpoint with other names: the file that maps them
             (`holdfast.checkpoint.read_name_map`).
         chunk_bytes: the largest size of a chunk; None to choose by the model's size. The digest
             of a model depends on it.
+        base: for an adapter: its base, a Hugging Face folder or its URL; None for the one that
+            the adapter names.
 
     Raises:
         NotFound: there is nothing at `model`.
@@ -77,14 +86,28 @@ def describe(
             needs.
         EvaluationError: the storage cannot be read.
     """
-    if "://" not in model:
-        model = str(_in_the_hub_cache(model) or Path(model).absolute())
-        _check_folder(Path(model))
-    return asyncio.run(_describe(model, hf_config, name_map, chunk_bytes))
+    return asyncio.run(_describe(_found(model), hf_config, name_map, chunk_bytes, base))
+
+
+def _found(model: str) -> str:
+    """Return the absolute path of a folder, or a URL as it is.
+
+    Raises:
+        NotFound: there is no such folder.
+    """
+    if "://" in model:
+        return model
+    model = str(_in_the_hub_cache(model) or Path(model).absolute())
+    _check_folder(Path(model))
+    return model
 
 
 async def _describe(
-    model: str, hf_config: str | None, name_map: str | None, chunk_bytes: int | None
+    model: str,
+    hf_config: str | None,
+    name_map: str | None,
+    chunk_bytes: int | None,
+    base: str | None,
 ) -> ModelManifest:
     source = open_source(model, attempts=_DESCRIBE_ATTEMPTS)
     found = await source.sizes()
@@ -99,9 +122,17 @@ async def _describe(
                 HF_INDEX_NAME,
                 HF_WEIGHTS_NAME,
                 "pytorch_model.bin",
+                ADAPTER_CONFIG,
+                ADAPTER_WEIGHTS,
             ),
         )
     sizes = found
+    is_adapter = ADAPTER_CONFIG in sizes and not {HF_WEIGHTS_NAME, HF_INDEX_NAME} & sizes.keys()
+    if base is not None and not is_adapter:
+        raise BadUse(
+            f"{model} is no PEFT adapter (it has no {ADAPTER_CONFIG}), and only an adapter takes "
+            "--base. Give the adapter's folder, or leave --base out."
+        )
     if METADATA in sizes:
         return await _describe_checkpoint(model, source, sizes, hf_config, name_map, chunk_bytes)
     if hf_config is not None or name_map is not None:
@@ -110,6 +141,8 @@ async def _describe(
             "--hf-config and --name-map. "
             "Give the folder of one step, or leave them out."
         )
+    if is_adapter:
+        return await _describe_adapter(model, source, sizes, base, chunk_bytes)
     return await _describe_huggingface(model, source, sizes, listed, chunk_bytes)
 
 
@@ -139,13 +172,61 @@ async def _describe_huggingface(
             "Copy it again."
         )
     files = [ModelFile(path=path, size_bytes=sizes[path]) for path in sorted({*small, *weights})]
+    return _of_whole_files(model, files, chunk_bytes)
+
+
+def _of_whole_files(
+    model: str, files: list[ModelFile], chunk_bytes: int | None, adapter: str = ""
+) -> ModelManifest:
     chunk_bytes = chunk_bytes or chunk_size_for(sum(file.size_bytes for file in files))
     chunks = [
         chunk
         for number, file in enumerate(files)
         for chunk in cut(number, 0, file.size_bytes, chunk_bytes)
     ]
-    return ModelManifest(source=model, form="huggingface", files=files, chunks=chunks)
+    return ModelManifest(
+        source=model, form="huggingface", files=files, chunks=chunks, adapter=adapter
+    )
+
+
+async def _describe_adapter(
+    model: str, source: Source, sizes: Mapping[str, int], base: str | None, chunk_bytes: int | None
+) -> ModelManifest:
+    """Describe the files of a PEFT adapter's base and, below `ADAPTER_FOLDER`, of the adapter."""
+    if ADAPTER_WEIGHTS not in sizes:
+        raise BadUse(
+            f"{model} is a PEFT adapter without {ADAPTER_WEIGHTS}. Save it with peft's "
+            "`save_pretrained`, which writes safetensors."
+        )
+    try:
+        config = json.loads(bytes(await source.read(ADAPTER_CONFIG, 0, sizes[ADAPTER_CONFIG])))
+        base = base or str(config.get("base_model_name_or_path") or "")
+    except (ValueError, AttributeError) as error:
+        raise BadUse(
+            f"{ADAPTER_CONFIG} of {model} is unreadable ({error}). Copy the adapter again."
+        ) from error
+    if not base:
+        raise BadUse(f"{model} is a PEFT adapter and names no base. Give its folder: --base FOLDER")
+    try:
+        found = _found(base)
+    except (NotFound, BadUse) as error:
+        raise NotFound(
+            f"{model} is a PEFT adapter of {base}, which is not here. Give the folder of its base "
+            "by --base FOLDER, or fetch it: hf download ORG/NAME."
+        ) from error
+    whole = await _describe(found, None, None, chunk_bytes, None)
+    if whole.adapter:
+        raise BadUse(
+            f"The base {base} of the PEFT adapter {model} is an adapter, too. Merge the base first."
+        )
+    files = [
+        *whole.files,
+        *(
+            ModelFile(path=f"{ADAPTER_FOLDER}/{path}", size_bytes=sizes[path])
+            for path in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
+        ),
+    ]
+    return _of_whole_files(found, files, chunk_bytes, model)
 
 
 async def _indexed(model: str, source: Source, size_bytes: int) -> list[str]:
@@ -332,13 +413,6 @@ def _what_is_there(model: str, sizes: Mapping[str, int]) -> str:
     if steps:
         several = f"{steps[0]} to {steps[-1]}" if len(steps) > 1 else steps[0]
         return f"{model} is a folder of checkpoints ({several}). Give one of them: {model.rstrip('/')}/{steps[-1]}."
-    if _ADAPTER in sizes:
-        return (
-            f"{model} is a PEFT adapter ({_ADAPTER}), not a whole model. Merge it into its base "
-            "once: "
-            "`AutoPeftModelForCausalLM.from_pretrained(ADAPTER).merge_and_unload().save_pretrained(FOLDER)`, save the "
-            "tokenizer beside it, and give FOLDER."
-        )
     inside = sorted({path.split("/")[0] for path in sizes if path.endswith("/" + HF_CONFIG_NAME)})
     if inside:
         return f"{model} is no model, but {', '.join(inside[:3])} in it is one. Give {model.rstrip('/')}/{inside[0]}."

@@ -21,7 +21,7 @@ from holdfast.evaluate.types.errors import EvaluationError
 from holdfast.evaluate.types.model_manifest import DamagedModel, ModelManifest, model_digest
 from holdfast.evaluate.weights.exchange import ChunkServer
 from holdfast.evaluate.weights.share import ModelShare, in_a_thread
-from holdfast.evaluate.weights.source import HeldModels, Sleep, open_source
+from holdfast.evaluate.weights.source import HeldModels, Sleep, open_model
 from holdfast.evaluate.weights.store import MemoryFull, SharedMemory
 
 
@@ -167,7 +167,7 @@ class NodeStore:
         self.memory.close()
 
     def _begin(self, model: int, manifest: ModelManifest) -> "_Model":
-        source = open_source(manifest.source, sleep=self._sleep)
+        source = open_model(manifest, sleep=self._sleep)
         name = f"model-{model}"
         chunks_name = f"{name}.chunks" if manifest.form == "dcp" else name
         sizes = [(file.path, file.size_bytes) for file in manifest.files]

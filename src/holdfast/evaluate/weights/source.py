@@ -94,6 +94,31 @@ def open_source(url: str, *, attempts: int = READ_ATTEMPTS, sleep: Sleep = async
     )
 
 
+def open_model(manifest: ModelManifest, *, sleep: Sleep = asyncio.sleep) -> Source:
+    """Open the source of a model, and of its adapter if it has one; as `open_source`."""
+    base = open_source(manifest.source, sleep=sleep)
+    if not manifest.adapter:
+        return base
+    return _WithAdapter(manifest, base, open_source(manifest.adapter, sleep=sleep))
+
+
+class _WithAdapter:
+    def __init__(self, manifest: ModelManifest, base: Source, adapter: Source) -> None:
+        self._manifest = manifest
+        self._sources = {manifest.source: base, manifest.adapter: adapter}
+
+    async def sizes(self) -> dict[str, int] | None:
+        return {file.path: file.size_bytes for file in self._manifest.files}
+
+    async def size_bytes(self, path: str) -> int:
+        source, inside = self._manifest.place_of(path)
+        return await self._sources[source].size_bytes(inside)
+
+    async def read(self, path: str, offset: int, size_bytes: int) -> memoryview:
+        source, inside = self._manifest.place_of(path)
+        return await self._sources[source].read(inside, offset, size_bytes)
+
+
 class _Retry:
     """Repeat an operation after growing random pauses, a bounded number of times."""
 

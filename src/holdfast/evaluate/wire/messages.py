@@ -149,13 +149,18 @@ class ModelOutcome(Message, frozen=True, kw_only=True):
 
 
 class NodeReport(Message, frozen=True, kw_only=True):
-    """The properties of a node; `store` is host:port of its chunks."""
+    """The properties of a node; `store` is host:port of its chunks.
+
+    `kind` is equal for nodes on which an engine has equal numerics (`run.node_kind`); empty if
+    unknown.
+    """
 
     host: str
     cores: int
     memory_bytes: int
     gpus: int
     store: str
+    kind: str = ""
 
 
 class FetchModel(Message, frozen=True, kw_only=True):

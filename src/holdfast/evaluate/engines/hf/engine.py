@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from holdfast.core.errors import BadUse
+from holdfast.evaluate.engines.hf.adapter import adapter_numerics
 from holdfast.evaluate.engines.hf.calls import Calls, calls_of, has_plain_cache
 from holdfast.evaluate.engines.hf.curve import canary_of, measure
 from holdfast.evaluate.engines.hf.sampling import Recipes
@@ -49,6 +50,7 @@ class TransformersEngine:
     def load(self, folder: Path) -> None:
         """See `Engine.load`."""
         self._model = load_model(folder, self._spec, self._device)
+        self._adapter_numerics = adapter_numerics(folder)
         self._swapper = Swapper(self._model, folder)
         self._ready(folder, load_tokenizer(folder))
         self._curve = measure(self._model, self._max_length, self._max_batch)
@@ -99,6 +101,7 @@ class TransformersEngine:
                 f"torch {torch.__version__}",
                 f"transformers {transformers.__version__}",
                 f"limit {self._max_length}",
+                *self._adapter_numerics,
             )
         )
 

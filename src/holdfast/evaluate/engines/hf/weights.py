@@ -10,19 +10,22 @@ from typing import Any
 import torch
 
 from holdfast.core.errors import BadUse
+from holdfast.evaluate.engines.hf.adapter import has_adapter, with_adapter
 from holdfast.evaluate.engines.safetensors_files import tensors_of
 from holdfast.evaluate.types.engine import EngineSpec, SwapRefused
 
 _NO_LIMIT = int(1e30)  # transformers' value for a tokenizer without a limit
 _DEFAULT_LENGTH = 2048
+_ADAPTER_STAYS = "A PEFT adapter cannot be swapped in place."
 _NOT_OF_THE_MODEL = {"_name_or_path", "transformers_version"}
 
 
 def load_model(folder: Path, spec: EngineSpec, device: torch.device) -> Any:
-    """Load the model of a folder, by the calls of lm-eval's HFLM (0.4.13).
+    """Load the model of a folder, and its adapter, by the calls of lm-eval's HFLM (0.4.13).
 
     Raises:
-        BadUse: the folder is not a causal language model, or its weights are not safetensors.
+        BadUse: the folder is not a causal language model, its weights are not safetensors, or its
+            adapter cannot be applied.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
@@ -39,6 +42,8 @@ def load_model(folder: Path, spec: EngineSpec, device: torch.device) -> Any:
         )
     except (OSError, ValueError, AttributeError) as error:
         raise BadUse(f"transformers cannot run the model in {folder}: {error}") from error
+    if has_adapter(folder):
+        model = with_adapter(model, folder, load_tokenizer(folder))
     return model.eval()
 
 
@@ -82,6 +87,10 @@ class Swapper:
 
     def __init__(self, model: Any, folder: Path) -> None:
         self._model = model
+        self._why_not = ""
+        if has_adapter(folder):
+            self._why_not = _ADAPTER_STAYS
+            return
         self._configs = _configs_of(folder)
         self._kinds = {name: place.kind() for name, place in tensors_of(folder).items()}
         self._targets, self._why_not = _targets(model, self._kinds)
@@ -95,8 +104,8 @@ class Swapper:
         """
         from safetensors import safe_open
 
-        if self._why_not:
-            raise SwapRefused(self._why_not)
+        if self._why_not or has_adapter(folder):
+            raise SwapRefused(self._why_not or _ADAPTER_STAYS)
         try:
             places, configs = tensors_of(folder), _configs_of(folder)
         except BadUse as error:

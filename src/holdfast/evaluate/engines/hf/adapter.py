@@ -1,0 +1,59 @@
+"""Apply a PEFT adapter to its base, by the calls of lm-eval's HFLM with `peft=` (0.4.13).
+
+The adapter is applied at each forward and not merged into the weights, since a merged product has
+other last bits.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import BadUse
+from holdfast.evaluate.types.model_manifest import ADAPTER_FOLDER
+
+
+def has_adapter(folder: Path) -> bool:
+    """Return True if the folder of a model holds an adapter."""
+    return (folder / ADAPTER_FOLDER).is_dir()
+
+
+def with_adapter(model: Any, folder: Path, tokenizer: Any) -> Any:
+    """Apply the adapter in a model's folder to the model in place, and return the model.
+
+    Raises:
+        BadUse: peft is not installed, or the adapter does not fit the model.
+    """
+    try:
+        from peft import PeftModel
+        from peft.tuners.tuners_utils import BaseTuner
+    except ImportError as error:
+        raise BadUse(
+            "The model is a PEFT adapter, which needs peft. Run on each node: pip install "
+            "'holdfast[peft]'"
+        ) from error
+    text = getattr(model.config, "text_config", model.config)
+    if text.vocab_size != len(tokenizer):  # an adapter may have been trained with added tokens
+        model.resize_token_embeddings(len(tokenizer))
+    try:
+        adapted: Any = PeftModel.from_pretrained(model, folder / ADAPTER_FOLDER)
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
+        said = str(error).strip().splitlines()[:2]
+        raise BadUse(
+            f"The PEFT adapter does not fit its base: {' '.join(said)} Give the base that it was "
+            "trained on: --base FOLDER"
+        ) from error
+    if not isinstance(adapted.base_model, BaseTuner):
+        kind = adapted.active_peft_config.peft_type.value
+        raise BadUse(
+            f"The PEFT adapter is of the type {kind}, which adds tokens to each prompt. Holdfast "
+            "applies adapters of layers, such as LoRA; evaluate this one with lm_eval itself."
+        )
+    return adapted.get_base_model().eval()
+
+
+def adapter_numerics(folder: Path) -> tuple[str, ...]:
+    """Return the part of an engine's numerics that an adapter adds."""
+    if not has_adapter(folder):
+        return ()
+    import peft
+
+    return (f"peft {peft.__version__}",)
