@@ -1,0 +1,443 @@
+"""Add Holdfast to a training loop of a script's own: attach, restore, report each step, save.
+
+The loop is found by the step of its optimizer. From there outwards, the forms are:
+
+- `for step in range(...)`: the steps are counted by the loop;
+- `for epoch in range(...)` around `for batch in loader`: the epochs are counted by the loop, and the
+  position in the data is saved with the state;
+- `while`: the steps are counted by `step += 1`;
+- one `for batch in loader` alone: a single epoch.
+"""
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from holdfast.adopt.script import Script, called_name
+from holdfast.adopt.training_parts import Parts, parts_of
+from holdfast.adopt.trainers import EVERY
+
+Loop = ast.For | ast.While
+_COUNTING: Final = ("range", "trange")
+_WRAPPERS: Final = ("enumerate", "tqdm", "track")
+_CHANGES_STATE: Final = ("step", "update", "update_parameters", "zero_grad")
+"""The methods of optimizers, schedules, scalers and averages that change their state."""
+
+
+@dataclass
+class _Plan:
+    """The lines to add, and the names in them."""
+
+    script: Script
+    parts: Parts
+    block: list[ast.stmt]
+    """The block with the step of the optimizer."""
+    last: int
+    """The index in `block` of the last statement that changes the state in a step."""
+    run: str
+    ckpt: str
+    state: str
+    before: ast.stmt | None = None
+    """The statement before which the restore is inserted."""
+    batches: str = ""
+    loader: str = ""
+    restore: str = ""
+    """The beginning of the line that restores, such as `step = `."""
+    ending: list[str] = field(default_factory=list)
+    reporting: list[str] = field(default_factory=list)
+
+
+def add_to_loop(script: Script) -> None:
+    """Add Holdfast to the only training loop of a script.
+
+    Raises:
+        NotRecognised: the script has no such loop, several ones, or one of another form.
+    """
+    parts = parts_of(script)
+    anchor = _common_statement(script, parts.steps)
+    loops = _loops_around(script, anchor)
+    if not loops:
+        raise script.refuse(anchor, f"`{parts.optimizer}.step()` is in no loop of its function")
+    outer = loops[-1]
+    block = script.block_of(anchor)
+    plan = _Plan(
+        script,
+        parts,
+        block,
+        _last_change(script, block, anchor, loops[0], parts),
+        *(script.free_name(name) for name in ("run", "ckpt", "state")),
+    )
+    plan.before = outer
+    _plan_count(plan, loops)
+    _check_bound(plan)
+    script.add_import("import holdfast")
+    if parts.is_sharded:
+        script.add_import("from holdfast.checkpoint.integrations.fsdp2 import ShardedOptimizer")
+    script.insert_before(plan.before, _restoring(plan))
+    script.insert_after(block[plan.last], plan.reporting)
+    script.insert_after(outer, _closing(plan))
+
+
+def _restoring(plan: _Plan) -> list[str]:
+    entries = ", ".join(f'"{key}": {value}' for key, value in plan.parts.entries.items())
+    lines = [
+        f"{plan.run} = holdfast.attach()",
+        f'{plan.ckpt} = holdfast.Checkpointer("checkpoints", every={EVERY})',
+    ]
+    if plan.batches:
+        lines.append(f"{plan.batches} = {plan.run}.batches({plan.loader})")
+    return [
+        *lines,
+        f"{plan.state} = {{{entries}}}",
+        f"{plan.restore.format(f'{plan.ckpt}.restore({plan.state}{_position(plan)})')}",
+    ]
+
+
+def _position(plan: _Plan) -> str:
+    return f', per_rank={{"batches": {plan.batches}}}' if plan.batches else ""
+
+
+def _report(plan: _Plan, count: str, force: str = "") -> list[str]:
+    """Return the lines after a step; `count` is the number of completed steps."""
+    loss = f", loss={plan.parts.loss}" if plan.parts.loss else ""
+    forced = f", force={force}" if force else ""
+    return [
+        f"{plan.run}.step({count}{loss})",
+        f"{plan.ckpt}.save({count}, {plan.state}{_position(plan)}{forced})",
+    ]
+
+
+def _closing(plan: _Plan) -> list[str]:
+    return [*plan.ending, f"{plan.ckpt}.close()"]
+
+
+def _plan_count(plan: _Plan, loops: Sequence[Loop]) -> None:
+    """Decide how the steps are counted, and where the loops begin after a restore."""
+    script = plan.script
+    inner, outer = loops[0], loops[-1]
+    if len(loops) > 2:
+        raise script.refuse(outer, "the loop has more than two loops around the optimizer's step")
+    if len(loops) == 1 and isinstance(inner, ast.For) and (counting := _counting(script, inner)):
+        _count_by_loop(plan, inner, counting)
+        return
+    if isinstance(inner, ast.For):
+        if _counting(script, inner):
+            raise script.refuse(inner, "a loop over numbers is in another loop")
+        _wrap_loader(plan, inner, outer)
+        if outer is inner:
+            _refuse_an_epoch_of_a_caller(script, inner)
+    elif len(loops) > 1:
+        raise script.refuse(inner, "a `while` is in another loop")
+    else:
+        _wrap_iterator(plan, outer)
+    if outer is not inner and isinstance(outer, ast.For):
+        counting = _counting(script, outer)
+        if counting is None:
+            raise script.refuse(outer, "the loop over epochs is not over a `range`")
+        _shift(script, counting, f"{plan.batches}.epoch")
+    counter = _counter(plan, loops)
+    if counter:
+        is_set_elsewhere = any(
+            not (isinstance(value, ast.Constant) and value.value == 0)
+            for name, value, _ in _assignments(script.scope_of(outer))
+            if name == counter
+        )
+        plan.restore = f"{counter} = {{}}" + (f" or {counter}" if is_set_elsewhere else "")
+    elif isinstance(inner, ast.While):
+        raise script.refuse(inner, "no `step += 1`, which begins at `step = 0`, counts the steps")
+    else:
+        counter = script.free_name("step")
+        plan.restore = f"{counter} = {{}}"
+        plan.reporting.append(f"{counter} += 1")
+    plan.reporting += _report(plan, counter)
+    plan.ending.append(_report(plan, counter, "True")[1])
+
+
+def _refuse_an_epoch_of_a_caller(script: Script, loop: ast.For) -> None:
+    """Refuse a function with one epoch: its caller counts the epochs."""
+    scope = script.scope_of(loop)
+    if isinstance(scope, ast.Module):
+        return
+    for call in script.calls():
+        if called_name(call) == scope.name and _loops_around(script, script.statement_of(call)):
+            raise script.refuse(
+                loop,
+                f"`{scope.name}` trains one epoch, and the loop over the epochs is in another function: "
+                "move the loop over the epochs into the function",
+            )
+
+
+def _count_by_loop(plan: _Plan, loop: ast.For, counting: ast.Call) -> None:
+    script = plan.script
+    _wrap_iterator(plan, loop)
+    if not isinstance(loop.target, ast.Name) or isinstance(loop.iter, ast.Call) and (
+        called_name(loop.iter) == "enumerate"
+    ):
+        raise script.refuse(loop, "the loop does not count by one name")
+    first = _first_of(script, counting)
+    start = script.free_name("start")
+    plan.restore = f"{start} = {{}}"
+    count = f"{loop.target.id} + 1" if first == 0 else loop.target.id
+    end = counting.args[0] if len(counting.args) == 1 else counting.args[1]
+    text = script.text(end)
+    plain = isinstance(end, ast.Name | ast.Attribute | ast.Constant | ast.BinOp | ast.Call)
+    plan.reporting += _report(
+        plan, count, f"{loop.target.id} + 1 == {text if plain else f'({text})'}"
+    )
+    _shift(script, counting, start)
+
+
+def _shift(script: Script, counting: ast.Call, start: str) -> None:
+    """Have a `range` begin later by `start`."""
+    first = _first_of(script, counting)
+    begin = start if first == 0 else f"{start} + {first}"
+    if len(counting.args) == 1:
+        script.replace(counting.args[0], f"{begin}, {script.text(counting.args[0])}")
+    else:
+        script.replace(counting.args[0], begin)
+
+
+def _first_of(script: Script, counting: ast.Call) -> int:
+    """Return the first number of a `range`: 0 or 1."""
+    if len(counting.args) == 1:
+        return 0
+    first = counting.args[0] if counting.args else None
+    if (
+        len(counting.args) != 2
+        or not isinstance(first, ast.Constant)
+        or first.value not in (0, 1)
+        or isinstance(first.value, bool)
+    ):
+        raise script.refuse(counting, "the range begins at neither 0 nor 1, or has a step")
+    return int(first.value)
+
+
+def _counting(script: Script, loop: ast.For) -> ast.Call | None:
+    """Return the call of `range` over which a loop counts, also within `tqdm`; None without."""
+    found = _unwrapped(script, loop.iter, loop)
+    return found if isinstance(found, ast.Call) and called_name(found) in _COUNTING else None
+
+
+def _unwrapped(script: Script, node: ast.expr, loop: ast.For) -> ast.expr:
+    """Return the iterable below `enumerate` and progress bars, also of a bar with a name."""
+    while True:
+        if isinstance(node, ast.Call) and called_name(node) in _WRAPPERS and node.args:
+            node = node.args[0]
+        elif isinstance(node, ast.Name) and (bar := _bar_of(script, node.id, loop)):
+            node = bar
+        else:
+            return node
+
+
+def _bar_of(script: Script, name: str, loop: ast.For) -> ast.Call | None:
+    for assigned, value, statement in _assignments(script.scope_of(loop)):
+        is_bar = isinstance(value, ast.Call) and called_name(value) in _WRAPPERS
+        if assigned == name and is_bar and statement.lineno < loop.lineno:
+            assert isinstance(value, ast.Call)
+            return value
+    return None
+
+
+def _wrap_loader(plan: _Plan, inner: ast.For, outer: Loop) -> None:
+    """Have the inner loop take its batches from `run.batches`."""
+    script = plan.script
+    loader = _unwrapped(script, inner.iter, inner)
+    if not isinstance(loader, ast.Name | ast.Attribute):
+        raise script.refuse(inner, "the loop's loader has no name: assign it to one")
+    plan.loader = script.text(loader)
+    if any(name == plan.loader for name, _, _ in _assignments(outer)):
+        raise script.refuse(inner, f"`{plan.loader}` is made anew within the loop")
+    plan.batches = script.free_name("batches")
+    if script.statement_of(loader).lineno < outer.lineno:
+        plan.before = script.statement_of(loader)  # a progress bar that is made before the loop
+    numbered = inner.iter
+    uses_length = any(
+        called_name(call) == "len" and [script.text(one) for one in call.args] == [plan.loader]
+        for call in script.calls(outer)
+    )
+    script.replace(loader, plan.batches)
+    if (
+        uses_length
+        and isinstance(numbered, ast.Call)
+        and called_name(numbered) == "enumerate"
+        and len(numbered.args) == 1
+        and not numbered.keywords
+    ):
+        # The number of a batch within its epoch must be the same after a restart.
+        script.add_argument(numbered, f"{plan.batches}.number % len({plan.batches})")
+
+
+def _wrap_iterator(plan: _Plan, loop: Loop) -> None:
+    """Wrap the loader of an iterator from which the loop takes batches by `next`."""
+    script = plan.script
+    taken = {
+        ast.unparse(call.args[0])
+        for call in script.calls(loop)
+        if called_name(call) == "next" and len(call.args) >= 1
+    }
+    if not taken:
+        return
+    if len(taken) > 1:
+        raise script.refuse(loop, "the loop takes batches from several iterators")
+    (name,) = taken
+    made = [
+        (value, statement)
+        for assigned, value, statement in _assignments(script.scope_of(loop))
+        if assigned == name
+    ]
+    if not made:
+        raise script.refuse(loop, f"`{name}` is not made in the function of the loop")
+    plan.batches = script.free_name("batches")
+    for value, statement in made:
+        loader = value
+        while isinstance(loader, ast.Call) and len(loader.args) == 1:
+            if script.resolved(loader.func) == "itertools.cycle":
+                raise script.refuse(
+                    statement, "itertools.cycle repeats the first epoch: iterate over the loader anew"
+                )
+            loader = loader.args[0]
+        if not isinstance(loader, ast.Name | ast.Attribute) or loader is value:
+            raise script.refuse(statement, f"the loader below `{name}` has no name")
+        plan.loader = plan.loader or script.text(loader)
+        if script.text(loader) != plan.loader:
+            raise script.refuse(statement, f"`{name}` is made from a second loader")
+        script.replace(loader, plan.batches)
+    assert plan.before is not None
+    plan.before = min([*(one for _, one in made), plan.before], key=lambda one: one.lineno)
+
+
+def _counter(plan: _Plan, loops: Sequence[Loop]) -> str:
+    """Return the name that counts the steps from 0, by `NAME += 1` beside the optimizer's step.
+
+    The name that a condition of the loops reads comes first. The reports follow after the count.
+    """
+    script = plan.script
+    scope = script.scope_of(loops[0])
+    zeroed = {
+        name
+        for name, value, statement in _assignments(scope)
+        if isinstance(value, ast.Constant)
+        and value.value == 0
+        and statement.lineno < loops[-1].lineno
+    }
+    read = {
+        node.id
+        for one in ast.walk(loops[-1])
+        if isinstance(one, ast.While | ast.If)
+        for node in ast.walk(one.test)
+        if isinstance(node, ast.Name)
+    }
+    found = [
+        (index, statement.target.id)
+        for index, statement in enumerate(plan.block)
+        if isinstance(statement, ast.AugAssign)
+        and isinstance(statement.op, ast.Add)
+        and isinstance(statement.value, ast.Constant)
+        and statement.value.value == 1
+        and isinstance(statement.target, ast.Name)
+        and statement.target.id in zeroed
+    ]
+    if not found:
+        return ""
+    index, name = min(found, key=lambda one: (one[1] not in read, one[0]))
+    plan.last = max(plan.last, index)
+    return name
+
+
+def _last_change(
+    script: Script, block: list[ast.stmt], anchor: ast.stmt, loop: Loop, parts: Parts
+) -> int:
+    """Return the index of the last statement in the block that changes the state in a step.
+
+    Raises:
+        NotRecognised: a schedule or an average changes in another block of the loop, so that no
+            place in the block comes after all changes of a step.
+    """
+    last = block.index(anchor)
+    for statement in block[last + 1 :]:
+        if any(
+            isinstance(call.func, ast.Attribute) and call.func.attr in _CHANGES_STATE
+            for call in script.calls(statement)
+        ):
+            last = block.index(statement)
+    here = set(ast.walk(ast.Module(block[: last + 1], [])))
+    for call in script.calls(loop):
+        if (
+            call not in here
+            and isinstance(call.func, ast.Attribute)
+            and call.func.attr in ("step", "update_parameters")
+            and script.text(call.func.value) in parts.entries.values()
+        ):
+            raise script.refuse(
+                call, f"`{script.text(call)}` is in another block than the optimizer's step"
+            )
+    return last
+
+
+def _check_bound(plan: _Plan) -> None:
+    """Check that each name of the state exists where the state is restored."""
+    script = plan.script
+    assert plan.before is not None
+    scope = script.scope_of(plan.before)
+    wanted = {*plan.parts.names, *([plan.loader] if plan.loader else [])}
+    for text in sorted(wanted):
+        name = text.partition(".")[0]
+        parameters = [] if isinstance(scope, ast.Module) else _parameters(scope)
+        lines = [
+            node.lineno
+            for node in ast.walk(scope)
+            if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store)
+        ]
+        is_global = scope is not script.tree and any(
+            assigned == name for assigned, _, _ in _assignments(script.tree, deep=False)
+        )
+        if name in parameters or is_global or any(line < plan.before.lineno for line in lines):
+            continue
+        if lines:
+            raise script.refuse(
+                plan.before, f"`{text}` is made after this line, which has to follow it"
+            )
+        raise script.refuse(plan.before, f"`{text}` is not known in the function of the loop")
+
+
+def _parameters(scope: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    given = scope.args
+    return [one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+
+
+def _assignments(
+    within: ast.AST, *, deep: bool = True
+) -> Iterator[tuple[str, ast.expr, ast.stmt]]:
+    """Yield each assignment to one name or attribute: the name, the value, the statement."""
+    nodes = ast.walk(within) if deep else iter(getattr(within, "body", []))
+    for node in nodes:
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                if isinstance(target, ast.Name | ast.Attribute):
+                    yield ast.unparse(target), node.value, node
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            yield ast.unparse(node.target), node.value, node
+
+
+def _common_statement(script: Script, nodes: Sequence[ast.stmt]) -> ast.stmt:
+    """Return the innermost statement that has all nodes."""
+    anchor = nodes[0]
+    while not set(nodes) <= set(ast.walk(anchor)):
+        parent = script.parents[anchor]
+        if not isinstance(parent, ast.stmt) or isinstance(parent, ast.For | ast.While):
+            raise script.refuse(nodes[1], "the optimizer makes a step in a second place")
+        anchor = parent
+    return anchor
+
+
+def _loops_around(script: Script, statement: ast.stmt) -> list[Loop]:
+    """Return the loops around a statement within its function, the innermost first."""
+    loops: list[Loop] = []
+    node: ast.AST = statement
+    scope = script.scope_of(statement)
+    while node is not scope:
+        node = script.parents[node]
+        if isinstance(node, ast.For | ast.While):
+            loops.append(node)
+    return loops
