@@ -36,7 +36,13 @@ def run(folder, *command):
         "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}",  # noqa: PTH120
     }
     done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+        command,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done
@@ -62,7 +68,7 @@ def adopted(folder, script, every):
     [
         # In the middle of the second epoch, between two micro-batches of a step.
         pytest.param(EPOCHS, "            loss = F.mse_loss", 42, id="epochs"),
-        pytest.param(STEPS, "\tfor micro", 25, id="steps"),
+        pytest.param(STEPS, "\tfor micro", 25, id="steps", marks=pytest.mark.slow),
         pytest.param(HUGGINGFACE, "        tokens = torch.arange", 52, id="huggingface"),
     ],
 )
@@ -76,7 +82,18 @@ def test_a_killed_run_ends_with_the_weights_of_the_script_without_holdfast(
     folder = tmp_path / "adopted"
     folder.mkdir()
     adopted(folder, MORTAL.replace("DIES", str(dies)) + mortal, every=3)
-    run(folder, sys.executable, "-m", "holdfast.cli.main", "run", "--name", "r", "--", "python", "train.py")
+    run(
+        folder,
+        sys.executable,
+        "-m",
+        "holdfast.cli.main",
+        "run",
+        "--name",
+        "r",
+        "--",
+        "python",
+        "train.py",
+    )
     assert (folder / "killed").exists()
     with Ledger.open(ledger_url(folder / ".holdfast")) as ledger:
         assert [one.action for one in ledger.incidents("r")] == ["restart"]
@@ -90,8 +107,10 @@ def test_a_killed_run_ends_with_the_weights_of_the_script_without_holdfast(
 @pytest.mark.parametrize(
     ("script", "launcher", "last"),
     [
-        pytest.param(LIGHTNING, ("python",), 40, id="lightning"),
-        pytest.param(FSDP2, ("torchrun", "--nproc-per-node", "2"), 20, id="fsdp2"),
+        pytest.param(LIGHTNING, ("python",), 40, id="lightning", marks=pytest.mark.slow),
+        pytest.param(
+            FSDP2, ("torchrun", "--nproc-per-node", "2"), 20, id="fsdp2", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_the_last_step_of_an_adopted_script_is_saved(tmp_path, script, launcher, last):

@@ -154,7 +154,7 @@ def test_a_trainer_of_lightning(adopt):
     assert (
         """\
         callbacks=[saves,  # none of its own saves
-            LearningRateMonitor(),
+            Timer(),
         ],
         plugins=[saves.plugin],
     )
@@ -167,9 +167,15 @@ def test_a_trainer_of_lightning(adopt):
 @pytest.mark.parametrize(
     ("call", "expected"),
     [
-        ("L.Trainer().fit(net)", "L.Trainer(callbacks=[saves], plugins=[saves.plugin]).fit(net, ckpt"),
+        (
+            "L.Trainer().fit(net)",
+            "L.Trainer(callbacks=[saves], plugins=[saves.plugin]).fit(net, ckpt",
+        ),
         ("t = L.Trainer(max_epochs=1,)\nt.fit(net)", "(max_epochs=1, callbacks=[saves], plugins="),
-        ("t = L.Trainer(callbacks=cb)\nt.fit(net)", "(callbacks=[saves, *cb], plugins=[saves.plugin])"),
+        (
+            "t = L.Trainer(callbacks=cb)\nt.fit(net)",
+            "(callbacks=[saves, *cb], plugins=[saves.plugin])",
+        ),
         ("t = L.Trainer(callbacks=[])\nt.fit(net)", "(callbacks=[saves], plugins=[saves.plugin])"),
         ("t = L.Trainer((1))\nt.fit(net)", "L.Trainer((1), callbacks=[saves], plugins="),
     ],
@@ -187,7 +193,9 @@ def test_fsdp2_saves_the_optimizer_by_shards(adopt):
 def test_configs_of_torchtitan(adopt):
     after = adopt(TORCHTITAN)
     assert "checkpoint=HoldfastCheckpointManager.Config(interval=500, enable=True),\n" in after
-    assert "HoldfastCheckpointManager.Config(\n        enable=True,\n        interval=100,\n" in after
+    assert (
+        "HoldfastCheckpointManager.Config(\n        enable=True,\n        interval=100,\n" in after
+    )
 
 
 @pytest.mark.parametrize(("kind", "script"), EVERY_SCRIPT)
@@ -232,7 +240,9 @@ def test_text_that_is_not_ascii_keeps_its_place(adopt):
         "trainer = L.Trainer(logger=L.Lögger('ü'), callbacks=[L.Ö('ß')])\n"
         "trainer.fit(größe)\n"
     )
-    assert "(logger=L.Lögger('ü'), callbacks=[saves, L.Ö('ß')], plugins=[saves.plugin])" in adopt(text)
+    assert "(logger=L.Lögger('ü'), callbacks=[saves, L.Ö('ß')], plugins=[saves.plugin])" in adopt(
+        text
+    )
 
 
 def test_written_through_a_link_with_the_same_permissions(tmp_path, monkeypatch):
@@ -266,13 +276,31 @@ for epoch in range(3):
         optimizer.step()
 """
 
+EPOCH_OF_A_FUNCTION = """\
+def train(model, loader, optimizer):
+    for batch in loader:
+        model(batch).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+for epoch in range(3):
+    train(model, loader, optimizer)
+"""
+BEST_AT_END = """\
+from transformers import Trainer, TrainingArguments as A
+t = Trainer(m, A("out", load_best_model_at_end=True))
+t.train()
+"""
+
 
 @pytest.mark.parametrize(
     ("script", "said"),
     [
         ("import torch\n", "neither a known trainer nor a loop with `optimizer.step()`"),
         (LOOP.replace("loader", "DataLoader(data)"), "line 5: the loop's loader has no name"),
-        ("loader = []\n" + LOOP.replace("range(3)", "range(first, 3)"), "begins at neither 0 nor 1"),
+        (
+            "loader = []\n" + LOOP.replace("range(3)", "range(first, 3)"),
+            "begins at neither 0 nor 1",
+        ),
         ("loader = []\n" + LOOP.replace("range(3)", "names"), "not over a `range`"),
         (LOOP, "line 4: `loader` is not known in the function of the loop"),
         (f"{LOOP}loader = []\n", "`loader` is made after this line"),
@@ -291,39 +319,43 @@ for epoch in range(3):
         ),
         (
             "loader = []\n"
-            + LOOP.replace("        optimizer.step()", "        if batch:\n            optimizer.step()")
+            + LOOP.replace(
+                "        optimizer.step()", "        if batch:\n            optimizer.step()"
+            )
             + "        scheduler.step()\n",
             "`scheduler.step()` is in another block",
         ),
         (
-            "def train(model, loader, optimizer):\n"
-            "    for batch in loader:\n"
-            "        model(batch).sum().backward()\n"
-            "        optimizer.step()\n"
-            "        optimizer.zero_grad()\n"
-            "for epoch in range(3):\n"
-            "    train(model, loader, optimizer)\n",
+            EPOCH_OF_A_FUNCTION,
             "`train` trains one epoch, and the loop over the epochs is in another function",
         ),
         (
             "import itertools\nloader = []\nit = itertools.cycle(loader)\n"
-            + LOOP.replace("for epoch in range(3):\n    for batch in loader:\n", "while True:\n        batch = next(it)\n"),
+            + LOOP.replace(
+                "for epoch in range(3):\n    for batch in loader:\n",
+                "while True:\n        batch = next(it)\n",
+            ),
             "itertools.cycle repeats the first epoch",
         ),
         (
             LOOP.replace("for epoch in range(3):\n    for batch in loader:\n", "while True:\n"),
             "no `step += 1`",
         ),
-        ("import pytorch_lightning as pl\npl.Trainer().fit(m)\n", "line 1: import lightning.pytorch"),
-        ("import lightning as L\nt = L.Trainer(**options)\nt.fit(m)\n", "are not all in the script"),
+        (
+            "import pytorch_lightning as pl\npl.Trainer().fit(m)\n",
+            "line 1: import lightning.pytorch",
+        ),
+        (
+            "import lightning as L\nt = L.Trainer(**options)\nt.fit(m)\n",
+            "are not all in the script",
+        ),
         ("from transformers import Trainer\nt = Trainer(m)\n", "there is no `t.train(...)`"),
         (
             "from transformers import Trainer\na = Trainer(m)\nb = Trainer(m)\n",
             "line 3: there is a second `Trainer(...)`",
         ),
         (
-            "from transformers import Trainer, TrainingArguments as A\n"
-            "t = Trainer(m, A('out', load_best_model_at_end=True))\nt.train()\n",
+            BEST_AT_END,
             "line 2: load_best_model_at_end needs the Trainer's own saves",
         ),
     ],
@@ -334,7 +366,11 @@ def test_other_forms_are_refused_in_one_sentence(adopt, script, said):
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [(b"if:\n", "is no Python script"), (b"\xff", "is no Python script"), (b"\xef\xbb\xbfx = 1\n", "byte order mark")],
+    [
+        (b"if:\n", "is no Python script"),
+        (b"\xff", "is no Python script"),
+        (b"\xef\xbb\xbfx = 1\n", "byte order mark"),
+    ],
 )
 def test_what_is_no_script_is_refused(tmp_path, text, said):
     (tmp_path / "train.py").write_bytes(text)

@@ -165,7 +165,7 @@ if __name__ == "__main__":
 LIGHTNING = """\
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import LearningRateMonitor
+from lightning.pytorch.callbacks import Timer
 
 
 class Net(L.LightningModule):
@@ -186,7 +186,7 @@ if __name__ == "__main__":
     trainer = L.Trainer(
         accelerator="cpu", devices=1, max_epochs=5, logger=False,
         callbacks=[  # none of its own saves
-            LearningRateMonitor(),
+            Timer(),
         ]
     )
     trainer.fit(Net(), loader)

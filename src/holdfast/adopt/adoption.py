@@ -58,7 +58,8 @@ class Adoption:
             _lines(self.before), _lines(self.after), f"a/{name}", f"b/{name}"
         )
         return "".join(
-            line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
+            line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+            for line in lines
         )
 
     def write(self) -> None:

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from holdfast.adopt.script import Script, called_name
-from holdfast.adopt.training_parts import Parts, parts_of
 from holdfast.adopt.trainers import EVERY
+from holdfast.adopt.training_parts import Parts, parts_of
 
 Loop = ast.For | ast.While
 _COUNTING: Final = ("range", "trange")
@@ -171,8 +171,8 @@ def _refuse_an_epoch_of_a_caller(script: Script, loop: ast.For) -> None:
 def _count_by_loop(plan: _Plan, loop: ast.For, counting: ast.Call) -> None:
     script = plan.script
     _wrap_iterator(plan, loop)
-    if not isinstance(loop.target, ast.Name) or isinstance(loop.iter, ast.Call) and (
-        called_name(loop.iter) == "enumerate"
+    if not isinstance(loop.target, ast.Name) or (
+        isinstance(loop.iter, ast.Call) and (called_name(loop.iter) == "enumerate")
     ):
         raise script.refuse(loop, "the loop does not count by one name")
     first = _first_of(script, counting)
@@ -294,7 +294,8 @@ def _wrap_iterator(plan: _Plan, loop: Loop) -> None:
         while isinstance(loader, ast.Call) and len(loader.args) == 1:
             if script.resolved(loader.func) == "itertools.cycle":
                 raise script.refuse(
-                    statement, "itertools.cycle repeats the first epoch: iterate over the loader anew"
+                    statement,
+                    "itertools.cycle repeats the first epoch: iterate over the loader anew",
                 )
             loader = loader.args[0]
         if not isinstance(loader, ast.Name | ast.Attribute) or loader is value:
@@ -406,9 +407,7 @@ def _parameters(scope: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
     return [one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
 
 
-def _assignments(
-    within: ast.AST, *, deep: bool = True
-) -> Iterator[tuple[str, ast.expr, ast.stmt]]:
+def _assignments(within: ast.AST, *, deep: bool = True) -> Iterator[tuple[str, ast.expr, ast.stmt]]:
     """Yield each assignment to one name or attribute: the name, the value, the statement."""
     nodes = ast.walk(within) if deep else iter(getattr(within, "body", []))
     for node in nodes:

@@ -69,7 +69,9 @@ class Script:
             if word.type not in skipped
         ]
         self.parents = {
-            child: parent for parent in ast.walk(self.tree) for child in ast.iter_child_nodes(parent)
+            child: parent
+            for parent in ast.walk(self.tree)
+            for child in ast.iter_child_nodes(parent)
         }
         self.imports = dict(_imported(self.tree))
         self._names = {node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name)}
@@ -159,7 +161,9 @@ class Script:
         for statement in self.tree.body:
             if isinstance(statement, ast.Import | ast.ImportFrom):
                 last = statement
-            elif isinstance(statement, ast.FunctionDef | ast.ClassDef | ast.For | ast.While | ast.With):
+            elif isinstance(
+                statement, ast.FunctionDef | ast.ClassDef | ast.For | ast.While | ast.With
+            ):
                 break
         if last is None:
             raise self.refuse(None, "the script imports nothing at its beginning")

@@ -87,10 +87,12 @@ def lightning_trainers(script: Script) -> list[ast.Call]:
         node = next(
             one
             for one in ast.walk(script.tree)
-            if isinstance(one, ast.Import | ast.ImportFrom) and "pytorch_lightning" in ast.unparse(one)
+            if isinstance(one, ast.Import | ast.ImportFrom)
+            and "pytorch_lightning" in ast.unparse(one)
         )
         raise script.refuse(
-            node, "import lightning.pytorch in place of pytorch_lightning, and run `holdfast init` again"
+            node,
+            "import lightning.pytorch in place of pytorch_lightning, and run `holdfast init` again",
         )
     return [call for call in script.calls() if script.resolved(call.func) in _LIGHTNING]
 

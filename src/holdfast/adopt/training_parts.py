@@ -72,14 +72,18 @@ def parts_of(script: Script) -> Parts:
     if not models:
         raise script.refuse(statement, f"the model of `{optimizer}` is not found")
     others = [*scalers, *_schedules(script, optimizer), *_averages(script)]
-    sharded = [call for call in script.calls() if script.resolved(call.func).endswith(".fully_shard")]
+    sharded = [
+        call for call in script.calls() if script.resolved(call.func).endswith(".fully_shard")
+    ]
     entries: dict[str, str] = {}
     for text in dict.fromkeys([*models, optimizer, *others]):
         entries[_free_key(entries, text)] = text
     if sharded:
         key = next(key for key, text in entries.items() if text == optimizer)
         if len(models) > 1:
-            raise script.refuse(statement, f"`{optimizer}` is the optimizer of several sharded models")
+            raise script.refuse(
+                statement, f"`{optimizer}` is the optimizer of several sharded models"
+            )
         entries[key] = f"ShardedOptimizer({models[0]}, {optimizer})"
     return Parts(
         steps=steps,

@@ -70,8 +70,9 @@ def _too_low(
     if soft == resource.RLIM_INFINITY or soft >= least:
         return
     what = f"`ulimit -{letter}` is {soft:,}" if code is None else allowed_by_limit(code)
-    mend = f"ulimit -{letter} {wanted}"
-    if hard != resource.RLIM_INFINITY and hard < wanted:
+    if hard == resource.RLIM_INFINITY or hard >= least:
+        mend = f"ulimit -{letter} {wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)}"
+    else:
         option = {"n": "nofile", "u": "nproc"}[letter]
         mend = f"sudo prlimit --pid $$ --{option}={wanted}:{wanted}"
     yield wrong(f"{what}, and a training needs {least:,} at least.", mend)

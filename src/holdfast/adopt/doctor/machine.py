@@ -81,10 +81,12 @@ def clock(folder: Path) -> Iterator[Finding]:  # noqa: ARG001 - the form of all 
     yield clock_finding(clock_is_synchronised())
 
 
-def clock_finding(is_synchronised: bool | None) -> Finding:  # noqa: FBT001 - it is the answer
+def clock_finding(is_synchronised: bool | None) -> Finding:
     """Return the finding for a clock; None: the kernel does not tell."""
     if is_synchronised is None:
-        return unseen("The kernel does not tell whether the clock is synchronised.", "chronyc tracking")
+        return unseen(
+            "The kernel does not tell whether the clock is synchronised.", "chronyc tracking"
+        )
     if not is_synchronised:
         return wrong(
             "The clock of this host is not synchronised: times of several nodes do not compare.",

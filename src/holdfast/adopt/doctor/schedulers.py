@@ -1,11 +1,15 @@
 """Check what Slurm and Kubernetes report."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from holdfast.adopt.doctor.findings import Finding, good, unseen, wrong
 from holdfast.core.errors import HoldfastError
+
+if TYPE_CHECKING:
+    from holdfast.cluster import Look
 
 
 def slurm(folder: Path) -> Iterator[Finding]:  # noqa: ARG001 - the form of all checks
@@ -33,17 +37,16 @@ def slurm(folder: Path) -> Iterator[Finding]:  # noqa: ARG001 - the form of all 
 
 def kubernetes(folder: Path) -> Iterator[Finding]:  # noqa: ARG001 - the form of all checks
     """Look at the conditions of this pod and its node."""
-    yield from of_environment(os.environ)
-
-
-def of_environment(environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Look at the pod and the node that an environment names."""
     from holdfast.cluster import is_in_pod, read_facts
 
-    if not is_in_pod(environment):
+    if is_in_pod():
+        yield from of_look(read_facts())
+    else:
         yield good("This process is in no pod of Kubernetes.")
-        return
-    look = read_facts(environment)
+
+
+def of_look(look: "Look") -> Iterator[Finding]:
+    """Yield a finding for each bad fact of the cluster, and for what was not read."""
     for fact in look.facts:
         if fact.is_bad:
             detail = f" ({fact.detail})" if fact.detail else ""

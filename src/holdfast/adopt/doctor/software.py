@@ -72,7 +72,9 @@ def gpus(folder: Path) -> Iterator[Finding]:  # noqa: ARG001 - the form of all c
     memory, missing = gpu_memory()
     if not memory:
         for source, why in missing.items():
-            yield unseen(f"The GPUs are not read by {source}: {why}.", "pip install 'holdfast[gpu]'")
+            yield unseen(
+                f"The GPUs are not read by {source}: {why}.", "pip install 'holdfast[gpu]'"
+            )
     else:
         sizes = ", ".join(sorted({f"{size / 2**30:.0f} GiB" for size in memory.values()}))
         yield good(f"The driver has {len(memory)} GPUs of {sizes}.")
@@ -126,7 +128,7 @@ def _health() -> Iterator[Finding]:
     source = Gpus()
     try:
         facts = source.read()
-    except Exception as error:  # noqa: BLE001 - a driver fails in any way
+    except Exception as error:
         yield unseen(f"The health of the GPUs is not read: {error}.", "nvidia-smi -q")
         return
     for fact in facts:
