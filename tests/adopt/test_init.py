@@ -218,6 +218,28 @@ def test_the_diff_applies_and_a_second_run_says_that_it_is_done(init, kind, scri
     assert ast.parse(applied)
 
 
+def test_a_loss_of_a_closure_or_of_a_call_is_not_reported(adopt):
+    closure = """\
+import torch
+model = torch.nn.Linear(4, 1)
+opt = torch.optim.LBFGS(model.parameters())
+for step in range(5):
+    def closure():
+        loss = model(x).sum()
+        loss.backward()
+        return loss
+    opt.step(closure)
+"""
+    assert "run.step(step + 1)\n" in adopt(closure)
+    inline = closure.replace("loss.backward()", "criterion(x).backward()")
+    assert "run.step(step + 1)\n" in adopt(inline.replace("    def closure():", "    if True:"))
+
+
+def test_a_position_in_the_data_that_is_not_saved_is_stated(init):
+    assert "The position in the data is not saved." in init(STEPS)[0].stderr
+    assert "position" not in init(EPOCHS)[0].stderr
+
+
 def test_lines_end_as_the_script_ends_them(adopt):
     after = adopt(EPOCHS.replace("\n", "\r\n"))
     assert after.count("\n") == after.count("\r\n") > EPOCHS.count("\n")
@@ -329,6 +351,7 @@ t.train()
             EPOCH_OF_A_FUNCTION,
             "`train` trains one epoch, and the loop over the epochs is in another function",
         ),
+        (EPOCH_OF_A_FUNCTION.partition("for epoch")[0], "`train` trains one epoch"),
         (
             "import itertools\nloader = []\nit = itertools.cycle(loader)\n"
             + LOOP.replace(

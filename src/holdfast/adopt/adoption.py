@@ -44,12 +44,14 @@ class Adoption:
         kind: the kind of the script; "adopted" if the script imports Holdfast already.
         before: the bytes of the script.
         after: the bytes with Holdfast; the same as `before` for "adopted".
+        remark: what the change leaves to the user, in a sentence; may be empty.
     """
 
     path: Path
     kind: Kind
     before: bytes
     after: bytes
+    remark: str = ""
 
     def diff(self) -> str:
         """Return the unified diff, for `git apply` or `patch -p1`; empty without a change."""
@@ -89,11 +91,11 @@ def adoption_of(path: Path) -> Adoption:
     if any(name.partition(".")[0] == "holdfast" for name in script.imports.values()):
         return Adoption(path, "adopted", script.data, script.data)
     kind, add = _recognised(script)
-    add(script)
-    return Adoption(path, kind, script.data, script.changed())
+    remark = add(script)
+    return Adoption(path, kind, script.data, script.changed(), remark)
 
 
-def _recognised(script: Script) -> tuple[Kind, Callable[[Script], None]]:
+def _recognised(script: Script) -> tuple[Kind, Callable[[Script], str]]:
     if huggingface_trainers(script):
         return "huggingface", add_to_huggingface
     if lightning_trainers(script):

@@ -48,8 +48,14 @@ class _Plan:
     reporting: list[str] = field(default_factory=list)
 
 
-def add_to_loop(script: Script) -> None:
-    """Add Holdfast to the only training loop of a script.
+POSITION: Final = (
+    "The position in the data is not saved. A loop that draws its batches at random needs no more; else see "
+    'docs/checkpoints/how-to.md, "The position in the data".'
+)
+
+
+def add_to_loop(script: Script) -> str:
+    """Add Holdfast to the only training loop of a script; return a remark, which may be empty.
 
     Raises:
         NotRecognised: the script has no such loop, several ones, or one of another form.
@@ -77,6 +83,7 @@ def add_to_loop(script: Script) -> None:
     script.insert_before(plan.before, _restoring(plan))
     script.insert_after(block[plan.last], plan.reporting)
     script.insert_after(outer, _closing(plan))
+    return "" if plan.batches else POSITION
 
 
 def _restoring(plan: _Plan) -> list[str]:
@@ -155,17 +162,17 @@ def _plan_count(plan: _Plan, loops: Sequence[Loop]) -> None:
 
 
 def _refuse_an_epoch_of_a_caller(script: Script, loop: ast.For) -> None:
-    """Refuse a function with one epoch: its caller counts the epochs."""
+    """Refuse a function with one epoch whose caller may count epochs."""
     scope = script.scope_of(loop)
     if isinstance(scope, ast.Module):
         return
-    for call in script.calls():
-        if called_name(call) == scope.name and _loops_around(script, script.statement_of(call)):
-            raise script.refuse(
-                loop,
-                f"`{scope.name}` trains one epoch, and the loop over the epochs is in another function: "
-                "move the loop over the epochs into the function",
-            )
+    calls = [call for call in script.calls() if called_name(call) == scope.name]
+    if not calls or any(_loops_around(script, script.statement_of(call)) for call in calls):
+        raise script.refuse(
+            loop,
+            f"`{scope.name}` trains one epoch, and the loop over the epochs is in another function: "
+            "move the loop over the epochs into the function",
+        )
 
 
 def _count_by_loop(plan: _Plan, loop: ast.For, counting: ast.Call) -> None:

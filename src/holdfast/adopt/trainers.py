@@ -32,8 +32,10 @@ def _is_trainer(path: str) -> bool:
     return path.startswith("transformers.") and path.endswith("Trainer")
 
 
-def add_to_huggingface(script: Script) -> None:
+def add_to_huggingface(script: Script) -> str:
     """Add the callback, turn the Trainer's own saves off, and have `train` resume.
+
+    The three functions return a remark for the user, which may be empty.
 
     Raises:
         NotRecognised: the script has several Trainers, or one of another form.
@@ -75,6 +77,7 @@ def add_to_huggingface(script: Script) -> None:
         script.replace(train.args[0], resume)
     else:
         _set_keyword(script, train, "resume_from_checkpoint", resume)
+    return ""
 
 
 def lightning_trainers(script: Script) -> list[ast.Call]:
@@ -97,7 +100,7 @@ def lightning_trainers(script: Script) -> list[ast.Call]:
     return [call for call in script.calls() if script.resolved(call.func) in _LIGHTNING]
 
 
-def add_to_lightning(script: Script) -> None:
+def add_to_lightning(script: Script) -> str:
     """Add the callback and the plugin to the Trainer, and have `fit` resume.
 
     Raises:
@@ -120,6 +123,10 @@ def add_to_lightning(script: Script) -> None:
     _add_to_list(script, trainer, "callbacks", saves)
     _add_to_list(script, trainer, "plugins", f"{saves}.plugin")
     _set_keyword(script, fit, "ckpt_path", f"{saves}.ckpt_path()")
+    return (
+        "Lightning begins an epoch anew after a restart, unless the loader saves its position: "
+        'docs/integrations.md, "Lightning".'
+    )
 
 
 def torchtitan_configs(script: Script) -> list[ast.Call]:
@@ -132,7 +139,7 @@ def torchtitan_configs(script: Script) -> list[ast.Call]:
     ]
 
 
-def add_to_torchtitan(script: Script) -> None:
+def add_to_torchtitan(script: Script) -> str:
     """Put Holdfast's checkpoint manager in place of torchtitan's, in each config, and enable it."""
     manager = "HoldfastCheckpointManager"
     script.add_import(f"from {_INTEGRATIONS}.torchtitan import {manager}")
@@ -141,6 +148,7 @@ def add_to_torchtitan(script: Script) -> None:
         enabled = keyword_of(config, "enable")
         if enabled is None or _is_constant(enabled, value=False):
             _set_keyword(script, config, "enable", "True")
+    return ""
 
 
 def _only(script: Script, calls: Iterable[ast.Call], what: str) -> ast.Call:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast.adopt.script import Script
+from holdfast.adopt.script import Script, called_name
 
 _OTHER_FRAMEWORKS: Final = {
     "accelerate": "accelerate",
@@ -185,10 +185,13 @@ def _averages(script: Script) -> Iterator[str]:
 
 def _loss(script: Script, step: ast.stmt) -> str:
     """Return the name whose gradients are computed, without scaling and division."""
-    for _, receiver in _methods(script, "backward", script.scope_of(step)):
+    scope = script.scope_of(step)
+    for call, receiver in _methods(script, "backward", scope):
+        if script.scope_of(call) is not scope:  # a closure, whose names the loop does not have
+            continue
         node = ast.parse(receiver, mode="eval").body
         while not isinstance(node, ast.Name):
-            if isinstance(node, ast.Call) and len(node.args) == 1:
+            if isinstance(node, ast.Call) and called_name(node) == "scale" and node.args:
                 node = node.args[0]
             elif isinstance(node, ast.BinOp):
                 node = node.left

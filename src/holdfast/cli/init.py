@@ -41,6 +41,7 @@ def command(script: Path, *, write: bool, as_json: bool) -> None:
                 "kind": adoption.kind,
                 "written": write and is_new,
                 "diff": adoption.diff(),
+                "remark": adoption.remark,
                 "next_step": start,
             },
         )
@@ -51,6 +52,8 @@ def command(script: Path, *, write: bool, as_json: bool) -> None:
     click.echo(adoption.diff(), nl=False)
     # On standard error, so that standard output is a diff that `git apply` reads.
     click.echo(f"{script} is {KINDS[adoption.kind]}.", err=True)
+    if adoption.remark:
+        click.echo(adoption.remark, err=True)
     if write:
         click.echo(f"The script was changed. Start it: {start}", err=True)
     else:
