@@ -64,16 +64,18 @@ def adopted(folder, script, every):
 
 
 @pytest.mark.parametrize(
-    ("script", "line", "dies"),
+    ("script", "line", "dies", "every"),
     [
         # In the middle of the second epoch, between two micro-batches of a step.
-        pytest.param(EPOCHS, "            loss = F.mse_loss", 42, id="epochs"),
-        pytest.param(STEPS, "\tfor micro", 25, id="steps", marks=pytest.mark.slow),
-        pytest.param(HUGGINGFACE, "        tokens = torch.arange", 52, id="huggingface"),
+        pytest.param(EPOCHS, "            loss = F.mse_loss", 42, 3, id="epochs"),
+        # After the first epoch, whose last step is the only due one but not saved.
+        pytest.param(EPOCHS, "            loss = F.mse_loss", 31, 15, id="epoch-end", marks=pytest.mark.slow),
+        pytest.param(STEPS, "\tfor micro", 25, 3, id="steps", marks=pytest.mark.slow),
+        pytest.param(HUGGINGFACE, "        tokens = torch.arange", 52, 2, id="huggingface"),
     ],
 )
 def test_a_killed_run_ends_with_the_weights_of_the_script_without_holdfast(
-    tmp_path, script, line, dies
+    tmp_path, script, line, dies, every
 ):
     expected = weights_of(tmp_path / "plain", script)
     indent = line[: len(line) - len(line.lstrip())]
@@ -81,7 +83,7 @@ def test_a_killed_run_ends_with_the_weights_of_the_script_without_holdfast(
     mortal = script.replace(line, f"{indent}mortal()\n{line}")
     folder = tmp_path / "adopted"
     folder.mkdir()
-    adopted(folder, MORTAL.replace("DIES", str(dies)) + mortal, every=3)
+    adopted(folder, MORTAL.replace("DIES", str(dies)) + mortal, every=every)
     run(
         folder,
         sys.executable,

@@ -82,8 +82,11 @@ def test_epochs_over_a_loader(adopt):
                 optimizer.zero_grad()
                 step += 1
                 run.step(step, loss=loss)
-                ckpt.save(step, state, per_rank={"batches": batches})
+                if batches.number % len(batches):
+                    ckpt.save(step, state, per_rank={"batches": batches})
         print(f"epoch {epoch}: loss {loss.item():.4f}")
+        if len(batches) == 1:
+            ckpt.save(step, state, per_rank={"batches": batches})
     ckpt.save(step, state, per_rank={"batches": batches}, force=True)
     ckpt.close()
 
@@ -91,6 +94,13 @@ def test_epochs_over_a_loader(adopt):
 """
         in after
     )
+
+
+def test_a_save_after_the_last_batch_where_no_code_reads_names_of_the_loop(adopt):
+    silent = EPOCHS.replace('        print(f"epoch {epoch}: loss {loss.item():.4f}")\n', "")
+    assert "% len(batches):" not in adopt(silent)
+    given = silent.replace("    torch.save(", "    print(loss)\n    torch.save(")
+    assert "% len(batches):" not in adopt(given)
 
 
 def test_steps_of_a_range_that_begins_at_1_with_a_scaler(adopt):

@@ -157,8 +157,39 @@ def _plan_count(plan: _Plan, loops: Sequence[Loop]) -> None:
         counter = script.free_name("step")
         plan.restore = f"{counter} = {{}}"
         plan.reporting.append(f"{counter} += 1")
-    plan.reporting += _report(plan, counter)
+    report, save = _report(plan, counter)
+    plan.reporting.append(report)
+    if plan.batches and isinstance(inner, ast.For) and _leaves_names(script, inner, outer):
+        # After a restart at the end of an epoch, the loop over its batches would set no names.
+        plan.reporting += [f"if {plan.batches}.number % len({plan.batches}):", f"    {save}"]
+        script.insert_after(
+            outer.body[-1] if outer is not inner else inner,
+            [f"if len({plan.batches}) == 1:", f"    {save}"],
+        )
+    else:
+        plan.reporting.append(save)
     plan.ending.append(_report(plan, counter, "True")[1])
+
+
+def _leaves_names(script: Script, inner: ast.For, outer: Loop) -> bool:
+    """Return True if code after a loop reads names that only the loop sets."""
+    names = [
+        node
+        for node in ast.walk(script.scope_of(inner))
+        if isinstance(node, ast.Name) and script.scope_of(node) is script.scope_of(inner)
+    ]
+    inside = set(ast.walk(inner))
+    stored = {node.id for node in names if isinstance(node.ctx, ast.Store) and node in inside}
+    stored -= {
+        node.id for node in names if isinstance(node.ctx, ast.Store) and node.lineno < inner.lineno
+    }
+    assert inner.end_lineno is not None
+    assert outer.end_lineno is not None
+    return any(
+        node.id in stored and inner.end_lineno < node.lineno <= outer.end_lineno
+        for node in names
+        if isinstance(node.ctx, ast.Load)
+    )
 
 
 def _refuse_an_epoch_of_a_caller(script: Script, loop: ast.For) -> None:
