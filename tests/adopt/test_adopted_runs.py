@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from user_scripts import EPOCHS, FSDP2, HUGGINGFACE, LIGHTNING, STEPS
+from user_scripts import EPOCH_FUNCTION, EPOCHS, FSDP2, HUGGINGFACE, LIGHTNING, STEPS
 
 from holdfast.adopt import adoption_of
 from holdfast.core.ledger import Ledger
@@ -68,8 +68,13 @@ def adopted(folder, script, every):
     [
         # In the middle of the second epoch, between two micro-batches of a step.
         pytest.param(EPOCHS, "            loss = F.mse_loss", 42, 3, id="epochs"),
-        # After the first epoch, whose last step is the only due one but not saved.
-        pytest.param(EPOCHS, "            loss = F.mse_loss", 31, 15, id="epoch-end", marks=pytest.mark.slow),
+        # After the first epoch, whose last step is not saved: its loss is read after the loop.
+        pytest.param(
+            EPOCHS, "            loss = F.mse_loss", 31, 1, id="epoch-end", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            EPOCH_FUNCTION, "        loss = nn", 20, 3, id="function", marks=pytest.mark.slow
+        ),
         pytest.param(STEPS, "\tfor micro", 25, 3, id="steps", marks=pytest.mark.slow),
         pytest.param(HUGGINGFACE, "        tokens = torch.arange", 52, 2, id="huggingface"),
     ],

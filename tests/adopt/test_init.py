@@ -8,6 +8,7 @@ import subprocess
 import pytest
 from click.testing import CliRunner
 from user_scripts import (
+    EPOCH_FUNCTION,
     EPOCHS,
     FSDP2,
     HUGGINGFACE,
@@ -91,6 +92,38 @@ def test_epochs_over_a_loader(adopt):
     ckpt.close()
 
     torch.save(model.state_dict(), args.out)
+"""
+        in after
+    )
+
+
+def test_an_epoch_in_a_function_of_its_own(adopt):
+    after = adopt(EPOCH_FUNCTION)
+    assert "optimizer, epoch, *, run, ckpt, state, batches):\n" in after
+    assert "in enumerate(batches, batches.number % len(batches)):\n" in after
+    assert (
+        """\
+        optimizer.step()
+        run.step(batches.number, loss=loss)
+        if batches.number % len(batches):
+            ckpt.save(batches.number, state, per_rank={"batches": batches})
+"""
+        in after
+    )
+    assert (
+        """\
+    run = holdfast.attach()
+    ckpt = holdfast.Checkpointer("checkpoints", every=100)
+    batches = run.batches(loader)
+    state = {"model": net, "optimizer": optimizer, "scheduler": scheduler}
+    ckpt.restore(state, per_rank={"batches": batches})
+    for epoch in range(batches.epoch + 1, 4 + 1):
+        print(train(net, "cpu", loader, optimizer, epoch, run=run, ckpt=ckpt, state=state, batches=batches))
+        if len(batches) == 1:
+            ckpt.save(batches.number, state, per_rank={"batches": batches})
+        scheduler.step()
+    ckpt.save(batches.number, state, per_rank={"batches": batches}, force=True)
+    ckpt.close()
 """
         in after
     )
@@ -358,9 +391,16 @@ t.train()
             "`scheduler.step()` is in another block",
         ),
         (
-            EPOCH_OF_A_FUNCTION,
-            "`train` trains one epoch, and the loop over the epochs is in another function",
+            EPOCH_OF_A_FUNCTION + "train(model, loader, optimizer)\n",
+            "`train` trains one epoch, and",
         ),
+        (EPOCH_OF_A_FUNCTION.replace("range(3)", "names"), "is not over a `range`"),
+        (
+            EPOCH_OF_A_FUNCTION.replace("loader, optimizer):", "loader, *, optimizer):"),
+            "have another form",
+        ),
+        (EPOCH_OF_A_FUNCTION.replace("train(model, l", "train(*model, l"), "have another form"),
+        (EPOCH_OF_A_FUNCTION, "`loader` is not known"),
         (EPOCH_OF_A_FUNCTION.partition("for epoch")[0], "`train` trains one epoch"),
         (
             "import itertools\nloader = []\nit = itertools.cycle(loader)\n"

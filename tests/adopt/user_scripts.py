@@ -52,6 +52,41 @@ if __name__ == "__main__":
     main()
 '''
 
+EPOCH_FUNCTION = """\
+import torch
+from torch import nn
+
+
+def train(model, device, train_loader, optimizer, epoch):
+    model.train()
+    for batch_idx, (data, target) in enumerate(train_loader):
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(data), target)
+        loss.backward()
+        optimizer.step()
+        if batch_idx % 10 == 0:
+            print(f"{epoch} [{batch_idx}/{len(train_loader)}] of {len(train_loader.dataset)}")
+    return loss.item()
+
+
+def main():
+    torch.manual_seed(1)
+    torch.set_num_threads(1)
+    data = torch.utils.data.TensorDataset(torch.randn(60, 4), torch.randn(60, 1))
+    loader = torch.utils.data.DataLoader(data, batch_size=5, shuffle=True)
+    net = nn.Sequential(nn.Dropout(0.1), nn.Linear(4, 1))
+    optimizer = torch.optim.Adadelta(net.parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1)
+    for epoch in range(1, 4 + 1):
+        print(train(net, "cpu", loader, optimizer, epoch))
+        scheduler.step()
+    torch.save(net.state_dict(), "model.pt")
+
+
+if __name__ == "__main__":
+    main()
+"""
+
 STEPS = """\
 import torch
 from torch import nn
@@ -238,7 +273,7 @@ def llama3_70b() -> Trainer.Config:
 """
 
 KINDS = {
-    "loop": [EPOCHS, STEPS, WHILE, ITERATOR],
+    "loop": [EPOCHS, EPOCH_FUNCTION, STEPS, WHILE, ITERATOR],
     "huggingface": [HUGGINGFACE],
     "lightning": [LIGHTNING],
     "fsdp2": [FSDP2],

@@ -4,14 +4,14 @@ The loop is found by the step of its optimizer. From there outwards, the forms a
 
 - `for step in range(...)`: the steps are counted by the loop;
 - `for epoch in range(...)` around `for batch in loader`: the epochs are counted by the loop, and the
-  position in the data is saved with the state;
+  position in the data is saved with the state. The inner loop may be in a function of its own;
 - `while`: the steps are counted by `step += 1`;
 - one `for batch in loader` alone: a single epoch.
 """
 
 import ast
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from holdfast.adopt.script import Script, called_name
@@ -19,6 +19,7 @@ from holdfast.adopt.trainers import EVERY
 from holdfast.adopt.training_parts import Parts, parts_of
 
 Loop = ast.For | ast.While
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
 _COUNTING: Final = ("range", "trange")
 _WRAPPERS: Final = ("enumerate", "tqdm", "track")
 _CHANGES_STATE: Final = ("step", "update", "update_parameters", "zero_grad")
@@ -75,7 +76,11 @@ def add_to_loop(script: Script) -> str:
         *(script.free_name(name) for name in ("run", "ckpt", "state")),
     )
     plan.before = outer
-    _plan_count(plan, loops)
+    if call := _caller_of(script, loops):
+        assert isinstance(loops[0], ast.For)
+        outer = _plan_epochs_of_caller(plan, loops[0], call)
+    else:
+        _plan_count(plan, loops)
     _check_bound(plan)
     script.add_import("import holdfast")
     if parts.is_sharded:
@@ -132,8 +137,6 @@ def _plan_count(plan: _Plan, loops: Sequence[Loop]) -> None:
         if _counting(script, inner):
             raise script.refuse(inner, "a loop over numbers is in another loop")
         _wrap_loader(plan, inner, outer)
-        if outer is inner:
-            _refuse_an_epoch_of_a_caller(script, inner)
     elif len(loops) > 1:
         raise script.refuse(inner, "a `while` is in another loop")
     else:
@@ -157,21 +160,33 @@ def _plan_count(plan: _Plan, loops: Sequence[Loop]) -> None:
         counter = script.free_name("step")
         plan.restore = f"{counter} = {{}}"
         plan.reporting.append(f"{counter} += 1")
-    report, save = _report(plan, counter)
+    _plan_saves(plan, counter, inner, outer, outer.body[-1])
+
+
+def _plan_saves(
+    plan: _Plan, count: str, inner: Loop, within: Loop | _Function, epoch_end: ast.stmt
+) -> None:
+    """Plan the report and the save of a step, and the last save.
+
+    Args:
+        plan: receives the lines.
+        count: the number of completed steps.
+        inner: the loop of the steps.
+        within: the loop or function of an epoch.
+        epoch_end: the last statement of an epoch.
+    """
+    report, save = _report(plan, count)
     plan.reporting.append(report)
-    if plan.batches and isinstance(inner, ast.For) and _leaves_names(script, inner, outer):
+    if plan.batches and isinstance(inner, ast.For) and _leaves_names(plan.script, inner, within):
         # After a restart at the end of an epoch, the loop over its batches would set no names.
         plan.reporting += [f"if {plan.batches}.number % len({plan.batches}):", f"    {save}"]
-        script.insert_after(
-            outer.body[-1] if outer is not inner else inner,
-            [f"if len({plan.batches}) == 1:", f"    {save}"],
-        )
+        plan.script.insert_after(epoch_end, [f"if len({plan.batches}) == 1:", f"    {save}"])
     else:
         plan.reporting.append(save)
-    plan.ending.append(_report(plan, counter, "True")[1])
+    plan.ending.append(_report(plan, count, "True")[1])
 
 
-def _leaves_names(script: Script, inner: ast.For, outer: Loop) -> bool:
+def _leaves_names(script: Script, inner: ast.For, within: Loop | _Function) -> bool:
     """Return True if code after a loop reads names that only the loop sets."""
     names = [
         node
@@ -184,26 +199,87 @@ def _leaves_names(script: Script, inner: ast.For, outer: Loop) -> bool:
         node.id for node in names if isinstance(node.ctx, ast.Store) and node.lineno < inner.lineno
     }
     assert inner.end_lineno is not None
-    assert outer.end_lineno is not None
+    assert within.end_lineno is not None
     return any(
-        node.id in stored and inner.end_lineno < node.lineno <= outer.end_lineno
+        node.id in stored and inner.end_lineno < node.lineno <= within.end_lineno
         for node in names
         if isinstance(node.ctx, ast.Load)
     )
 
 
-def _refuse_an_epoch_of_a_caller(script: Script, loop: ast.For) -> None:
-    """Refuse a function with one epoch whose caller may count epochs."""
-    scope = script.scope_of(loop)
-    if isinstance(scope, ast.Module):
-        return
-    calls = [call for call in script.calls() if called_name(call) == scope.name]
-    if not calls or any(_loops_around(script, script.statement_of(call)) for call in calls):
+def _caller_of(script: Script, loops: Sequence[Loop]) -> ast.Call | None:
+    """Return the only call of the function of an epoch, from a loop over epochs; None without.
+
+    Raises:
+        NotRecognised: an epoch's function has no caller in the script, or several ones.
+    """
+    scope = script.scope_of(loops[0])
+    if isinstance(scope, ast.Module) or len(loops) > 1 or not isinstance(loops[0], ast.For):
+        return None
+    if _counting(script, loops[0]):
+        return None
+    calls = [
+        call
+        for call in script.calls()
+        if isinstance(call.func, ast.Name) and call.func.id == scope.name
+    ]
+    if len(calls) == 1 and not _loops_around(script, script.statement_of(calls[0])):
+        return None
+    if len(calls) != 1:
         raise script.refuse(
-            loop,
-            f"`{scope.name}` trains one epoch, and the loop over the epochs is in another function: "
-            "move the loop over the epochs into the function",
+            scope, f"`{scope.name}` trains one epoch, and it has no caller or several ones"
         )
+    return calls[0]
+
+
+def _plan_epochs_of_caller(plan: _Plan, inner: ast.For, call: ast.Call) -> ast.For:
+    """Have a function that trains one epoch receive what it needs from the loop that calls it.
+
+    Returns:
+        the loop over the epochs.
+    """
+    script = plan.script
+    function = script.scope_of(inner)
+    assert not isinstance(function, ast.Module)
+    epochs = _loops_around(script, script.statement_of(call))
+    counting = _counting(script, epochs[0]) if isinstance(epochs[0], ast.For) else None
+    if len(epochs) > 1 or not isinstance(epochs[0], ast.For) or counting is None:
+        raise script.refuse(call, "the loop over epochs is not over a `range`")
+    given = _arguments(script, function, call)
+
+    def of_caller(text: str) -> str:
+        name, dot, rest = text.partition(".")
+        return given.get(name, name) + dot + rest
+
+    _wrap_loader(plan, inner, inner)
+    plan.before, plan.loader = epochs[0], of_caller(plan.loader)
+    if plan.parts.is_sharded:
+        raise script.refuse(call, "a sharded model is trained in a function of its own")
+    plan.parts = replace(
+        plan.parts,
+        entries={key: of_caller(text) for key, text in plan.parts.entries.items()},
+        names=[of_caller(text) for text in plan.parts.names],
+    )
+    passed = [plan.run, plan.ckpt, plan.state, plan.batches]
+    script.add_parameters(function, passed)
+    for name in passed:
+        script.add_argument(call, f"{name}={name}")
+    _shift(script, counting, f"{plan.batches}.epoch")
+    plan.restore = "{}"
+    _plan_saves(plan, f"{plan.batches}.number", inner, function, script.statement_of(call))
+    return epochs[0]
+
+
+def _arguments(script: Script, function: _Function, call: ast.Call) -> dict[str, str]:
+    """Return the text of the argument for each parameter of a function."""
+    form = function.args
+    if form.posonlyargs or form.vararg or form.kwonlyargs or form.kwarg or not form.args:
+        raise script.refuse(function, f"the parameters of `{function.name}` have another form")
+    given = dict(zip((one.arg for one in form.args), map(script.text, call.args), strict=False))
+    given |= {one.arg: script.text(one.value) for one in call.keywords if one.arg}
+    if set(given) != {one.arg for one in form.args}:
+        raise script.refuse(call, f"the arguments of `{function.name}` have another form")
+    return given
 
 
 def _count_by_loop(plan: _Plan, loop: ast.For, counting: ast.Call) -> None:

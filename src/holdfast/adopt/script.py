@@ -141,6 +141,17 @@ class Script:
         """Add an argument at the end of a call, in the form of the arguments before."""
         self._added.setdefault(call, []).append(argument)
 
+    def add_parameters(
+        self, function: ast.FunctionDef | ast.AsyncFunctionDef, names: Sequence[str]
+    ) -> None:
+        """Add parameters that are given by name, after the parameters of a function."""
+        ends = [
+            self._starts[node.end_lineno - 1] + node.end_col_offset
+            for node in (*function.args.args, *function.args.defaults)
+            if node.end_lineno is not None and node.end_col_offset is not None
+        ]
+        self._edits.append(_Edit(max(ends), max(ends), f", *, {', '.join(names)}"))
+
     def insert_before(self, statement: ast.stmt, lines: Sequence[str]) -> None:
         """Insert lines before a statement, with the indentation of the statement."""
         at = self._starts[statement.lineno - 1]
