@@ -97,6 +97,11 @@ def test_epochs_over_a_loader(adopt):
     )
 
 
+def test_the_number_of_a_batch_that_begins_at_1(adopt):
+    after = adopt(EPOCHS.replace("enumerate(loader)", "enumerate(loader, 1)"))
+    assert "enumerate(batches, 1 + batches.number % len(batches)):" in after
+
+
 def test_an_epoch_in_a_function_of_its_own(adopt):
     after = adopt(EPOCH_FUNCTION)
     assert "optimizer, epoch, *, run, ckpt, state, batches):\n" in after

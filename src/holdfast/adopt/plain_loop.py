@@ -375,11 +375,14 @@ def _wrap_loader(plan: _Plan, inner: ast.For, outer: Loop) -> None:
         uses_length
         and isinstance(numbered, ast.Call)
         and called_name(numbered) == "enumerate"
-        and len(numbered.args) == 1
         and not numbered.keywords
     ):
         # The number of a batch within its epoch must be the same after a restart.
-        script.add_argument(numbered, f"{plan.batches}.number % len({plan.batches})")
+        place = f"{plan.batches}.number % len({plan.batches})"
+        if len(numbered.args) == 1:
+            script.add_argument(numbered, place)
+        else:
+            script.replace(numbered.args[1], f"{script.text(numbered.args[1])} + {place}")
 
 
 def _wrap_iterator(plan: _Plan, loop: Loop) -> None:
