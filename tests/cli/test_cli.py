@@ -369,6 +369,8 @@ def test_the_command_line_is_what_was_agreed():
             "--test-nodes",
             "--window-s",
         ],
+        "init": ["--json", "--write"],
+        "doctor": ["--json"],
         "demo": ["--json", "--out", "--seed", "--steps"],
         "runs ls": ["--json"],
         "runs show": ["--json"],

@@ -21,6 +21,8 @@ from holdfast.core.paths import holdfast_home, ledger_at, ledger_url
 
 COMMANDS = {
     "run": ("holdfast.cli.run.command", "Run a training job and keep it running."),
+    "init": ("holdfast.cli.init", "Show the lines that add Holdfast to a training script."),
+    "doctor": ("holdfast.cli.doctor", "Show what is wrong with this host, and what mends it."),
     "demo": ("holdfast.cli.demo", "Train a small GPT while faults strike, and report."),
     "runs": ("holdfast.cli.runs", "List, show, stop and remove runs."),
     "explain": (

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from holdfast.cluster.kubernetes_pod import end_of_pod, ends_pod, is_in_pod
     from holdfast.cluster.leash import release, start_on_leash
     from holdfast.cluster.local import core_count
+    from holdfast.cluster.slurm_cordons import slurm_is_here
     from holdfast.cluster.slurm_jobs import EXPEDITE, JobState, SlurmJobs
     from holdfast.cluster.slurm_nodes import SlurmNode, read_slurm_nodes
 
@@ -62,6 +63,7 @@ __all__ = [
     "read_facts",
     "read_slurm_nodes",
     "release",
+    "slurm_is_here",
     "start_on_leash",
     "unmark",
     "workers",
@@ -80,6 +82,7 @@ _HOMES = {
     "read_facts": "kubernetes_nodes",
     "read_slurm_nodes": "slurm_nodes",
     "release": "leash",
+    "slurm_is_here": "slurm_cordons",
     "start_on_leash": "leash",
 }
 

@@ -1,14 +1,13 @@
 """Measure how much memory this process can still take."""
 
 import contextlib
-import functools
-import os
-import re
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import psutil
+
+from holdfast.core.control_groups import control_groups
 
 _UNLIMITED_BYTES: Final = 1 << 62
 """Version 1 of control groups states "no limit" as 2^63 less a page."""
@@ -21,8 +20,10 @@ class _Version(NamedTuple):
     """The prefix of `active_file` in `memory.stat`, for the sum of a group and all groups below."""
 
 
-_V2: Final = _Version(("memory.max", "memory.high"), "memory.current", "")
-_V1: Final = _Version(("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_")
+_VERSIONS: Final = {
+    1: _Version(("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_"),
+    2: _Version(("memory.max", "memory.high"), "memory.current", ""),
+}
 
 
 def available_memory_bytes(root: Path = Path("/")) -> int:
@@ -39,13 +40,13 @@ def available_memory_bytes(root: Path = Path("/")) -> int:
 
 def _left_bytes(root: Path) -> Iterator[int]:
     try:
-        own = os.fsdecode((root / "proc/self/cgroup").read_bytes())
-        groups = _groups(root, own)
+        groups = control_groups("memory", root)
     except (OSError, ValueError):  # not Linux, or an undocumented format
         return
-    for version, folder, is_own in groups:
+    for folder, number, is_own in groups:
+        version = _VERSIONS[number]
         limit_bytes = min(_limit_bytes(folder / name) for name in version.limits)
-        if limit_bytes >= _UNLIMITED_BYTES and not (is_own and version is _V1):
+        if limit_bytes >= _UNLIMITED_BYTES and not (is_own and number == 1):
             continue
         of = _statistics(folder / "memory.stat")
         # The least limit of this group and the groups above, some of which a container cannot see.
@@ -70,58 +71,3 @@ def _statistics(path: Path) -> dict[str, int]:
         return {name: int(value) for name, value in map(str.split, path.read_text().splitlines())}
     except (OSError, ValueError):
         return {}
-
-
-@functools.lru_cache(maxsize=8)
-def _groups(root: Path, own: str) -> tuple[tuple[_Version, Path, bool], ...]:
-    """Return the folders of the groups that limit a process, each with True for its own group.
-
-    Args:
-        root: the root of the file system.
-        own: the content of `/proc/self/cgroup`, which changes when the process moves to another
-            group.
-    """
-    paths: dict[_Version, PurePosixPath] = {}
-    for line in own.splitlines():
-        _number, controllers, path = line.split(":", 2)
-        if not controllers or "memory" in controllers.split(","):
-            paths[_V1 if controllers else _V2] = PurePosixPath(path)
-    found = []
-    for point, (mounted, version) in _mounts(root).items():
-        inside = _inside(mounted, paths[version]) if version in paths else None
-        if inside is not None:
-            folder = root / point.lstrip("/")
-            found += [
-                (version, folder / each, each == inside) for each in (inside, *inside.parents)
-            ]
-    return tuple(found)
-
-
-def _mounts(root: Path) -> dict[str, tuple[PurePosixPath, _Version]]:
-    """Return the mounted hierarchies that limit memory, by mount point: proc_pid_mountinfo(5)."""
-    mounts: dict[str, tuple[PurePosixPath, _Version]] = {}
-    for line in os.fsdecode((root / "proc/self/mountinfo").read_bytes()).splitlines():
-        before, _, after = line.partition(" - ")
-        mounted, point = (
-            re.sub(r"\\([0-7]{3})", lambda at: chr(int(at[1], 8)), each)
-            for each in before.split()[3:5]
-        )
-        kind, *_source, options = after.split()
-        mounts.pop(point, None)  # the later mount hides the earlier one
-        if kind == "cgroup2":
-            mounts[point] = PurePosixPath(mounted), _V2
-        elif kind == "cgroup" and "memory" in options.split(","):
-            mounts[point] = PurePosixPath(mounted), _V1
-    return mounts
-
-
-def _inside(mounted: PurePosixPath, own: PurePosixPath) -> PurePosixPath | None:
-    """Return a group's path below the mount of `mounted`; None if the mount does not show it.
-
-    In a namespace of control groups, both paths are relative to the namespace's root, and each
-    group above the root appears as `..`, without a name. So only the top of such a mount counts.
-    """
-    if own.is_relative_to(mounted):
-        inside = own.relative_to(mounted)
-        return None if ".." in inside.parts else inside
-    return PurePosixPath() if set(mounted.parts[1:]) == {".."} else None

@@ -45,6 +45,17 @@ def naming_limits(consequence: str) -> Iterator[None]:
         raise
 
 
+def allowed_by_limit(code: int) -> str:
+    """Return what a limit allows, with its value: "`ulimit -n` allows a process 1,024 open files".
+
+    Args:
+        code: the error number of an operation that the limit stops: EMFILE, ENFILE or EFBIG.
+    """
+    found = _limit(OSError(code, ""))
+    assert found is not None, "the number is one of the three"
+    return found[0]
+
+
 def _limit(error: BaseException) -> tuple[str, str] | None:
     code = getattr(error, "errno", None)
     if code == errno.EMFILE:

@@ -41,6 +41,7 @@ from holdfast.profile.recording import (
     SeriesId,
     Span,
 )
+from holdfast.profile.sources.probe import gpu_memory, has_gpu
 
 __all__ = [
     "ENV_NODE",
@@ -62,6 +63,8 @@ __all__ = [
     "captured",
     "end_step",
     "from_lines",
+    "gpu_memory",
+    "has_gpu",
     "incidents_of",
     "iterations_of",
     "new_folder",

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
         stop_run,
         supervise,
     )
+    from holdfast.recover.signals.gpu.gpus import Gpus
+    from holdfast.recover.signals.host import clock_is_synchronised
     from holdfast.recover.slurm.following import Following
     from holdfast.recover.slurm.submission import (
         Submission,
@@ -62,6 +64,7 @@ __all__ = [
     "MODES",
     "Board",
     "Following",
+    "Gpus",
     "HangLimits",
     "Joined",
     "Meeting",
@@ -78,6 +81,7 @@ __all__ = [
     "check_nodes",
     "check_this_host",
     "check_urls",
+    "clock_is_synchronised",
     "default_stem",
     "detach",
     "is_left",
@@ -98,6 +102,7 @@ __all__ = [
 
 _HOMES = {
     "MODES": "people.modes",
+    "Gpus": "signals.gpu.gpus",
     "HangLimits": "detectors.hang",
     "Joined": "localise.across",
     "Report": "localise.session",
@@ -114,6 +119,7 @@ _HOMES = {
     "board_of": "agent.board",
     "change_options": "runs",
     "check_urls": "people.sender",
+    "clock_is_synchronised": "signals.host",
     "default_stem": "runs",
     "detach": "runs",
     "join": "runs",

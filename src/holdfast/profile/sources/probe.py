@@ -1,6 +1,7 @@
 """Choose the source of the GPUs' counters: the first one that answers, the best one first."""
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -49,6 +50,34 @@ def gpu_sources(interval_s: float) -> dict[str, Open]:
         NVML: lambda: nvidia(with_gpm=False),
         AMDSMI: amd,
     }
+
+
+def gpu_memory(sources: dict[str, Open] | None = None) -> tuple[dict[int, float], dict[str, str]]:
+    """Read the memory of each GPU once.
+
+    Args:
+        sources: what opens each source; None: the sources that give the memory at their first read.
+
+    Returns:
+        the bytes of each GPU, by its number; and for each source that does not answer, the reason.
+    """
+    if sources is None:
+        opened = gpu_sources(1.0)
+        sources = {name: opened[name] for name in (NVML, AMDSMI)}
+    source, missing = probe(sources)
+    if source is None:
+        return {}, missing
+    try:
+        values = source.read(time.monotonic_ns())
+    except CannotRead as error:
+        return {}, {**missing, source.name: str(error)}
+    finally:
+        source.close()
+    return {
+        key.device: value
+        for key, value in values.items()
+        if key.metric == "gpu_memory_total" and key.device is not None
+    }, missing
 
 
 def probe(sources: dict[str, Open]) -> tuple[Source | None, dict[str, str]]:

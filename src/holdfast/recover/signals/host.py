@@ -186,6 +186,12 @@ class Clocks:
         return facts
 
 
+def clock_is_synchronised() -> bool | None:
+    """Return True if the kernel calls its clock synchronised; None if that cannot be read."""
+    status = _status()
+    return None if status is None else not status & _UNSYNCHRONISED
+
+
 class _Timex(ctypes.Structure):
     # struct timex of linux/timex.h, up to the status; the rest is room for the kernel.
     _fields_ = (

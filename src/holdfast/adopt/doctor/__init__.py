@@ -1,0 +1,1 @@
+"""Check a host for what stops or slows a training."""

@@ -1,0 +1,559 @@
+"""Add Holdfast to a training loop of a script's own: attach, restore, report each step, save.
+
+The loop is found by the step of its optimizer. From there outwards, the forms are:
+
+- `for step in range(...)`: the steps are counted by the loop;
+- `for epoch in range(...)` around `for batch in loader`: the epochs are counted by the loop, and the
+  position in the data is saved with the state. The inner loop may be in a function of its own;
+- `while`: the steps are counted by `step += 1`;
+- one `for batch in loader` alone: a single epoch.
+"""
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from holdfast.adopt.script import Script, called_name
+from holdfast.adopt.trainers import EVERY
+from holdfast.adopt.training_parts import Parts, parts_of
+
+Loop = ast.For | ast.While
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+_COUNTING: Final = ("range", "trange")
+_WRAPPERS: Final = ("enumerate", "tqdm", "track")
+_CHANGES_STATE: Final = ("step", "update", "update_parameters", "zero_grad")
+"""The methods of optimizers, schedules, scalers and averages that change their state."""
+
+
+@dataclass
+class _Plan:
+    """The lines to add, and the names in them."""
+
+    script: Script
+    parts: Parts
+    block: list[ast.stmt]
+    """The block with the step of the optimizer."""
+    last: int
+    """The index in `block` of the last statement that changes the state in a step."""
+    run: str
+    ckpt: str
+    state: str
+    before: ast.stmt | None = None
+    """The statement before which the restore is inserted."""
+    batches: str = ""
+    loader: str = ""
+    restore: str = ""
+    """The beginning of the line that restores, such as `step = `."""
+    ending: list[str] = field(default_factory=list)
+    reporting: list[str] = field(default_factory=list)
+
+
+POSITION: Final = (
+    "The position in the data is not saved. A loop that draws its batches at random needs no more; else see "
+    'docs/checkpoints/how-to.md, "The position in the data".'
+)
+
+
+def add_to_loop(script: Script) -> str:
+    """Add Holdfast to the only training loop of a script; return a remark, which may be empty.
+
+    Raises:
+        NotRecognised: the script has no such loop, several ones, or one of another form.
+    """
+    parts = parts_of(script)
+    anchor = _common_statement(script, parts.steps)
+    loops = _loops_around(script, anchor)
+    if not loops:
+        raise script.refuse(anchor, f"`{parts.optimizer}.step()` is in no loop of its function")
+    outer = loops[-1]
+    block = script.block_of(anchor)
+    plan = _Plan(
+        script,
+        parts,
+        block,
+        _last_change(script, block, anchor, loops[0], parts),
+        *(script.free_name(name) for name in ("run", "ckpt", "state")),
+    )
+    plan.before = outer
+    if call := _caller_of(script, loops):
+        assert isinstance(loops[0], ast.For)
+        outer = _plan_epochs_of_caller(plan, loops[0], call)
+    else:
+        _plan_count(plan, loops)
+    _check_bound(plan)
+    script.add_import("import holdfast")
+    if parts.is_sharded:
+        script.add_import("from holdfast.checkpoint.integrations.fsdp2 import ShardedOptimizer")
+    script.insert_before(plan.before, _restoring(plan))
+    script.insert_after(block[plan.last], plan.reporting)
+    script.insert_after(outer, _closing(plan))
+    return "" if plan.batches else POSITION
+
+
+def _restoring(plan: _Plan) -> list[str]:
+    entries = ", ".join(f'"{key}": {value}' for key, value in plan.parts.entries.items())
+    lines = [
+        f"{plan.run} = holdfast.attach()",
+        f'{plan.ckpt} = holdfast.Checkpointer("checkpoints", every={EVERY})',
+    ]
+    if plan.batches:
+        lines.append(f"{plan.batches} = {plan.run}.batches({plan.loader})")
+    return [
+        *lines,
+        f"{plan.state} = {{{entries}}}",
+        f"{plan.restore.format(f'{plan.ckpt}.restore({plan.state}{_position(plan)})')}",
+    ]
+
+
+def _position(plan: _Plan) -> str:
+    return f', per_rank={{"batches": {plan.batches}}}' if plan.batches else ""
+
+
+def _report(plan: _Plan, count: str, force: str = "") -> list[str]:
+    """Return the lines after a step; `count` is the number of completed steps."""
+    loss = f", loss={plan.parts.loss}" if plan.parts.loss else ""
+    forced = f", force={force}" if force else ""
+    return [
+        f"{plan.run}.step({count}{loss})",
+        f"{plan.ckpt}.save({count}, {plan.state}{_position(plan)}{forced})",
+    ]
+
+
+def _closing(plan: _Plan) -> list[str]:
+    return [*plan.ending, f"{plan.ckpt}.close()"]
+
+
+def _plan_count(plan: _Plan, loops: Sequence[Loop]) -> None:
+    """Decide how the steps are counted, and where the loops begin after a restore."""
+    script = plan.script
+    inner, outer = loops[0], loops[-1]
+    if len(loops) > 2:
+        raise script.refuse(outer, "the loop has more than two loops around the optimizer's step")
+    if len(loops) == 1 and isinstance(inner, ast.For) and (counting := _counting(script, inner)):
+        _count_by_loop(plan, inner, counting)
+        return
+    if isinstance(inner, ast.For):
+        if _counting(script, inner):
+            raise script.refuse(inner, "a loop over numbers is in another loop")
+        _wrap_loader(plan, inner, outer)
+    elif len(loops) > 1:
+        raise script.refuse(inner, "a `while` is in another loop")
+    else:
+        _wrap_iterator(plan, outer)
+    if outer is not inner and isinstance(outer, ast.For):
+        counting = _counting(script, outer)
+        if counting is None:
+            raise script.refuse(outer, "the loop over epochs is not over a `range`")
+        _shift(script, counting, f"{plan.batches}.epoch")
+    counter = _counter(plan, loops)
+    if counter:
+        is_set_elsewhere = any(
+            not (isinstance(value, ast.Constant) and value.value == 0)
+            for name, value, _ in _assignments(script.scope_of(outer))
+            if name == counter
+        )
+        plan.restore = f"{counter} = {{}}" + (f" or {counter}" if is_set_elsewhere else "")
+    elif isinstance(inner, ast.While):
+        raise script.refuse(inner, "no `step += 1`, which begins at `step = 0`, counts the steps")
+    else:
+        counter = script.free_name("step")
+        plan.restore = f"{counter} = {{}}"
+        plan.reporting.append(f"{counter} += 1")
+    _plan_saves(plan, counter, inner, outer, outer.body[-1])
+
+
+def _plan_saves(
+    plan: _Plan, count: str, inner: Loop, within: Loop | _Function, epoch_end: ast.stmt
+) -> None:
+    """Plan the report and the save of a step, and the last save.
+
+    Args:
+        plan: receives the lines.
+        count: the number of completed steps.
+        inner: the loop of the steps.
+        within: the loop or function of an epoch.
+        epoch_end: the last statement of an epoch.
+    """
+    report, save = _report(plan, count)
+    plan.reporting.append(report)
+    if plan.batches and isinstance(inner, ast.For) and _leaves_names(plan.script, inner, within):
+        # After a restart at the end of an epoch, the loop over its batches would set no names.
+        plan.reporting += [f"if {plan.batches}.number % len({plan.batches}):", f"    {save}"]
+        plan.script.insert_after(epoch_end, [f"if len({plan.batches}) == 1:", f"    {save}"])
+    else:
+        plan.reporting.append(save)
+    plan.ending.append(_report(plan, count, "True")[1])
+
+
+def _leaves_names(script: Script, inner: ast.For, within: Loop | _Function) -> bool:
+    """Return True if code after a loop reads names that only the loop sets."""
+    names = [
+        node
+        for node in ast.walk(script.scope_of(inner))
+        if isinstance(node, ast.Name) and script.scope_of(node) is script.scope_of(inner)
+    ]
+    inside = set(ast.walk(inner))
+    stored = {node.id for node in names if isinstance(node.ctx, ast.Store) and node in inside}
+    stored -= {
+        node.id for node in names if isinstance(node.ctx, ast.Store) and node.lineno < inner.lineno
+    }
+    assert inner.end_lineno is not None
+    assert within.end_lineno is not None
+    return any(
+        node.id in stored and inner.end_lineno < node.lineno <= within.end_lineno
+        for node in names
+        if isinstance(node.ctx, ast.Load)
+    )
+
+
+def _caller_of(script: Script, loops: Sequence[Loop]) -> ast.Call | None:
+    """Return the only call of the function of an epoch, from a loop over epochs; None without.
+
+    Raises:
+        NotRecognised: an epoch's function has no caller in the script, or several ones.
+    """
+    scope = script.scope_of(loops[0])
+    if isinstance(scope, ast.Module) or len(loops) > 1 or not isinstance(loops[0], ast.For):
+        return None
+    if _counting(script, loops[0]):
+        return None
+    calls = [
+        call
+        for call in script.calls()
+        if isinstance(call.func, ast.Name) and call.func.id == scope.name
+    ]
+    if len(calls) == 1 and not _loops_around(script, script.statement_of(calls[0])):
+        return None
+    if len(calls) != 1:
+        raise script.refuse(
+            scope, f"`{scope.name}` trains one epoch, and it has no caller or several ones"
+        )
+    return calls[0]
+
+
+def _plan_epochs_of_caller(plan: _Plan, inner: ast.For, call: ast.Call) -> ast.For:
+    """Have a function that trains one epoch receive what it needs from the loop that calls it.
+
+    Returns:
+        the loop over the epochs.
+    """
+    script = plan.script
+    function = script.scope_of(inner)
+    assert not isinstance(function, ast.Module)
+    epochs = _loops_around(script, script.statement_of(call))
+    counting = _counting(script, epochs[0]) if isinstance(epochs[0], ast.For) else None
+    if len(epochs) > 1 or not isinstance(epochs[0], ast.For) or counting is None:
+        raise script.refuse(call, "the loop over epochs is not over a `range`")
+    given = _arguments(script, function, call)
+
+    def of_caller(text: str) -> str:
+        name, dot, rest = text.partition(".")
+        return given.get(name, name) + dot + rest
+
+    _wrap_loader(plan, inner, inner)
+    plan.before, plan.loader = epochs[0], of_caller(plan.loader)
+    if plan.parts.is_sharded:
+        raise script.refuse(call, "a sharded model is trained in a function of its own")
+    plan.parts = replace(
+        plan.parts,
+        entries={key: of_caller(text) for key, text in plan.parts.entries.items()},
+        names=[of_caller(text) for text in plan.parts.names],
+    )
+    passed = [plan.run, plan.ckpt, plan.state, plan.batches]
+    script.add_parameters(function, passed)
+    for name in passed:
+        script.add_argument(call, f"{name}={name}")
+    _shift(script, counting, f"{plan.batches}.epoch")
+    plan.restore = "{}"
+    _plan_saves(plan, f"{plan.batches}.number", inner, function, script.statement_of(call))
+    return epochs[0]
+
+
+def _arguments(script: Script, function: _Function, call: ast.Call) -> dict[str, str]:
+    """Return the text of the argument for each parameter of a function."""
+    form = function.args
+    if form.posonlyargs or form.vararg or form.kwonlyargs or form.kwarg or not form.args:
+        raise script.refuse(function, f"the parameters of `{function.name}` have another form")
+    given = dict(zip((one.arg for one in form.args), map(script.text, call.args), strict=False))
+    given |= {one.arg: script.text(one.value) for one in call.keywords if one.arg}
+    if set(given) != {one.arg for one in form.args}:
+        raise script.refuse(call, f"the arguments of `{function.name}` have another form")
+    return given
+
+
+def _count_by_loop(plan: _Plan, loop: ast.For, counting: ast.Call) -> None:
+    script = plan.script
+    _wrap_iterator(plan, loop)
+    if not isinstance(loop.target, ast.Name) or (
+        isinstance(loop.iter, ast.Call) and (called_name(loop.iter) == "enumerate")
+    ):
+        raise script.refuse(loop, "the loop does not count by one name")
+    first = _first_of(script, counting)
+    start = script.free_name("start")
+    plan.restore = f"{start} = {{}}"
+    count = f"{loop.target.id} + 1" if first == 0 else loop.target.id
+    end = counting.args[0] if len(counting.args) == 1 else counting.args[1]
+    text = script.text(end)
+    plain = isinstance(end, ast.Name | ast.Attribute | ast.Constant | ast.BinOp | ast.Call)
+    plan.reporting += _report(
+        plan, count, f"{loop.target.id} + 1 == {text if plain else f'({text})'}"
+    )
+    _shift(script, counting, start)
+
+
+def _shift(script: Script, counting: ast.Call, start: str) -> None:
+    """Have a `range` begin later by `start`."""
+    first = _first_of(script, counting)
+    begin = start if first == 0 else f"{start} + {first}"
+    if len(counting.args) == 1:
+        script.replace(counting.args[0], f"{begin}, {script.text(counting.args[0])}")
+    else:
+        script.replace(counting.args[0], begin)
+
+
+def _first_of(script: Script, counting: ast.Call) -> int:
+    """Return the first number of a `range`: 0 or 1."""
+    if len(counting.args) == 1:
+        return 0
+    first = counting.args[0] if counting.args else None
+    if (
+        len(counting.args) != 2
+        or not isinstance(first, ast.Constant)
+        or first.value not in (0, 1)
+        or isinstance(first.value, bool)
+    ):
+        raise script.refuse(counting, "the range begins at neither 0 nor 1, or has a step")
+    return int(first.value)
+
+
+def _counting(script: Script, loop: ast.For) -> ast.Call | None:
+    """Return the call of `range` over which a loop counts, also within `tqdm`; None without."""
+    found = _unwrapped(script, loop.iter, loop)
+    return found if isinstance(found, ast.Call) and called_name(found) in _COUNTING else None
+
+
+def _unwrapped(script: Script, node: ast.expr, loop: ast.For) -> ast.expr:
+    """Return the iterable below `enumerate` and progress bars, also of a bar with a name."""
+    while True:
+        if isinstance(node, ast.Call) and called_name(node) in _WRAPPERS and node.args:
+            node = node.args[0]
+        elif isinstance(node, ast.Name) and (bar := _bar_of(script, node.id, loop)):
+            node = bar
+        else:
+            return node
+
+
+def _bar_of(script: Script, name: str, loop: ast.For) -> ast.Call | None:
+    for assigned, value, statement in _assignments(script.scope_of(loop)):
+        is_bar = isinstance(value, ast.Call) and called_name(value) in _WRAPPERS
+        if assigned == name and is_bar and statement.lineno < loop.lineno:
+            assert isinstance(value, ast.Call)
+            return value
+    return None
+
+
+def _wrap_loader(plan: _Plan, inner: ast.For, outer: Loop) -> None:
+    """Have the inner loop take its batches from `run.batches`."""
+    script = plan.script
+    loader = _unwrapped(script, inner.iter, inner)
+    if not isinstance(loader, ast.Name | ast.Attribute):
+        raise script.refuse(inner, "the loop's loader has no name: assign it to one")
+    plan.loader = script.text(loader)
+    if any(name == plan.loader for name, _, _ in _assignments(outer)):
+        raise script.refuse(inner, f"`{plan.loader}` is made anew within the loop")
+    plan.batches = script.free_name("batches")
+    if script.statement_of(loader).lineno < outer.lineno:
+        plan.before = script.statement_of(loader)  # a progress bar that is made before the loop
+    numbered = inner.iter
+    uses_length = any(
+        called_name(call) == "len" and [script.text(one) for one in call.args] == [plan.loader]
+        for call in script.calls(outer)
+    )
+    script.replace(loader, plan.batches)
+    if (
+        uses_length
+        and isinstance(numbered, ast.Call)
+        and called_name(numbered) == "enumerate"
+        and not numbered.keywords
+    ):
+        # The number of a batch within its epoch must be the same after a restart.
+        place = f"{plan.batches}.number % len({plan.batches})"
+        if len(numbered.args) == 1:
+            script.add_argument(numbered, place)
+        else:
+            script.replace(numbered.args[1], f"{script.text(numbered.args[1])} + {place}")
+
+
+def _wrap_iterator(plan: _Plan, loop: Loop) -> None:
+    """Wrap the loader of an iterator from which the loop takes batches by `next`."""
+    script = plan.script
+    taken = {
+        ast.unparse(call.args[0])
+        for call in script.calls(loop)
+        if called_name(call) == "next" and len(call.args) >= 1
+    }
+    if not taken:
+        return
+    if len(taken) > 1:
+        raise script.refuse(loop, "the loop takes batches from several iterators")
+    (name,) = taken
+    made = [
+        (value, statement)
+        for assigned, value, statement in _assignments(script.scope_of(loop))
+        if assigned == name
+    ]
+    if not made:
+        raise script.refuse(loop, f"`{name}` is not made in the function of the loop")
+    plan.batches = script.free_name("batches")
+    for value, statement in made:
+        loader = value
+        while isinstance(loader, ast.Call) and len(loader.args) == 1:
+            if script.resolved(loader.func) == "itertools.cycle":
+                raise script.refuse(
+                    statement,
+                    "itertools.cycle repeats the first epoch: iterate over the loader anew",
+                )
+            loader = loader.args[0]
+        if not isinstance(loader, ast.Name | ast.Attribute) or loader is value:
+            raise script.refuse(statement, f"the loader below `{name}` has no name")
+        plan.loader = plan.loader or script.text(loader)
+        if script.text(loader) != plan.loader:
+            raise script.refuse(statement, f"`{name}` is made from a second loader")
+        script.replace(loader, plan.batches)
+    assert plan.before is not None
+    plan.before = min([*(one for _, one in made), plan.before], key=lambda one: one.lineno)
+
+
+def _counter(plan: _Plan, loops: Sequence[Loop]) -> str:
+    """Return the name that counts the steps from 0, by `NAME += 1` beside the optimizer's step.
+
+    The name that a condition of the loops reads comes first. The reports follow after the count.
+    """
+    script = plan.script
+    scope = script.scope_of(loops[0])
+    zeroed = {
+        name
+        for name, value, statement in _assignments(scope)
+        if isinstance(value, ast.Constant)
+        and value.value == 0
+        and statement.lineno < loops[-1].lineno
+    }
+    read = {
+        node.id
+        for one in ast.walk(loops[-1])
+        if isinstance(one, ast.While | ast.If)
+        for node in ast.walk(one.test)
+        if isinstance(node, ast.Name)
+    }
+    found = [
+        (index, statement.target.id)
+        for index, statement in enumerate(plan.block)
+        if isinstance(statement, ast.AugAssign)
+        and isinstance(statement.op, ast.Add)
+        and isinstance(statement.value, ast.Constant)
+        and statement.value.value == 1
+        and isinstance(statement.target, ast.Name)
+        and statement.target.id in zeroed
+    ]
+    if not found:
+        return ""
+    index, name = min(found, key=lambda one: (one[1] not in read, one[0]))
+    plan.last = max(plan.last, index)
+    return name
+
+
+def _last_change(
+    script: Script, block: list[ast.stmt], anchor: ast.stmt, loop: Loop, parts: Parts
+) -> int:
+    """Return the index of the last statement in the block that changes the state in a step.
+
+    Raises:
+        NotRecognised: a schedule or an average changes in another block of the loop, so that no
+            place in the block comes after all changes of a step.
+    """
+    last = block.index(anchor)
+    for statement in block[last + 1 :]:
+        if any(
+            isinstance(call.func, ast.Attribute) and call.func.attr in _CHANGES_STATE
+            for call in script.calls(statement)
+        ):
+            last = block.index(statement)
+    here = set(ast.walk(ast.Module(block[: last + 1], [])))
+    for call in script.calls(loop):
+        if (
+            call not in here
+            and isinstance(call.func, ast.Attribute)
+            and call.func.attr in ("step", "update_parameters")
+            and script.text(call.func.value) in parts.entries.values()
+        ):
+            raise script.refuse(
+                call, f"`{script.text(call)}` is in another block than the optimizer's step"
+            )
+    return last
+
+
+def _check_bound(plan: _Plan) -> None:
+    """Check that each name of the state exists where the state is restored."""
+    script = plan.script
+    assert plan.before is not None
+    scope = script.scope_of(plan.before)
+    wanted = {*plan.parts.names, *([plan.loader] if plan.loader else [])}
+    for text in sorted(wanted):
+        name = text.partition(".")[0]
+        parameters = [] if isinstance(scope, ast.Module) else _parameters(scope)
+        lines = [
+            node.lineno
+            for node in ast.walk(scope)
+            if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store)
+        ]
+        is_global = scope is not script.tree and any(
+            assigned == name for assigned, _, _ in _assignments(script.tree, deep=False)
+        )
+        if name in parameters or is_global or any(line < plan.before.lineno for line in lines):
+            continue
+        if lines:
+            raise script.refuse(
+                plan.before, f"`{text}` is made after this line, which has to follow it"
+            )
+        raise script.refuse(plan.before, f"`{text}` is not known in the function of the loop")
+
+
+def _parameters(scope: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    given = scope.args
+    return [one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+
+
+def _assignments(within: ast.AST, *, deep: bool = True) -> Iterator[tuple[str, ast.expr, ast.stmt]]:
+    """Yield each assignment to one name or attribute: the name, the value, the statement."""
+    nodes = ast.walk(within) if deep else iter(getattr(within, "body", []))
+    for node in nodes:
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                if isinstance(target, ast.Name | ast.Attribute):
+                    yield ast.unparse(target), node.value, node
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            yield ast.unparse(node.target), node.value, node
+
+
+def _common_statement(script: Script, nodes: Sequence[ast.stmt]) -> ast.stmt:
+    """Return the innermost statement that has all nodes."""
+    anchor = nodes[0]
+    while not set(nodes) <= set(ast.walk(anchor)):
+        parent = script.parents[anchor]
+        if not isinstance(parent, ast.stmt) or isinstance(parent, ast.For | ast.While):
+            raise script.refuse(nodes[1], "the optimizer makes a step in a second place")
+        anchor = parent
+    return anchor
+
+
+def _loops_around(script: Script, statement: ast.stmt) -> list[Loop]:
+    """Return the loops around a statement within its function, the innermost first."""
+    loops: list[Loop] = []
+    node: ast.AST = statement
+    scope = script.scope_of(statement)
+    while node is not scope:
+        node = script.parents[node]
+        if isinstance(node, ast.For | ast.While):
+            loops.append(node)
+    return loops

@@ -1,0 +1,126 @@
+"""Run scripts to which `holdfast init` has added Holdfast: killed once, they end as if nothing was."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from user_scripts import EPOCH_FUNCTION, EPOCHS, FSDP2, HUGGINGFACE, LIGHTNING, STEPS
+
+from holdfast.adopt import adoption_of
+from holdfast.core.ledger import Ledger
+from holdfast.core.paths import ledger_url
+
+MORTAL = """\
+import os, pathlib, signal
+
+calls = 0
+
+def mortal():
+    global calls
+    calls += 1
+    if calls == DIES and not pathlib.Path("killed").exists():
+        pathlib.Path("killed").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+"""
+"""Kill the process at a call of `mortal`, once."""
+
+
+def run(folder, *command):
+    environment = {
+        **os.environ,
+        "HOLDFAST_HOME": str(folder / ".holdfast"),
+        "OMP_NUM_THREADS": "1",
+        "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}",  # noqa: PTH120
+    }
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def weights_of(folder, script):
+    folder.mkdir()
+    (folder / "train.py").write_text(script)
+    run(folder, sys.executable, "train.py")
+    return torch.load(folder / "model.pt")
+
+
+def adopted(folder, script, every):
+    """Write a script to a folder, with Holdfast, and a save at each `every` steps."""
+    path = folder / "train.py"
+    path.write_text(script)
+    adoption_of(path).write()
+    path.write_text(path.read_text().replace("every=100", f"every={every}"))
+
+
+@pytest.mark.parametrize(
+    ("script", "line", "dies", "every"),
+    [
+        # In the middle of the second epoch, between two micro-batches of a step.
+        pytest.param(EPOCHS, "            loss = F.mse_loss", 42, 3, id="epochs"),
+        # After the first epoch, whose last step is not saved: its loss is read after the loop.
+        pytest.param(
+            EPOCHS, "            loss = F.mse_loss", 31, 1, id="epoch-end", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            EPOCH_FUNCTION, "        loss = nn", 20, 3, id="function", marks=pytest.mark.slow
+        ),
+        pytest.param(STEPS, "\tfor micro", 25, 3, id="steps", marks=pytest.mark.slow),
+        pytest.param(HUGGINGFACE, "        tokens = torch.arange", 52, 2, id="huggingface"),
+    ],
+)
+def test_a_killed_run_ends_with_the_weights_of_the_script_without_holdfast(
+    tmp_path, script, line, dies, every
+):
+    expected = weights_of(tmp_path / "plain", script)
+    indent = line[: len(line) - len(line.lstrip())]
+    assert script.count(line) == 1
+    mortal = script.replace(line, f"{indent}mortal()\n{line}")
+    folder = tmp_path / "adopted"
+    folder.mkdir()
+    adopted(folder, MORTAL.replace("DIES", str(dies)) + mortal, every=every)
+    run(
+        folder,
+        sys.executable,
+        "-m",
+        "holdfast.cli.main",
+        "run",
+        "--name",
+        "r",
+        "--",
+        "python",
+        "train.py",
+    )
+    assert (folder / "killed").exists()
+    with Ledger.open(ledger_url(folder / ".holdfast")) as ledger:
+        assert [one.action for one in ledger.incidents("r")] == ["restart"]
+        second = ledger.attempts("r")[1]
+    assert second.start_step, "the second attempt began at a checkpoint"
+    found = torch.load(folder / "model.pt")
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize(
+    ("script", "launcher", "last"),
+    [
+        pytest.param(LIGHTNING, ("python",), 40, id="lightning", marks=pytest.mark.slow),
+        pytest.param(
+            FSDP2, ("torchrun", "--nproc-per-node", "2"), 20, id="fsdp2", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_the_last_step_of_an_adopted_script_is_saved(tmp_path, script, launcher, last):
+    adopted(tmp_path, script, every=7)
+    run(tmp_path, sys.executable, "-m", "holdfast.cli.main", "run", "--", *launcher, "train.py")
+    assert (tmp_path / f"checkpoints/step-{last:010}/holdfast.json").exists()
