@@ -150,7 +150,7 @@ def _evaluated(claim: Claim, cluster_numbers: ClusterNumbers) -> Finding:
         cluster=cluster_numbers.cluster,
         sentence=f"{name}: cannot be told."
         if value is None
-        else claim.asks.format(cluster=name, value=_said(value, claim.unit)),
+        else claim.asks.format(cluster=name, value=_formatted(value, claim.unit)),
         value=value,
         unit=claim.unit,
         study=_study(claim, slug(cluster_numbers.cluster)),
@@ -190,11 +190,12 @@ def _study(claim: Claim, cluster: str) -> float | str:
     if cluster in claim.study:
         return claim.study[cluster]
     return ", ".join(
-        f"{_said(number, claim.unit)} ({name.capitalize()})" for name, number in claim.study.items()
+        f"{_formatted(number, claim.unit)} ({name.capitalize()})"
+        for name, number in claim.study.items()
     )
 
 
-def _said(value: float, unit: str) -> str:
+def _formatted(value: float, unit: str) -> str:
     if unit == "share":
         return f"{value:.1%}"
     return f"{value:,.3g}{' ' if unit not in ('', '%') else ''}{unit}"
