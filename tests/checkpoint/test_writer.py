@@ -728,8 +728,8 @@ def test_one_whose_trainer_is_gone_goes_on_where_a_child_holds_the_line_and_nobo
     with ours, theirs, subprocess.Popen(["sleep", "60"]) as trainer:
         service = Service(theirs, trainer.pid, 0.0)
         for _ in range(2000):  # a socket holds a tenth
-            service._say_alive()
-        saying = threading.Thread(target=service._say, args=({"ended": {}},), daemon=True)
+            service._send_alive()
+        saying = threading.Thread(target=service._send, args=({"ended": {}},), daemon=True)
         saying.start()
         saying.join(0.1)
         assert saying.is_alive(), "a trainer that lives is to hear it"

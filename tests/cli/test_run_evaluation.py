@@ -150,7 +150,7 @@ def test_ctrl_c_while_waiting_ends_the_watch(world):
         waiting.wait()
         os.kill(os.getpid(), signal.SIGINT)
 
-    evaluation._say = say
+    evaluation._print = say
     interrupt = threading.Thread(target=press)
     interrupt.start()
     evaluation.finish()

@@ -80,7 +80,7 @@ def test_a_node_to_which_the_lead_was_handed_over_takes_it_at_once(node, monkeyp
     async def play(*, is_asked):
         watch = Watch(lead)
         if is_asked:
-            node._agent_says({"kind": "lead"})
+            node._from_agent({"kind": "lead"})
         await node._follow(watch)
         return node._supervisor is not None
 

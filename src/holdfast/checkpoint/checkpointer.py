@@ -154,7 +154,7 @@ class Checkpointer(StaysHere):
         self._pusher = (
             None
             if push_to is None
-            else Pusher(self._folder, push_to, keep=config.keep_pushed, on_message=_tell_of_push)
+            else Pusher(self._folder, push_to, keep=config.keep_pushed, on_message=_emit_push)
         )
         self._engine = Engine(self._folder, config)
         self._sigterm: Sigterm | None = None
@@ -595,5 +595,5 @@ class Checkpointer(StaysHere):
         self._outcomes.follow(outcome, handle, save=self._engine.last_save, must=must)
 
 
-def _tell_of_push(report: Mapping[str, Any]) -> None:
+def _emit_push(report: Mapping[str, Any]) -> None:
     job_link().emit("push_failed" if "failed" in report else "pushed", dict(report))

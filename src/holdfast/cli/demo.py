@@ -134,11 +134,11 @@ class _Display:
             if data["attempt"] == 1:
                 self._fault_at_s = None
                 self._bars.start_task(self._tasks[run])
-                self._say(f"{NAMES[run]}: starting")
+                self._print(f"{NAMES[run]}: starting")
             return
         text = self._line(kind, data)
         if text is not None:
-            self._say(text)
+            self._print(text)
 
     def _line(self, kind: str, data: Mapping[str, Any]) -> str | None:
         """Return the line for an event; None for an event without one."""
@@ -179,7 +179,7 @@ class _Display:
         text = narrate(kind, data)
         return None if text is None else f"  {text}"
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         at_s = time.monotonic() - self._began_s
         self._console.print(f"{at_s:>5.0f} s  {text}", markup=False, soft_wrap=True)
 

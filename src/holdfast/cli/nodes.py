@@ -79,7 +79,7 @@ def check(
                 f"{str(error).rstrip('.')}: {lost}. Mend the ledger and check again."
             ) from error
         reasons = {name: report.evidence(name) for name in cordoned}
-        _say(mark(reasons, by=whoami(), cordons=cordons_of_operator()))
+        _print(mark(reasons, by=whoami(), cordons=cordons_of_operator()))
         return Joined(_exit_code(report, missing), _sentence(report, missing))
 
     if meeting is None:
@@ -238,7 +238,7 @@ def cordon(place: Place, name: str, why: str, as_json: bool) -> None:
         print_json("nodes_cordon", {"id": name, "why": why, "scheduler": scheduler})
     else:
         click.echo(f"{name} is cordoned. Its name must be as the scheduler or the host gives it.")
-        _say(scheduler)
+        _print(scheduler)
 
 
 def cordon_node(place: Place, name: str, why: str, *, by: str) -> Sequence[str]:
@@ -279,10 +279,10 @@ def return_(place: Place, name: str, force: bool, as_json: bool) -> None:
         print_json("nodes_return", {"id": name, "scheduler": scheduler})
     else:
         click.echo(f"Runs may use {name} again.")
-        _say(scheduler)
+        _print(scheduler)
 
 
-def _say(sentences: Sequence[str]) -> None:
+def _print(sentences: Sequence[str]) -> None:
     """Print on standard error, which is no part of the output of --json."""
     for sentence in sentences:
         click.echo(sentence, err=True)

@@ -231,14 +231,14 @@ def check(
         print_table(
             ["cluster", "check", "rows", "done", "what"],
             [
-                (note.cluster, note.check, f"{note.rows:,}", note.action, _told(note))
+                (note.cluster, note.check, f"{note.rows:,}", note.action, _note_line(note))
                 for note in notes
             ],
         )
     context.exit(4 if lacking else 1 if strict and notes else 0)
 
 
-def _told(note: "Note") -> str:
+def _note_line(note: "Note") -> str:
     return note.sentence + (f" ({', '.join(note.examples)})" if note.examples else "")
 
 

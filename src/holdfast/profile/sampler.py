@@ -183,7 +183,7 @@ class Sampler:
         self._writer = writer
         self.host = host
         self._gpus = gpus
-        self._said: dict[str, str] = {}
+        self._reported: dict[str, str] = {}
         self.skipped = 0
         """The samples that could not be written, because a disk is full for example."""
 
@@ -197,10 +197,10 @@ class Sampler:
                 self._writer.sample(now_ns, self.host.read(now_ns))
             except CannotRead as error:
                 missing = {**missing, self.host.name: str(error)}
-            for name in sorted(missing.keys() | self._said.keys()):
-                if missing.get(name, "") != self._said.get(name, ""):
+            for name in sorted(missing.keys() | self._reported.keys()):
+                if missing.get(name, "") != self._reported.get(name, ""):
                     self._writer.source(name, missing.get(name, ""))
-            self._said = dict(missing)
+            self._reported = dict(missing)
         except OSError:
             self.skipped += 1
 

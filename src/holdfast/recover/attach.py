@@ -321,7 +321,7 @@ class _Link:
     def section(self, name: str, *, limit_s: float | None = None) -> Iterator[None]:
         began_s = time.monotonic()
         self._open_sections.append((name, limit_s))
-        self._tell_section(name, limit_s, is_open=True)
+        self._report_section(name, limit_s, is_open=True)
         try:
             yield
         finally:
@@ -329,12 +329,12 @@ class _Link:
             if (
                 self._open_sections
             ):  # a save within an evaluation: the outer one goes on with its own limit
-                self._tell_section(*self._open_sections[-1], is_open=True)
+                self._report_section(*self._open_sections[-1], is_open=True)
             else:
                 self._sections_s += time.monotonic() - began_s
-                self._tell_section(name, None, is_open=False)
+                self._report_section(name, None, is_open=False)
 
-    def _tell_section(self, name: str, limit_s: float | None, *, is_open: bool) -> None:
+    def _report_section(self, name: str, limit_s: float | None, *, is_open: bool) -> None:
         self._outgoing.put({"kind": "section", "name": name, "open": is_open, "limit_s": limit_s})
 
     def stop_due(self, step: int) -> bool:

@@ -121,7 +121,7 @@ class AttemptView:
                 self.attached.add(rank)
                 self.rank_pids[rank] = peer.pid
         elif peer.role == "shim":
-            self._heard_shim(peer, message, now_s)
+            self._from_shim(peer, message, now_s)
         elif kind == "watch" and rank in self.attached:
             self._watch(rank, now_s)
         elif kind == "stacks":
@@ -145,7 +145,7 @@ class AttemptView:
         elif kind == "event" and message["event"] == "restored":
             self.restored = dict(message["data"])
 
-    def _heard_shim(self, shim: Peer, message: dict[str, Any], now_s: float) -> None:
+    def _from_shim(self, shim: Peer, message: dict[str, Any], now_s: float) -> None:
         kind, rank = message["kind"], shim.rank
         if kind == "started":
             self.shim_count = shim.world_size

@@ -95,7 +95,7 @@ class Conduct:
         self.decisions = Decisions(spec, recorder, paths.approved, observe, self.health.coverage)
         self.tasks = Tasks(self._failed)
         self._all_ended = asyncio.Event()
-        self._kill_asked = asyncio.Event()
+        self._kill_requested = asyncio.Event()
         self._ended: asyncio.Future[Outcome] | None = None
 
     def begin(self) -> asyncio.Future[Outcome]:
@@ -226,7 +226,7 @@ class Conduct:
     def _do(self, action: modes.Action) -> None:
         match action:
             case policy.Launch():
-                self._kill_asked.clear()
+                self._kill_requested.clear()
                 in_place = action.in_place and self.view.can_start_again
                 in_place = in_place and not self.health.must_leave
                 in_place &= not self.launches.move_ranks(moves=action.moves_ranks)
@@ -265,7 +265,7 @@ class Conduct:
 
     def _kill(self) -> None:
         self.view.killed = True
-        self._kill_asked.set()
+        self._kill_requested.set()
         number = self.view.number
         if self.state.stop_by is not None or not self.view.can_start_again:
             self._nodes.kill()
@@ -283,11 +283,11 @@ class Conduct:
 
     async def _attempt(self, *, in_place: bool) -> None:
         chosen = None
-        if in_place and self._tests.is_due and await self._tests.run(self._kill_asked):
+        if in_place and self._tests.is_due and await self._tests.run(self._kill_requested):
             in_place = False
             self._launch_anew()
         if not in_place:
-            found = await self.launches.choose(self._kill_asked)
+            found = await self.launches.choose(self._kill_requested)
             if not isinstance(found, tuple):
                 self.tell(found)
                 return
@@ -300,7 +300,7 @@ class Conduct:
         self._recorder.attempt_began(number)
         self._observe("launch", {"attempt": number, "in_place": in_place})
         self.launches.start(number, chosen)
-        if self._kill_asked.is_set():  # during the start
+        if self._kill_requested.is_set():  # during the start
             self._kill()
         await self._see_through()
 

@@ -89,7 +89,7 @@ class Stopping:
         self._asked = asked
         self._nodes = nodes
         self._recorder = recorder
-        self._tell = tell
+        self._pass_on = tell
         self._observe = observe
         self._count = 0
         """How often the run was asked to stop; several nodes that ask together count once."""
@@ -120,7 +120,7 @@ class Stopping:
             return
         while self._count < count:
             self._count += 1
-            self._tell(policy.StopAsked(by))
+            self._pass_on(policy.StopAsked(by))
             self._recorder.event("stop_asked", {"by": by, "where": where})
             self._observe("stopping", {"by": by})
 
@@ -140,7 +140,7 @@ class Stopping:
         """Have all ranks save at the same step and leave."""
         living = view.attached - {end.rank for end in view.exits}
         if not living or len(living) < (view.world_size or 1):
-            self._tell(policy.CannotSave())
+            self._pass_on(policy.CannotSave())
             return
         # No rank may take a vote for one that an earlier supervisor has opened.
         first = self._nodes.generation * VOTES
@@ -169,7 +169,7 @@ class Stopping:
             case "vote" if self._vote is not None:
                 self._voted(self._vote, peer.rank, message, view)
             case "stopped" if self._vote is not None and self._vote.left(peer.rank):
-                self._tell(policy.StateSaved())
+                self._pass_on(policy.StateSaved())
 
     def _voted(self, vote: StopVote, rank: int, message: dict[str, Any], view: AttemptView) -> None:
         decision = vote.voted(rank, message)
@@ -177,7 +177,7 @@ class Stopping:
             return
         self._nodes.send(decision, to="rank")
         if not vote.can_save:
-            self._tell(policy.CannotSave())
+            self._pass_on(policy.CannotSave())
         elif not decision["commit"]:
             self._nodes.send(vote.propose(view.last_step), to="rank")
 

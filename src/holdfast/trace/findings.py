@@ -192,7 +192,8 @@ def _study(claim: Claim, cluster: str) -> float | str:
     if cluster in claim.study:
         return claim.study[cluster]
     return ", ".join(
-        f"{_said(number, claim.unit)} ({name.capitalize()})" for name, number in claim.study.items()
+        f"{_formatted(number, claim.unit)} ({name.capitalize()})"
+        for name, number in claim.study.items()
     )
 
 
@@ -208,10 +209,10 @@ def _compared(value: float, claim: Claim) -> str:
         return f"{value - 1:.0%} longer than"
     if claim.ratio == "longer":
         return f"{_figure(value)} times as long as"
-    return _said(value, claim.unit)
+    return _formatted(value, claim.unit)
 
 
-def _said(value: float, unit: str) -> str:
+def _formatted(value: float, unit: str) -> str:
     if unit == "share":
         return f"{value:.1%}"
     if unit == "s":

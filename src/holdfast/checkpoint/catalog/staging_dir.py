@@ -136,7 +136,7 @@ def hide(path: Path) -> Path | None:
     try:
         path.rename(hidden)
     except OSError as error:
-        _tell_of_undeleted(path, error)
+        _warn_of_undeleted(path, error)
         return None
     # After a power cut the folder may be back, without some files; a scan then finds the damage.
     with contextlib.suppress(OSError):
@@ -162,7 +162,7 @@ def erase(hidden: Path, progress: Callable[[int], None] = lambda _: None) -> Non
                 progress(1)
         shutil.rmtree(hidden)
     except OSError as error:
-        _tell_of_undeleted(hidden, error)
+        _warn_of_undeleted(hidden, error)
 
 
 def erase_abandoned(folder: Path) -> None:
@@ -172,7 +172,7 @@ def erase_abandoned(folder: Path) -> None:
             erase(hidden)
 
 
-def _tell_of_undeleted(path: Path, error: OSError) -> None:
+def _warn_of_undeleted(path: Path, error: OSError) -> None:
     _logger.warning("Could not delete %s (%s). Delete it by hand if it stays.", path, error)
 
 

@@ -146,7 +146,7 @@ def acquire(
         if (shared := _held.get(str(path))) is not None and _is_at(shared.fd, path):
             shared.users += 1
             return shared
-    began_s, traces, is_said = time.monotonic(), traces_of_unfinished(path.parent), False
+    began_s, traces, is_logged = time.monotonic(), traces_of_unfinished(path.parent), False
     while True:
         with _former(path) as (former, fd):
             is_free = fd is None or _try_lock(fd)
@@ -155,13 +155,13 @@ def acquire(
             )
             if not is_free:
                 if not is_other_run and time.monotonic() < began_s + _patience_s(former, who):
-                    if not is_said:
+                    if not is_logged:
                         _logger.warning(
                             "Waiting for the end of %s, which saves into %s.",
                             former or "a process",
                             folder,
                         )
-                    is_said = True
+                    is_logged = True
                     time.sleep(_POLL_S)
                     continue
                 if former is None or not _is_newer(who, former):
@@ -240,7 +240,7 @@ def _await_last_save(
 
     `traces` are the traces of the save at `began_s`.
     """
-    until_s, is_said = began_s + PATIENCE_S, False
+    until_s, is_logged = began_s + PATIENCE_S, False
     while has_unfinished(folder):
         now_s = time.monotonic()
         if now_s >= until_s:
@@ -251,9 +251,9 @@ def _await_last_save(
                 )
                 return
             until_s = min(now_s + PATIENCE_S, began_s + timeout_s)
-        if not is_said:
+        if not is_logged:
             _logger.warning("Waiting for the last save of %s in %s to end.", former, folder)
-        is_said = True
+        is_logged = True
         time.sleep(_POLL_S)
 
 

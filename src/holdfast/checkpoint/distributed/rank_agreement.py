@@ -41,7 +41,7 @@ class Votes:
         self._ballot = torch.zeros(0, device="cpu")
         self._work: dist.Work | None = None
         self._calls_to_go = 0
-        self._asked_at_s: float | None = None
+        self._requested_at_s: float | None = None
         self._calls_between = 1
 
     @property
@@ -102,10 +102,10 @@ class Votes:
         now_s = self._monotonic_s()
         step_s = (
             float("inf")
-            if self._asked_at_s is None
-            else (now_s - self._asked_at_s) / self._calls_between
+            if self._requested_at_s is None
+            else (now_s - self._requested_at_s) / self._calls_between
         )
-        self._asked_at_s = now_s
+        self._requested_at_s = now_s
         self._calls_to_go = self._calls_between
         self._ballot = torch.tensor(
             [*map(float, wishes), step_s], dtype=torch.float64, device="cpu"

@@ -251,7 +251,7 @@ class Outcomes:
                 self.damaged.discard(saved.path)
                 self.newest = saved.path
                 if ranks.rank == 0:  # the interval, too, goes by rank 0's measurements only
-                    self._tell(
+                    self._emit(
                         saved,
                         self.lost.slowdown_s - slowdown_before_s if self.lost.can_tell else None,
                     )
@@ -289,7 +289,7 @@ class Outcomes:
                     "%s %d saves in a row have failed; each due one is tried.", error, in_a_row
                 )
 
-    def _tell_of_differing(self, saved: SaveReport) -> None:
+    def _emit_differing(self, saved: SaveReport) -> None:
         differing = saved.written.differing
         names = frozenset(name for name, _ in differing.entries)
         if not differing.count or names in self._differing:
@@ -303,10 +303,10 @@ class Outcomes:
         )
         job_link().emit("replicas_differ", {"step": saved.step, **differing.as_json()})
 
-    def _tell(self, saved: SaveReport, slowdown_s: float | None) -> None:
+    def _emit(self, saved: SaveReport, slowdown_s: float | None) -> None:
         data = saved_event(saved, slowdown_s=slowdown_s)
         job_link().emit("checkpoint", data)
-        self._tell_of_differing(saved)
+        self._emit_differing(saved)
         # Steps during the save may have been faster than usual by chance, so the stall is the
         # least cost.
         self._interval.measured(

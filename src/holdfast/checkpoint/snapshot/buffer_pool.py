@@ -77,7 +77,7 @@ class BufferPool:
 
         While it is not 0, only `prepare` makes the second buffer.
         """
-        self._has_told = False
+        self._has_warned = False
         self._freed = threading.Condition()
 
     def has_free(self) -> bool:
@@ -165,8 +165,8 @@ class BufferPool:
 
     def _lacks(self, plan: Plan, error: Exception) -> None:
         self._lacked_bytes = _needed_bytes(plan) + LEAST_FREE_BYTES
-        if self._seats and not self._has_told:
-            self._has_told = True
+        if self._seats and not self._has_warned:
+            self._has_warned = True
             _logger.warning(
                 "There is no memory for a second snapshot: each save waits until the last is durable, as long as that "
                 "is so. %s",

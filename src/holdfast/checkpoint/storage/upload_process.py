@@ -166,7 +166,7 @@ class Pushing:
             with self._wanted(info.path):
                 pushed = self._remote.push(info.path)
         except DamagedCheckpoint as error:
-            _say({"step": info.step, "failed": str(error)})
+            _print_line({"step": info.step, "failed": str(error)})
             self._unread[info.path, save] += isinstance(error.__cause__, UnreadError)
             if 0 < self._unread[info.path, save] < _READ_TRIES:
                 return False
@@ -176,11 +176,11 @@ class Pushing:
         except (HoldfastError, OSError) as error:
             if not info.path.exists():  # a newer save replaced the checkpoint
                 return True
-            _say({"step": info.step, "failed": str(error)})
+            _print_line({"step": info.step, "failed": str(error)})
             return False
         self._done = info.path, save
         seconds = time.monotonic() - began_s
-        _say(
+        _print_line(
             {
                 "step": info.step,
                 "url": pushed.url,
@@ -211,7 +211,7 @@ class Pushing:
             while not over.wait(_SIGN_EVERY_S):
                 if self._remote.signs != signs:
                     signs = self._remote.signs
-                    _say({"signs": signs})
+                    _print_line({"signs": signs})
                 if time.monotonic() - wanted_at_s > _WANTED_FOR_S / 3:
                     wanted_at_s = time.monotonic()
                     mark(want_it)
@@ -290,7 +290,7 @@ def _save_of(path: Path) -> tuple[int, int]:
     return found.st_ino, found.st_mtime_ns
 
 
-def _say(line: dict[str, Any]) -> None:
+def _print_line(line: dict[str, Any]) -> None:
     with _saying:
         try:
             sys.stdout.write(json.dumps(line) + "\n")
@@ -310,7 +310,7 @@ class _ByTheTrainer(logging.Handler):
     """Send log records to the trainer, which logs them in its own way."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        _say({"warning": self.format(record)})
+        _print_line({"warning": self.format(record)})
 
 
 def main() -> None:

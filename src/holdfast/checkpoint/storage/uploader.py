@@ -71,7 +71,7 @@ class Pusher:
         self._is_needed = False
         self._process: subprocess.Popen[bytes] | None = None
         self._listener: threading.Thread | None = None
-        self._heard = threading.Event()
+        self._responded = threading.Event()
 
     def start(self) -> None:
         """Start the process if it does not run, also after it has died.
@@ -140,8 +140,8 @@ class Pusher:
                 assert self._listener is not None, "it is started with the process"
                 self._listener.join()
                 return code
-            if self._heard.is_set():
-                self._heard.clear()
+            if self._responded.is_set():
+                self._responded.clear()
                 heard_at_s = time.monotonic()
                 with job_link().section("save"):
                     pass
@@ -151,7 +151,7 @@ class Pusher:
         assert process.stdout is not None, "it is a pipe"
         for line in process.stdout:
             message = json.loads(line)
-            self._heard.set()
+            self._responded.set()
             if "warning" in message:
                 _logger.warning("%s", message["warning"])
             elif "failed" in message:

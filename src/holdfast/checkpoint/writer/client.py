@@ -150,7 +150,7 @@ class Writer:
             self._numbers += 1
             self._arenas[self._numbers] = arena
             if self._socket is not None:
-                self._tell({"arena": self._numbers}, arena.fd)
+                self._send({"arena": self._numbers}, arena.fd)
             return self._numbers
 
     def share_layout(self, layout: Layout) -> int:
@@ -162,7 +162,7 @@ class Writer:
             self._numbers += 1
             self._layouts[self._numbers] = fd, layout
             if self._socket is not None:
-                self._tell({"layout": self._numbers}, fd)
+                self._send({"layout": self._numbers}, fd)
             return self._numbers
 
     def pair(self, pairing: Pairing, *, max_bytes: float | None) -> None:
@@ -175,12 +175,12 @@ class Writer:
         """
         with self._lock:
             self._pairing = pairing, max_bytes
-            self._tell_of_peer()
+            self._send_peer()
 
-    def _tell_of_peer(self) -> None:
+    def _send_peer(self) -> None:
         if self._pairing is not None and self._socket is not None:
             pairing, max_bytes = self._pairing
-            self._tell({"peer": pairing.message(max_bytes)}, pairing.listener.fileno())
+            self._send({"peer": pairing.message(max_bytes)}, pairing.listener.fileno())
 
     def forget(self, arenas: list[int], layouts: list[int]) -> None:
         """Release buffers and layouts that no save needs any more."""
@@ -191,7 +191,7 @@ class Writer:
                 arena.close()
             for number in layouts:
                 os.close(self._layouts.pop(number)[0])
-            self._tell({"forget": {"arenas": arenas, "layouts": layouts}})
+            self._send({"forget": {"arenas": arenas, "layouts": layouts}})
 
     def save(
         self,
@@ -223,7 +223,7 @@ class Writer:
             if self._socket is None:
                 self._start()
             self._outstanding[arena, generation] = outstanding
-            self._tell_of(outstanding)
+            self._send_new(outstanding)
         return outstanding.ended
 
     def close(self, *, in_good_order: bool = True) -> None:
@@ -238,7 +238,7 @@ class Writer:
             self._closed = True
             if self._socket is not None:
                 if in_good_order:
-                    self._tell({"closed": True})
+                    self._send({"closed": True})
                 with contextlib.suppress(OSError):  # it has just died
                     self._socket.shutdown(socket.SHUT_RDWR)
             process = self._process
@@ -276,31 +276,31 @@ class Writer:
             )
             undo.callback(_end, process)
             hearing = threading.Thread(
-                target=self._hear, args=(ours, process), name="holdfast-writer", daemon=True
+                target=self._receive, args=(ours, process), name="holdfast-writer", daemon=True
             )
             hearing.start()  # before a save relies on it: only this thread completes the futures
             undo.pop_all()
         self._process, self._socket = process, ours
-        self._tell_of_peer()
+        self._send_peer()
         for number, arena in self._arenas.items():
-            self._tell({"arena": number}, arena.fd)
+            self._send({"arena": number}, arena.fd)
         for number, (fd, _layout) in self._layouts.items():
-            self._tell({"layout": number}, fd)
+            self._send({"layout": number}, fd)
         for outstanding in self._outstanding.values():
-            self._tell_of(outstanding)
+            self._send_new(outstanding)
 
-    def _tell_of(self, outstanding: _Outstanding) -> None:
+    def _send_new(self, outstanding: _Outstanding) -> None:
         message = outstanding.message(self._timeout_s, self._max_write_bytes_s)
         if not outstanding.replicas:
-            self._tell(message)
+            self._send(message)
             return
         fd = os.memfd_create("holdfast-replicas", os.MFD_CLOEXEC)
         with os.fdopen(fd, "wb") as file:
             file.write(outstanding.replicas)
             file.flush()
-            self._tell(message, fd)
+            self._send(message, fd)
 
-    def _tell(self, message: dict[str, Any], fd: int | None = None) -> None:
+    def _send(self, message: dict[str, Any], fd: int | None = None) -> None:
         try:
             if self._socket is not None:
                 send(self._socket, message, fd)
@@ -308,7 +308,7 @@ class Writer:
         except OSError:
             _logger.debug("the writing process does not take orders")
 
-    def _hear(self, line: socket.socket, process: "subprocess.Popen[bytes]") -> None:
+    def _receive(self, line: socket.socket, process: "subprocess.Popen[bytes]") -> None:
         """Receive messages until the process ends or hangs, then replace the process if needed.
 
         A replacement is needed if saves are outstanding.

@@ -82,7 +82,7 @@ class Service:
         named = os.environ.get(ENV_SUPERVISOR_PID)
         supervisor = _pidfd(int(named)) if named else []
         self._peer = PeerMemory(
-            own_bytes=self._arena_bytes, held=lambda step: self._say({"held": step})
+            own_bytes=self._arena_bytes, held=lambda step: self._send({"held": step})
         )
         self._keeper = SnapshotServer(
             keep_s if supervisor or not named else 0.0,
@@ -96,18 +96,18 @@ class Service:
         self._layouts: dict[int, Layout] = {}
         self._pace = RateLimit(None)
         self._moves = 0
-        self._heard = queue.SimpleQueue[tuple[dict[str, Any], int | None] | None]()
+        self._messages = queue.SimpleQueue[tuple[dict[str, Any], int | None] | None]()
         self._saying = threading.Lock()
 
     def serve(self) -> None:
         """Carry out requests until the trainer is gone."""
-        self._say_alive()  # before any request, so that a hang in the first write is detected
+        self._send_alive()  # before any request, so that a hang in the first write is detected
         threading.Thread(target=self._keep_saying, daemon=True).start()
-        threading.Thread(target=self._hear, daemon=True).start()
-        while (received := self._heard.get()) is not None:
+        threading.Thread(target=self._receive, daemon=True).start()
+        while (received := self._messages.get()) is not None:
             self._take(*received)
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         """Receive the trainer's messages, also while a save is written."""
         try:
             # The trainer's pidfd, too, because a process that the trainer forked may hold the
@@ -122,11 +122,11 @@ class Service:
                     continue
                 if received is None:
                     break
-                self._heard.put(received)
+                self._messages.put(received)
         except OSError:  # the trainer is gone
             pass
         finally:
-            self._heard.put(None)
+            self._messages.put(None)
 
     def _take(self, message: dict[str, Any], fd: int | None) -> None:
         if "save" in message:
@@ -168,11 +168,11 @@ class Service:
         arena, generation = self._arenas[message["arena"]], message["generation"]
         layout, order = self._layouts[message["layout"]], SaveRequest.of_json(message["save"])
         ended: dict[str, Any] = {"arena": message["arena"], "generation": generation}
-        self._say({"began": ended})
+        self._send({"began": ended})
         began_s = time.monotonic()
         # A former process committed the save and died before its report.
         if (arena.generation, arena.state) == (generation, State.COMMITTED):
-            self._say(
+            self._send(
                 {"ended": {**ended, "seconds": 0.0, **_committed(order, layout.rank, Differing())}}
             )
             return
@@ -244,7 +244,7 @@ class Service:
             if self._keeper.committed(snapshot):
                 self._peer.offer(snapshot)
             ended |= _committed(order, layout.rank, differing)
-        self._say({"ended": {**ended, "seconds": time.monotonic() - began_s}})
+        self._send({"ended": {**ended, "seconds": time.monotonic() - began_s}})
         if layout.rank == 0 and _may_write(order):
             self._tidy(order, layout, ended)
 
@@ -277,7 +277,7 @@ class Service:
                 "deleted": str(deleted.path),
                 "size_bytes": deleted.size_bytes,
             }
-            self._say({"made_room": event})
+            self._send({"made_room": event})
         return deleted is not None
 
     def _waits(self, timeout_s: float) -> Callable[[], None]:
@@ -308,15 +308,15 @@ class Service:
         """Count progress, by which the trainer distinguishes a slow process from a stalled one."""
         self._moves += count
 
-    def _say_alive(self) -> None:
-        self._say({"alive": self._moves}, may_drop=True)
+    def _send_alive(self) -> None:
+        self._send({"alive": self._moves}, may_drop=True)
 
     def _keep_saying(self) -> None:
         while True:
             time.sleep(ALIVE_EVERY_S)
-            self._say_alive()
+            self._send_alive()
 
-    def _say(self, message: dict[str, Any], *, may_drop: bool = False) -> None:
+    def _send(self, message: dict[str, Any], *, may_drop: bool = False) -> None:
         with self._saying:
             while True:
                 try:

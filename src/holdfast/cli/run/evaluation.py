@@ -103,7 +103,12 @@ class RunEvaluation:
         say: Callable[[str], None],
         holdfast: Sequence[str] = HOLDFAST,
     ) -> None:
-        self._wish, self._paths, self._working_folder, self._say = wish, paths, working_folder, say
+        self._wish, self._paths, self._working_folder, self._print = (
+            wish,
+            paths,
+            working_folder,
+            say,
+        )
         self._before = [*holdfast, "--ledger", ledger]
         self._over = paths.root / "evaluation.over"
         self._over.unlink(missing_ok=True)  # of the attempt that is resumed
@@ -133,12 +138,12 @@ class RunEvaluation:
             self._start_unless_it_runs()
             if self._child is None:
                 return
-            self._say("evaluating the checkpoints that are left; Ctrl-C ends that")
+            self._print("evaluating the checkpoints that are left; Ctrl-C ends that")
             exit_code = _awaited(self._child)
         except KeyboardInterrupt:
             exit_code = None
         except OSError as error:
-            self._say(f"the evaluation cannot be told that the run is over: {error}")
+            self._print(f"the evaluation cannot be told that the run is over: {error}")
             exit_code = None
         finally:
             if self._child is not None:
@@ -148,7 +153,7 @@ class RunEvaluation:
         how = "was ended" if exit_code is None else f"ended with {exit_code}"
         again = ["eval", "watch", str(self._watched), "--once", "--suite", self._wish.suite]
         again += ["--run", self._paths.run_id, *self._wish.options]
-        self._say(
+        self._print(
             f"the evaluation {how}; {self.log} tells more. Go on: holdfast {shlex.join(again)}"
         )
 
@@ -186,7 +191,7 @@ class RunEvaluation:
                 working_folder=self._working_folder,
             )
         except OSError as error:  # training goes on; the next checkpoint tries again
-            self._say(f"the evaluation does not start: {error}")
+            self._print(f"the evaluation does not start: {error}")
 
 
 def _awaited(child: "subprocess.Popen[bytes]") -> int:

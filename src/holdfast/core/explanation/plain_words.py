@@ -108,7 +108,7 @@ def event_note(event: Event, run_id: str) -> str | None:
                 "rank."
             )
         case "stop_asked":
-            return _stop_asked(str(data.get("by")))
+            return _stop_requested(str(data.get("by")))
         case "loss_accepted":
             return (
                 f"The loss jumped at step {data.get('first_step')}, and a restart would not mend that: "
@@ -173,7 +173,7 @@ def _begun(name: object) -> str:
     return f"{text[:1].upper()}{text[1:]}"
 
 
-def _stop_asked(by: str) -> str:
+def _stop_requested(by: str) -> str:
     if by.startswith(BY_TIME_LIMIT):
         return f"The run was to save its state and stop, since {by} was near."
     return f"{by} asked the run to stop."

@@ -118,10 +118,10 @@ class _Asking:
             # httpx's own limits apply to each piece: a slow trickle would never end.
             async with asyncio.timeout(seconds):
                 try:
-                    return await self._asked(prompt, dict(self._optional))
+                    return await self._reply(prompt, dict(self._optional))
                 except _RefusesAField:
                     self._optional.clear()
-                    return await self._asked(prompt, {})
+                    return await self._reply(prompt, {})
         except (TimeoutError, httpx.TimeoutException):
             raise _Failed(
                 f"gave no whole answer within {seconds:g} s. Ask again, or a faster one."
@@ -138,7 +138,7 @@ class _Asking:
                 "broke the connection off. Ask again; look at the server's log.", passing=True
             ) from None
 
-    async def _asked(self, prompt: Prompt, optional: dict[str, Any]) -> str:
+    async def _reply(self, prompt: Prompt, optional: dict[str, Any]) -> str:
         endpoint = self._endpoint
         messages = [
             {"role": "system", "content": prompt.instructions},

@@ -111,13 +111,13 @@ def _as_text(line: bytes) -> bytes:
     start = line.find(b'{"', 0, _PREFIX_BYTES)
     if start < 0 or not line.endswith((b"}", b"}\r")):
         return line
-    parsed = _said(line[start:])
+    parsed = _unpacked(line[start:])
     if parsed is None:
         return line
     return parsed if start == 0 else b"\r".join(line[:start] + one for one in parsed.split(b"\r"))
 
 
-def _said(line: bytes) -> bytes | None:
+def _unpacked(line: bytes) -> bytes | None:
     if not any(key in line for key in _TEXT_KEYS_AS_JSON):
         return None
     entry = _parsed(line)

@@ -71,7 +71,7 @@ def learn(
     wrong = [
         case
         for case in every
-        if case.reason != "Unknown" and not (_is_told(case, gate.rules) and gate.is_right(case))
+        if case.reason != "Unknown" and not (_is_distinct(case, gate.rules) and gate.is_right(case))
     ]
     reasons = sorted({case.reason for case in wrong})
     # Bare classes come last: a class matches all its lines, so more specific words must be learned
@@ -92,7 +92,7 @@ class _Line:
     """True for the case's most certain root."""
 
 
-def _is_told(case: Case, rules: RuleSet) -> bool:
+def _is_distinct(case: Case, rules: RuleSet) -> bool:
     """Return True if a rule gives the reason for the most certain root line."""
     return bool(case.roots) and _says(_Line(case, case.roots[0], first=True), rules)
 

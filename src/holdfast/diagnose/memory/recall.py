@@ -149,7 +149,7 @@ class Recall:
         for place, key in enumerate(sorted(likeness, key=lambda one: -likeness[one])):
             points[key] += 1 / (_FUSION + place)
         if self.search is not None:
-            for place, key in enumerate(self.search(_asked(text), _NEIGHBOURS)):
+            for place, key in enumerate(self.search(_query_words(text), _NEIGHBOURS)):
                 points[key] += 1 / (_FUSION + place)
         by_key = {one.key: one for one in self.past}
         known = [by_key[key] for key in points if key in by_key and likeness.get(key, 0.0) >= SHOWN]
@@ -276,7 +276,7 @@ def _decided_by(
     )
 
 
-def _asked(text: str) -> list[str]:
+def _query_words(text: str) -> list[str]:
     return [word for word in dict.fromkeys(words_of(text)) if word not in COMMON][:64]
 
 

@@ -193,16 +193,18 @@ class RuleSet:
         return None if rule is None else (rule, {name: text[at:end] for name, at, end in places})
 
     def _first(self, text: str, where: Where) -> Rule | None:
-        fits = (self.topics[index].find(text, where) for index in self._asked(text, where))
+        fits = (self.topics[index].find(text, where) for index in self._topics_for(text, where))
         return next((rule for rule in fits if rule is not None), None)
 
-    def _asked(self, text: str, where: Where) -> list[int]:
+    def _topics_for(self, text: str, where: Where) -> list[int]:
         topics = set(self._hot_topics.Match(text) or ())
         return sorted(topics if where == "line" else topics | self._for_exceptions)
 
     def _matter(self, text: str, where: Where) -> bool:
         """Return True if the topics for `text` have rules between which its numbers decide."""
-        return any(self.topics[index].digits_matter(text) for index in self._asked(text, where))
+        return any(
+            self.topics[index].digits_matter(text) for index in self._topics_for(text, where)
+        )
 
     def digits_matter(self, text: str) -> bool:
         """Return True if another number in `text` could change the meaning of the line."""

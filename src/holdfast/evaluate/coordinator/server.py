@@ -88,7 +88,7 @@ async def _until_over(live: Live) -> bool:
         OSError, JournalError: the disk is full or failing.
     """
     abandoned = asyncio.Event()
-    asyncio.get_running_loop().add_reader(sys.stdin, _heard_command, abandoned)
+    asyncio.get_running_loop().add_reader(sys.stdin, _received_command, abandoned)
     work = [
         asyncio.create_task(live.commit_forever()),
         asyncio.create_task(_tick_forever(live)),
@@ -126,7 +126,7 @@ def _state(config: CoordinatorConfig, files: CoordinatorFiles) -> State:
     return State(Priors.from_history(history, task_names(config.suite)), expected)
 
 
-def _heard_command(abandoned: asyncio.Event) -> None:
+def _received_command(abandoned: asyncio.Event) -> None:
     if not os.read(sys.stdin.fileno(), 1024):
         asyncio.get_running_loop().remove_reader(sys.stdin)
         abandoned.set()

@@ -79,10 +79,10 @@ class TimelineWriter:
         self._timeline.append(line)
 
     def request(
-        self, engine: int, request: OpenRequest, done: messages.DoneRequest, said_s: float
+        self, engine: int, request: OpenRequest, done: messages.DoneRequest, written_s: float
     ) -> None:
-        """Record an engine's work on a request; `said_s` is the message's time on its clock."""
-        ahead_s = self._clock.monotonic_s() - said_s
+        """Record an engine's work on a request; `written_s` is the message's time on its clock."""
+        ahead_s = self._clock.monotonic_s() - written_s
         sample = request.samples[0] if request.samples else None
         self._timeline.append(
             RequestSpan(

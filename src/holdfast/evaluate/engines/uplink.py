@@ -72,7 +72,7 @@ class Uplink:
 
     def tell(self, message: messages.Message) -> None:
         """Send a message if connected; `Serving` is repeated on each new connection."""
-        self._loop.call_soon_threadsafe(self._tell, message)
+        self._loop.call_soon_threadsafe(self._send, message)
 
     def done(self, model: int, finished: messages.DoneRequest) -> None:
         """Report a finished request, together with others of the next 20 ms."""
@@ -157,7 +157,7 @@ class Uplink:
         if self._serving:
             writer.write(messages.encode(messages.Holding(model=self._serving.model, keys=held)))
         self._writer, self._gone_since_s = writer, None
-        living = self._loop.create_task(self._say_alive(writer))
+        living = self._loop.create_task(self._send_alive(writer))
         try:
             while True:
                 message = await messages.read(reader)
@@ -170,7 +170,7 @@ class Uplink:
         finally:
             living.cancel()
 
-    async def _say_alive(self, writer: asyncio.StreamWriter) -> None:
+    async def _send_alive(self, writer: asyncio.StreamWriter) -> None:
         while True:
             if self._lives():
                 writer.write(messages.encode(messages.Alive()))
@@ -182,7 +182,7 @@ class Uplink:
             self._serving = None
             self._hello = msgspec.structs.replace(self._hello, model=message.model)
 
-    def _tell(self, message: messages.Message) -> None:
+    def _send(self, message: messages.Message) -> None:
         if isinstance(message, messages.Serving):
             self._serving = msgspec.structs.replace(message, kept=True, seconds=0.0)
         elif isinstance(message, messages.ServeFailed):

@@ -99,7 +99,7 @@ class EngineWorker:
         self._engine: Engine | None = None
         self._unmade = ""  # why there will never be an engine
         self._serves: messages.Serve | None = None
-        self._said: messages.Serving | None = None
+        self._served: messages.Serving | None = None
         self._held: dict[int, bytes] = {}  # id within the engine to key
         self._ids: dict[bytes, int] = {}
         self._next_id = 0
@@ -177,8 +177,8 @@ class EngineWorker:
 
     def _serve(self, order: messages.Serve) -> messages.Message:
         before = self._serves
-        if before and self._said and (before.model, before.digest) == (order.model, order.digest):
-            return msgspec.structs.replace(self._said, kept=True, seconds=0.0)
+        if before and self._served and (before.model, before.digest) == (order.model, order.digest):
+            return msgspec.structs.replace(self._served, kept=True, seconds=0.0)
         if self._engine is None:
             return messages.ServeFailed(model=order.model, why=self._unmade, any_model=True)
         if order.fresh and before is not None:  # like a new process, without its imports
@@ -187,12 +187,12 @@ class EngineWorker:
                 return messages.ServeFailed(model=order.model, why=self._unmade, any_model=True)
             before = None
         how = "load" if before is None else "swap"
-        self._said = None
+        self._served = None
         began_s = self._clock.monotonic_s()
         try:
             with self._pulse.held(LOAD_LIMIT_S), phase("load"):
                 (self._engine.load if how == "load" else self._engine.swap)(Path(order.folder))
-                self._said = messages.Serving(
+                self._served = messages.Serving(
                     model=order.model,
                     how=how,
                     seconds=self._clock.monotonic_s() - began_s,
@@ -212,11 +212,11 @@ class EngineWorker:
             why = f"{how} of {order.folder}: {type(error).__name__}: {error}"
             return messages.ServeFailed(model=order.model, why=why, restart=True)
         self._serves = order
-        self.journals[order.model] = f"{order.digest}\n{self._said.numerics}"
-        return self._said
+        self.journals[order.model] = f"{order.digest}\n{self._served.numerics}"
+        return self._served
 
     def _ask(self, message: messages.AskEngine, line: Uplink) -> None:
-        if self._engine is None or self._said is None or message.model != self._said.model:
+        if self._engine is None or self._served is None or message.model != self._served.model:
             line.tell(messages.GivenBack(keys=[key for key, _ in message.requests]))
             return
         taken: list[tuple[int, Request]] = []
@@ -257,11 +257,11 @@ class EngineWorker:
         return key
 
     def _report(self, finished: Sequence[Finished], line: Uplink) -> None:
-        assert self._said is not None
+        assert self._served is not None
         for one in finished:
             body, new_tokens, error = _encoded(one)
             line.done(
-                self._said.model,
+                self._served.model,
                 messages.DoneRequest(
                     key=self._held[one.id],
                     body=body,

@@ -99,7 +99,7 @@ class _Line:
         self._open: dict[int, tuple[messages.KeyedSample, asyncio.Future[AnsweredSample]]] = {}
         self._unsent: list[messages.KeyedSample] = []
         self._has_unsent = asyncio.Event()
-        self._was_asked = False
+        self._was_called = False
         self._task = asyncio.create_task(self._stay_connected())
 
     async def ask(self, samples: Sequence[SampleRequests]) -> list[AnsweredSample]:
@@ -153,7 +153,10 @@ class _Line:
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._unsent = [given for given, _future in self._open.values()]
         self._has_unsent.set()
-        both = asyncio.create_task(self._hear(reader)), asyncio.create_task(self._say(writer))
+        both = (
+            asyncio.create_task(self._receive(reader)),
+            asyncio.create_task(self._send_samples(writer)),
+        )
         try:
             ended, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             for task in ended:
@@ -163,7 +166,7 @@ class _Line:
                 task.cancel()
             await asyncio.gather(*both, return_exceptions=True)
 
-    async def _hear(self, reader: asyncio.StreamReader) -> None:
+    async def _receive(self, reader: asyncio.StreamReader) -> None:
         while True:
             match await messages.read(reader):
                 case messages.Answers(samples=samples):
@@ -178,7 +181,7 @@ class _Line:
                 case _:
                     pass
 
-    async def _say(self, writer: asyncio.StreamWriter) -> None:
+    async def _send_samples(self, writer: asyncio.StreamWriter) -> None:
         while True:
             await self._has_unsent.wait()
             self._has_unsent.clear()
@@ -186,8 +189,8 @@ class _Line:
             for samples in _in_parts(unsent):
                 writer.write(messages.encode(messages.Submit(samples=samples)))
                 await writer.drain()
-            if not self._was_asked:
-                self._was_asked = True
+            if not self._was_called:
+                self._was_called = True
                 self._asked()
 
 

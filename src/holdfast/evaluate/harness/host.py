@@ -42,7 +42,7 @@ class Runs:
     """
 
     def __init__(self, nursery: Nursery, tell: Callable[[TaskEnded], None], building: int) -> None:
-        self._nursery, self._tell = nursery, tell
+        self._nursery, self._send = nursery, tell
         self._building = asyncio.Semaphore(building)
         self._running: dict[tuple[int, int], asyncio.Task[None]] = {}
         self._ended: OrderedDict[tuple[int, int], TaskEnded] = OrderedDict()
@@ -53,7 +53,7 @@ class Runs:
         """Run a task unless it runs; report its outcome, also if it ended before."""
         place = job.facts.model, job.task
         if place in self._ended:
-            self._tell(self._ended[place])
+            self._send(self._ended[place])
         elif place not in self._running:
             self._running[place] = asyncio.create_task(self._run(job))
 
@@ -87,7 +87,7 @@ class Runs:
             ):  # if such a task is ordered again, every answer is in the journal
                 self._ended.popitem(last=False)
         del self._running[place]
-        self._tell(ended)
+        self._send(ended)
 
     async def _start(self, job: RunTask) -> tuple[TaskEnded | None, int]:
         place = job.facts.model, job.task
@@ -159,8 +159,8 @@ class Host:
             token=token, role="host", name=f"host-{node}", node=node, pid=os.getpid()
         )
         self._nursery = Nursery(node)
-        self._runs = Runs(self._nursery, self._tell, building)
-        self._measuring = Measuring(self._nursery, self._tell, slots, metric_limit_s)
+        self._runs = Runs(self._nursery, self._send, building)
+        self._measuring = Measuring(self._nursery, self._send, slots, metric_limit_s)
         self._writer: asyncio.StreamWriter | None = None
         self._prepared: tuple[messages.Prepare, asyncio.Task[messages.Prepared]] | None = None
         self._background: set[asyncio.Task[None]] = set()
@@ -193,10 +193,10 @@ class Host:
             with contextlib.suppress(*NOT_NOW):
                 reader, writer = await dial(self._address, self._hello)
                 waits, self._writer = waits_s(), writer
-                living = asyncio.create_task(self._say_alive())
+                living = asyncio.create_task(self._send_alive())
                 try:
                     while not isinstance(message := await messages.read(reader), messages.Stop):
-                        self._heard(message)
+                        self._handle(message)
                     return
                 finally:
                     living.cancel()
@@ -209,7 +209,7 @@ class Host:
                 )
             await asyncio.sleep(next(waits))
 
-    def _heard(self, message: messages.Message) -> None:
+    def _handle(self, message: messages.Message) -> None:
         match message:
             case messages.Prepare():
                 preparing = asyncio.create_task(self._prepare(message))
@@ -228,16 +228,16 @@ class Host:
         """Prepare once: a returning coordinator repeats the order."""
         if self._prepared is None or self._prepared[0] != order:
             self._prepared = order, asyncio.create_task(self._nursery.prepare(order))
-        self._tell(await asyncio.shield(self._prepared[1]))
+        self._send(await asyncio.shield(self._prepared[1]))
 
-    def _tell(self, message: messages.Message) -> None:
+    def _send(self, message: messages.Message) -> None:
         """Send a message if connected; a returning coordinator asks again."""
         if self._writer is not None:
             self._writer.write(messages.encode(message))
 
-    async def _say_alive(self) -> None:
+    async def _send_alive(self) -> None:
         while True:
-            self._tell(messages.Alive())
+            self._send(messages.Alive())
             await asyncio.sleep(_ALIVE_EVERY_S)
 
 

@@ -35,9 +35,9 @@ class Measuring:
         slots: int,
         limit_s: float = LIMIT_S,
     ) -> None:
-        self._nursery, self._tell, self._slots, self._limit_s = nursery, tell, slots, limit_s
+        self._nursery, self._report, self._slots, self._limit_s = nursery, tell, slots, limit_s
         self._waiting: deque[MeasureSample] = deque()
-        self._asked: set[bytes] = set()
+        self._requested: set[bytes] = set()
         self._idle: dict[_Kind, list[asyncio.Future[MeasureSample | None]]] = {}
         self._workers: set[asyncio.Task[None]] = set()
         self._kept: OrderedDict[bytes, SampleMeasured] = OrderedDict()
@@ -47,9 +47,9 @@ class Measuring:
     def measure(self, job: MeasureSample) -> None:
         """Compute a metric unless it is in progress; report it, also if computed before."""
         if job.metric_key in self._kept:
-            self._tell(self._kept[job.metric_key])
-        elif job.metric_key not in self._asked:
-            self._asked.add(job.metric_key)
+            self._report(self._kept[job.metric_key])
+        elif job.metric_key not in self._requested:
+            self._requested.add(job.metric_key)
             self._waiting.append(job)
             self._assign()
 
@@ -83,7 +83,7 @@ class Measuring:
         try:
             while job is not None:
                 result = await self._one(child, job)
-                self._said(job, result)
+                self._record(job, result)
                 if result.lost:
                     return
                 turn: asyncio.Future[MeasureSample | None] = (
@@ -123,15 +123,15 @@ class Measuring:
             metric_key=job.metric_key, seconds=loop.time() - started_s, error=error, lost=True
         )
 
-    def _said(self, job: MeasureSample, result: SampleMeasured) -> None:
-        self._asked.discard(job.metric_key)
+    def _record(self, job: MeasureSample, result: SampleMeasured) -> None:
+        self._requested.discard(job.metric_key)
         if (
             not result.lost or result.seconds >= self._limit_s
         ):  # a metric that took too long is not tried again
             self._kept[job.metric_key] = result
             if len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
-        self._tell(result)
+        self._report(result)
 
 
 def _kind(job: MeasureSample) -> _Kind:

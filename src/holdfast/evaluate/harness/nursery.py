@@ -80,7 +80,7 @@ class Nursery:
                 pass_fds=[theirs.fileno()],
                 env={**environment, **_ONE_THREAD},
             )
-        asyncio.get_running_loop().add_reader(self._control, self._hear)
+        asyncio.get_running_loop().add_reader(self._control, self._receive)
 
     async def prepare(self, order: Prepare) -> Prepared:
         """Let the zygote import harnesses and find tasks."""
@@ -129,7 +129,7 @@ class Nursery:
                 raise EvaluationError("The parent of the harness's processes is gone.") from None
         return await asyncio.open_unix_connection(sock=ours)
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         try:
             reply = self._control.recv(256, socket.MSG_DONTWAIT).decode()
         except BlockingIOError:

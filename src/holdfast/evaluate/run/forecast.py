@@ -271,29 +271,29 @@ class _Memory:
 def _memory(planned: Planned, told_gib: float | None) -> _Memory | None:
     """Return the memory of the run's devices: the given one, else this machine's, else None."""
     options, spec = planned.options, planned.options.engine
-    told_bytes = None if told_gib is None else int(told_gib * 2**30)
+    stated_bytes = None if told_gib is None else int(told_gib * 2**30)
     on_cpu = spec.device == "cpu"
-    if told_bytes is None and not spec.device and spec.kind != "vllm" and options.on == "local":
+    if stated_bytes is None and not spec.device and spec.kind != "vllm" and options.on == "local":
         on_cpu = not _has_gpu()
     if on_cpu:
         engines, _ = engines_per_node_of(planned)
-        if told_bytes is None:
+        if stated_bytes is None:
             if options.on != "local":
                 return None
-            told_bytes = (
+            stated_bytes = (
                 psutil.virtual_memory().total // options.nodes
             )  # all of them on this machine
         whose = (
             " of a node's memory" if engines == 1 else f", a node's memory among {engines} engines"
         )
-        return _Memory(device="cpu", size_bytes=told_bytes // engines, whose=whose)
-    if told_bytes is None:
+        return _Memory(device="cpu", size_bytes=stated_bytes // engines, whose=whose)
+    if stated_bytes is None:
         if options.on != "local" or not _has_gpu():
             return None
         import torch
 
-        told_bytes = torch.cuda.get_device_properties(0).total_memory
-    return _Memory(device="cuda", size_bytes=told_bytes, whose=" of a GPU")
+        stated_bytes = torch.cuda.get_device_properties(0).total_memory
+    return _Memory(device="cuda", size_bytes=stated_bytes, whose=" of a GPU")
 
 
 def _has_gpu() -> bool:

@@ -139,7 +139,7 @@ class Agent:
         loop.add_signal_handler(signal.SIGTERM, me.cancel)
         if options.has_host:
             await self._start_host()
-        alive = asyncio.create_task(self._say_alive())
+        alive = asyncio.create_task(self._send_alive())
         sampling = asyncio.create_task(self._sample())
         try:
             async for message in self._line.messages():
@@ -176,7 +176,7 @@ class Agent:
             pid=os.getpid(),
         )
 
-    async def _say_alive(self) -> None:
+    async def _send_alive(self) -> None:
         while True:
             await asyncio.sleep(1.0)
             self._line.send(Alive())

@@ -150,7 +150,7 @@ class Planned:
     def gpus_per_node(self) -> int:
         """GPUs to request on each node; 0 if engines need none or the sbatch options do."""
         options, spec = self.options, self.options.engine
-        if not uses_gpus(spec) or any(map(_asks_for_gpus, options.sbatch_options)):
+        if not uses_gpus(spec) or any(map(_requests_gpus, options.sbatch_options)):
             return 0
         needs_them = spec.kind == "vllm" or spec.device.startswith("cuda")
         return spec.tensor_parallel * (options.engines_per_node or 1) if needs_them else 0
@@ -168,7 +168,7 @@ class Planned:
         )
 
 
-def _asks_for_gpus(sbatch_option: str) -> bool:
+def _requests_gpus(sbatch_option: str) -> bool:
     """Return True if an sbatch option requests GPUs; --exclusive gives all GPUs (sbatch(1))."""
     if sbatch_option.startswith(("--gres", "--tres")):
         return "gpu" in sbatch_option

@@ -101,12 +101,12 @@ class Session:
     def add(self, model: AddModel) -> None:
         """Evaluate one more model."""
         self._models[model.model] = model
-        self._say(model)
+        self._send(model)
 
     def finish(self) -> None:
         """Declare that no more models come: the session ends after the present ones."""
         self._finishing = True
-        self._say(Finish())
+        self._send(Finish())
 
     def leave(self) -> None:
         """End now: keep the requests that engines have begun, and drop all others."""
@@ -115,7 +115,7 @@ class Session:
         elif not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._left.set)
 
-    def _say(self, message: Message) -> None:
+    def _send(self, message: Message) -> None:
         if self._line is not None and self._loop is not None:
             self._loop.call_soon_threadsafe(self._line.send, message)
 
@@ -150,7 +150,7 @@ class Session:
             wait_for_the_others,
             self._files.folder,
             self._config.linger_s + 2 * _STOP_TIMEOUT_S,
-            _say_waiting,
+            _show_waiting,
         )
         host = await asyncio.to_thread(nodes.address_host)
         token = self._prepare()
@@ -329,7 +329,7 @@ class Session:
         await asyncio.to_thread(placement.stop)
 
 
-def _say_waiting() -> None:
+def _show_waiting() -> None:
     _log.warning(
         "What an earlier command left is finishing what it holds; this one goes on after it."
     )

@@ -188,7 +188,7 @@ class _Stream:
                         return
                     self._session.finish()
                 try:
-                    message = self._hear()
+                    message = self._next_message()
                 except queue.Empty:
                     continue
                 if message is None:
@@ -209,7 +209,7 @@ class _Stream:
             for held in self._holding.values():
                 held.close()
 
-    def _hear(self) -> Message | BaseException | None:
+    def _next_message(self) -> Message | BaseException | None:
         """Return the next message of the session.
 
         Raises:

@@ -102,7 +102,7 @@ class Dcgmi:
         os.set_blocking(self._fd, False)
         self._rest = b""
         self._has_header = self._is_at_end = False
-        self._said = ""
+        self._last_line = ""
         self._newest: dict[int, list[str]] = {}
         """For each GPU, the words of the newest line that no `read` has returned."""
         try:
@@ -116,7 +116,7 @@ class Dcgmi:
         while not self._has_header:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0 or not select.select([self._fd], [], [], left_s)[0]:
-                reason = f": {self._said[:200]}" if self._said else ""
+                reason = f": {self._last_line[:200]}" if self._last_line else ""
                 raise CannotRead(f"{command} prints no table within {answer_s:g} s{reason}")
             self._take_lines()
             if self._is_at_end and not self._has_header:
@@ -155,7 +155,7 @@ class Dcgmi:
             elif words[:1] == ["GPU"] and len(words) == 2 + len(FIELDS) and words[1].isdigit():
                 self._newest[int(words[1])] = words[2:]
             elif words and not line.startswith("ID"):
-                self._said = line
+                self._last_line = line
 
     def _lines(self) -> Iterator[str]:
         while True:
@@ -174,8 +174,8 @@ class Dcgmi:
         try:
             returncode = self._process.wait(LAST_WAIT_S)
         except subprocess.TimeoutExpired:
-            return f"dcgmi closed its output: {self._said[:200]}"
-        return f"dcgmi ended with code {returncode}: {self._said[:200]}"
+            return f"dcgmi closed its output: {self._last_line[:200]}"
+        return f"dcgmi ended with code {returncode}: {self._last_line[:200]}"
 
 
 class Exporter:

@@ -28,7 +28,7 @@ def main() -> None:
 def serve(sources: dict[str, Open]) -> None:
     """Answer each byte of the standard input with a line of values; end with the standard input."""
     source, missing = probe(sources)
-    _say({"source": None if source is None else source.name, "missing": missing})
+    _print_line({"source": None if source is None else source.name, "missing": missing})
     has_given = False
     while source is not None and os.read(0, 1):
         try:
@@ -41,18 +41,18 @@ def serve(sources: dict[str, Open]) -> None:
             source, missing = probe(sources)
             if source is None or source.name != ended:
                 missing = {ended: str(error), **missing}
-            _say({"source": None if source is None else source.name, "missing": missing})
+            _print_line({"source": None if source is None else source.name, "missing": missing})
             has_given = False
             continue
         except CannotRead as error:
-            _say({"error": str(error)})
+            _print_line({"error": str(error)})
             continue
         has_given = has_given or bool(values)
         rows = [
             [key.metric, key.source, key.device, key.interval_s, value]
             for key, value in values.items()
         ]
-        _say({"t_ns": now_ns, "values": rows})
+        _print_line({"t_ns": now_ns, "values": rows})
 
 
 def values_of(answer: dict[str, Any]) -> dict[SeriesId, float]:
@@ -63,7 +63,7 @@ def values_of(answer: dict[str, Any]) -> dict[SeriesId, float]:
     }
 
 
-def _say(answer: dict[str, Any]) -> None:
+def _print_line(answer: dict[str, Any]) -> None:
     line = json.dumps(answer).encode() + b"\n"
     while line:
         line = line[os.write(1, line) :]

@@ -81,7 +81,7 @@ class Agent:
         self._last_end: list[int] | None = begin["last_end"]
         """The attempt and the return code of the launcher that ended last."""
         self._channel = ChannelServer(
-            self._heard,
+            self._on_message,
             token=str(begin["channel_token"]),
             suspect=lambda peer: why_not(peer, self._shims, parent_of),
         )
@@ -103,7 +103,7 @@ class Agent:
         self._last_step_s = time.monotonic()
         self._began_s = self._last_step_s
         self._orders_seen = 0
-        self._said_launched: int | None = None
+        self._reported_launched: int | None = None
         """The attempt that the last hello has named as launched."""
         self._passed: deque[dict[str, Any]] = deque(maxlen=KEPT_ORDERS)
         """What was passed on lately."""
@@ -227,7 +227,7 @@ class Agent:
         challenge = await stream.receive()
         if challenge is None or challenge["kind"] != "challenge":
             return None
-        self._said_launched = self._launched
+        self._reported_launched = self._launched
         own = proof(token, "agent", str(challenge.get("nonce")))
         stream.send({"kind": "hello", "proof": own, "nonce": nonce, **self._description()})
         welcome = await stream.receive()
@@ -262,7 +262,7 @@ class Agent:
         if self._checked is not None:
             stream.send(self._checked)
         self._supervisor = stream
-        if self._said_launched is not None and self._launched is None:
+        if self._reported_launched is not None and self._launched is None:
             self._report_end()  # since the hello
 
     def _report_end(self) -> None:
@@ -375,7 +375,7 @@ class Agent:
 
     # Ranks and shims
 
-    def _heard(self, peer: Peer, message: dict[str, Any]) -> None:
+    def _on_message(self, peer: Peer, message: dict[str, Any]) -> None:
         kind, at_s = message["kind"], time.monotonic()
         if kind == "gone":
             self._trust.pop(peer, None)

@@ -117,7 +117,7 @@ class Node:
             module="holdfast.recover.agent.agent",
             listening=self._channel,
             begin=self._agent_begins,
-            receive=self._agent_says,
+            receive=self._from_agent,
             complain=self._complain,
             starting=self._starting,
             inherits=(self._held.sending.fileno(),),
@@ -213,7 +213,7 @@ class Node:
             module="holdfast.recover.supervisor_process",
             listening=listening,
             begin=begin,
-            receive=self._supervisor_says,
+            receive=self._from_supervisor,
             complain=self._complain,
             starting=self._starting,
         )
@@ -318,7 +318,7 @@ class Node:
             "stop": None if self._supervisor is not None else self._stop,
         }
 
-    def _agent_says(self, message: dict[str, Any]) -> None:
+    def _from_agent(self, message: dict[str, Any]) -> None:
         match message["kind"]:
             case "joined":
                 self._join(str(message["run_id"]))
@@ -338,7 +338,7 @@ class Node:
             case "end" if self._supervisor is None:
                 self._end(message)
 
-    def _supervisor_says(self, message: dict[str, Any]) -> None:
+    def _from_supervisor(self, message: dict[str, Any]) -> None:
         match message["kind"]:
             case "observe":
                 self._observe(str(message["what"]), message["data"])

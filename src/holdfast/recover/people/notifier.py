@@ -309,20 +309,20 @@ def _waiting(events: Sequence[Event], newest: int) -> tuple[_Waiting, float]:
     is_note = waits is None and bool(notes)
     if is_note:
         waits = notes[-1]
-    told_s = {
+    sent_s = {
         number: one.at_s
         for one in events
         if one.kind in TOLD
         for number in one.data.get("proposals", ())
     }
     number = None if waits is None else waits.get("number")
-    if waits is None or number is None or number in told_s:
+    if waits is None or number is None or number in sent_s:
         return _Waiting(), 0.0
     about = [one for one in events if one.kind in ("proposal", NOTE)]
     before = [
-        (str(one.data.get("finding")), told_s[one.data["number"]])
+        (str(one.data.get("finding")), sent_s[one.data["number"]])
         for one in about
-        if one.data.get("number") in told_s
+        if one.data.get("number") in sent_s
     ]
     due_s = proposal_due_s(str(waits.get("finding")), before)
     texts = (str(waits["text"]),)

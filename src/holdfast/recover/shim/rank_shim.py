@@ -227,9 +227,9 @@ class RankShim:
         self._trainer: Trainer | None = None
         self._warm: Warm | None = None
         self._warming = threading.Lock()
-        self._said: list[dict[str, Any]] = []
+        self._sent: list[dict[str, Any]] = []
         """The messages about the present attempt that were sent."""
-        self._asked_before_start: int | None = None
+        self._orders_before_start: int | None = None
         """The last signal that the supervisor ordered since its last `start`."""
 
     def run(self) -> int:
@@ -290,7 +290,7 @@ class RankShim:
     def _watch(self, began: Trainer, output: int, log: RotatingLog) -> int:
         """Report the trainer's start and end; kill the processes that the trainer leaves."""
         self._trainer = began
-        if (number := self._asked_before_start) is not None:
+        if (number := self._orders_before_start) is not None:
             began.send_signal(number)
         self._send("started", pid=began.pid, starts_again=self._script is not None)
         echo = _Echo(self._peer) if os.environ.get(ENV_ECHO) == "1" else None
@@ -327,7 +327,7 @@ class RankShim:
     def _obey(self) -> None:
         while True:
             self._obey_until_gone()
-            if not self._client.reconnect(lambda: [{**one, "again": True} for one in self._said]):
+            if not self._client.reconnect(lambda: [{**one, "again": True} for one in self._sent]):
                 break
         self._orders.put(None)
 
@@ -339,14 +339,14 @@ class RankShim:
                     if message.get("attempt", self._attempt.number) != self._attempt.number:
                         continue  # for an attempt that is over
                     number = signal.SIGKILL if kind == "kill" else signal.SIGTERM
-                    self._asked_before_start = number
+                    self._orders_before_start = number
                     if began is not None:
                         began.send_signal(number)
                 elif kind == "warm":
                     with contextlib.suppress(OSError):  # no process or memory is left
                         self._warm_up()
                 elif kind in ("start", "leave"):
-                    self._asked_before_start = None
+                    self._orders_before_start = None
                     self._orders.put(message)
 
     def _warm_up(self) -> None:
@@ -359,7 +359,7 @@ class RankShim:
 
     def _send(self, kind: str, **fields: object) -> None:
         message = {"kind": kind, "attempt": self._attempt.number, **fields}
-        self._said = [message] if kind == "started" else [*self._said, message]
+        self._sent = [message] if kind == "started" else [*self._sent, message]
         # If this agent is gone, the next agent receives all of these messages; without a node, the
         # guard ends this process.
         with contextlib.suppress(OSError):

@@ -100,7 +100,7 @@ class NodeHealth:
         self._records = records
         self._clock = clock
         self._observe = observe
-        self._tell = tell
+        self._pass_on = tell
         self._seen: dict[tuple[str, str, str, str], _Recorded] = {}
         self._notices: dict[str, dict[tuple[str, str, str], Notice]] = {}
         self._sources: dict[str, dict[str, str]] = {}
@@ -275,7 +275,7 @@ class NodeHealth:
                     self._cordon(name, evidence)
                 else:
                     self._set_aside(name, evidence)
-                self._tell(policy.NodeToLeave(node=name, why=evidence, rule=f"node-{finding}"))
+                self._pass_on(policy.NodeToLeave(node=name, why=evidence, rule=f"node-{finding}"))
                 return
 
     def leave(self, node_id: str) -> bool:
@@ -285,7 +285,7 @@ class NodeHealth:
             return False
         one.is_leaving = True
         self._observe("nodes", {"text": f"node {one.name} is left: {POD_ENDS}"})
-        self._tell(policy.NodeToLeave(node=one.name, why=POD_ENDS, rule="node-leaving_at"))
+        self._pass_on(policy.NodeToLeave(node=one.name, why=POD_ENDS, rule="node-leaving_at"))
         return True
 
     def failed(self, failure: policy.Diagnosed, case: Case) -> policy.Diagnosed:

@@ -45,11 +45,11 @@ class Following:
         """
         self._paths = paths
         self._jobs = jobs
-        self._say = say
+        self._print = say
         self._show = show
         self._sleep = sleep
         self._stops = 0
-        self._said = ""
+        self._printed = ""
         self.job_id = submission.jobs[-1]
         """The number of the present job."""
         self.state = JobState()
@@ -75,7 +75,7 @@ class Following:
                 if self._is_over():
                     return
             self._sleep(LOOK_S)
-        self._say(f"run {self._paths.run_id} still ends: holdfast runs show {self._paths.run_id}")
+        self._print(f"run {self._paths.run_id} still ends: holdfast runs show {self._paths.run_id}")
 
     def stop(self) -> None:
         """Accept a stop request.
@@ -84,7 +84,7 @@ class Following:
         """
         self._stops += 1
         if self._stops == 1:
-            self._say("saving state, then stopping (once more: stop now)")
+            self._print("saving state, then stopping (once more: stop now)")
         if self._stops < 3:
             with suppress(OSError), self._paths.stop_asked.open("ab") as file:
                 file.write(b"x")
@@ -92,20 +92,20 @@ class Following:
             try:
                 self._jobs.end(self.job_id)
             except HoldfastError as error:
-                self._say(f"{error} To end the job by hand: scancel {self.job_id}")
+                self._print(f"{error} To end the job by hand: scancel {self.job_id}")
 
     def _is_over(self) -> bool:
         try:
             self.state = state = self._jobs.state(self.job_id)
         except HoldfastError as error:  # the run goes on without slurmctld
-            self._say_once(f"{str(error).splitlines()[0]} The run is not affected; asking again.")
+            self._print_once(f"{str(error).splitlines()[0]} The run is not affected; asking again.")
             return False
         if state.is_waiting:
             why = "" if state.reason in ("", "None") else f": {state.reason}"
-            self._say_once(f"Slurm job {self.job_id} waits{why}")
+            self._print_once(f"Slurm job {self.job_id} waits{why}")
         elif state.is_running:
             self.has_begun = True
-            self._say_once(f"Slurm job {self.job_id} runs on {', '.join(state.nodes)}")
+            self._print_once(f"Slurm job {self.job_id} runs on {', '.join(state.nodes)}")
         if not state.is_over:
             return False
         submission = Submission.read(self._paths)
@@ -117,10 +117,10 @@ class Following:
         self._tails = self._open()
         return self._is_over()
 
-    def _say_once(self, text: str) -> None:
-        if text != self._said:
-            self._said = text
-            self._say(text)
+    def _print_once(self, text: str) -> None:
+        if text != self._printed:
+            self._printed = text
+            self._print(text)
 
     def _open(self) -> list["_Tail"]:
         return [_Tail(path) for path in logs_of(self._paths, self.job_id)]

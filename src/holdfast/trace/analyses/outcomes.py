@@ -102,10 +102,10 @@ def final_states(trace: "Trace") -> Result:
     for cluster, ends in ended.items():
         of_jobs, of_time = ends.shares()
         sentence = (
-            f"{cluster}: {_said(of_jobs)} of {ends.jobs.sum():,.0f} GPU jobs; by GPU time, "
-            f"{_said(of_time)}"
+            f"{cluster}: {_in_words(of_jobs)} of {ends.jobs.sum():,.0f} GPU jobs; by GPU time, "
+            f"{_in_words(of_time)}"
             if ends.gpu_time_s.sum() > 0
-            else f"{cluster}: {_said(of_jobs)} of {ends.jobs.sum():,.0f} GPU jobs"
+            else f"{cluster}: {_in_words(of_jobs)} of {ends.jobs.sum():,.0f} GPU jobs"
         )
         left_out = f" ({ends.unfinished:,.0f} unfinished left out)" if ends.unfinished else ""
         sentences.append(f"{sentence}{left_out}.")
@@ -263,7 +263,7 @@ def _kind(part: str) -> str:
     return size_slug(part) if part[0] in "<0123456789" else slug(part)
 
 
-def _said(shares: Sequence[float] | Values) -> str:
+def _in_words(shares: Sequence[float] | Values) -> str:
     return ", ".join(
         f"{share:.1%} {outcome}"
         for outcome, share in zip(ENDS, np.asarray(shares).tolist(), strict=True)

@@ -145,14 +145,14 @@ class Acting:
                     "then decide."
                 )
                 return self._pages.error(request, 409, message)
-            return self._told(request, known.state, known.outcome, back)
+            return self._answered(request, known.state, known.outcome, back)
         order = Order(target=target, why=why, by=session.who)
         done = self._start(what, order, action_id)
         try:
             state, outcome = await asyncio.wait_for(asyncio.shield(done), ANSWER_S)
         except TimeoutError:
             return signed_out("/decisions")
-        return self._told(request, state, outcome, back)
+        return self._answered(request, state, outcome, back)
 
     def _begin(self, record: ActionRecord) -> tuple[ActionRecord | None, int | None]:
         """Record an action, if its target is still in the state that the person saw.
@@ -197,7 +197,7 @@ class Acting:
         threading.Thread(target=carry_out, name=f"action-{action_id}", daemon=True).start()
         return done
 
-    def _told(self, request: Request, state: str, outcome: str, back: str) -> Response:
+    def _answered(self, request: Request, state: str, outcome: str, back: str) -> Response:
         if state == "refused":
             return self._pages.error(request, 409, outcome)
         return signed_out(back if state == "done" else "/decisions")

@@ -39,7 +39,7 @@ class RequestBuilder:
     client: ClassVar[EngineClient]
 
     def __init__(self) -> None:
-        self._asked = itertools.count()  # numbers for the client, unique among open samples
+        self._numbers = itertools.count()  # numbers for the client, unique among open samples
         self._draws: Counter[tuple[object, ...]] = Counter()
 
     async def ask(self, request: Request, config: GenerateConfig) -> list[Answer]:
@@ -57,7 +57,7 @@ class RequestBuilder:
                 replace(request, sampling=replace(sampling, repeat=repeat)) for repeat in repeats
             ]
         answered = await self.client.ask_one(
-            SampleRequests(sample=next(self._asked), requests=requests)
+            SampleRequests(sample=next(self._numbers), requests=requests)
         )
         if answered.error:
             raise EvaluationError(answered.error)

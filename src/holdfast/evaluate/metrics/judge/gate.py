@@ -98,7 +98,7 @@ class JudgeGate:
         turn: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         now_s = self.now_s()
         self._waiting[request] = _Waiting(turn, now_s)
-        self._hear(
+        self._apply(
             JudgeRequest(
                 now_s=now_s, request=request, tokens=tokens, cost_microdollars=cost_microdollars
             )
@@ -120,7 +120,7 @@ class JudgeGate:
         """Record the actual use of an admitted request. Raises OSError."""
         now_s = self.now_s()
         self._journal.settle(now_s, request, tokens, cost_microdollars)
-        self._hear(
+        self._apply(
             Came(
                 now_s=now_s,
                 request=request,
@@ -131,7 +131,7 @@ class JudgeGate:
             )
         )
 
-    def _hear(self, event: Event) -> None:
+    def _apply(self, event: Event) -> None:
         for action in decide(self._quota, event):
             match action:
                 case Send(request) | Refuse(request):
@@ -152,7 +152,7 @@ class JudgeGate:
     async def _ring(self, at_s: float) -> None:
         await self._pause(max(0.0, at_s - self.now_s()))
         self._alarm = None
-        self._hear(Passed(now_s=self.now_s()))
+        self._apply(Passed(now_s=self.now_s()))
 
     def close(self) -> None:
         """Cancel the alarm."""

@@ -82,7 +82,7 @@ class JudgeProxy:
             application.router.add_post(f"{prefix}/chat/completions", self._complete)
             application.router.add_post(f"{prefix}/completions", self._complete)
             application.router.add_get(f"{prefix}/models", self._models)
-        application.router.add_get("/statistics", self._say_statistics)
+        application.router.add_get("/statistics", self._send_statistics)
         application.on_cleanup.append(self._clean_up)
         return application
 
@@ -100,7 +100,7 @@ class JudgeProxy:
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")
         return hmac.compare_digest(given.encode(), self._token.encode())
 
-    async def _say_statistics(self, request: web.Request) -> web.Response:
+    async def _send_statistics(self, request: web.Request) -> web.Response:
         if not self._is_known(request):
             return _refusal(401, "Wrong token.", "invalid_api_key")
         return web.json_response(body=msgspec.json.encode(self.statistics))

@@ -382,7 +382,7 @@ class Peer:
             except Malformed as error:
                 raise self._gone(f"the program wrote on the channel itself ({error})") from None
             try:
-                is_reply, value, raised = self._heard(
+                is_reply, value, raised = self._handle(
                     message, packer.containers, of_iterator=name == "__next__"
                 )
             except (Malformed, ValueError, TypeError, AttributeError, RecursionError) as error:
@@ -392,7 +392,7 @@ class Peer:
             if is_reply:
                 return value
 
-    def _heard(
+    def _handle(
         self, message: Any, sent: list[Any], *, of_iterator: bool
     ) -> tuple[bool, Any, BaseException | None]:
         """Handle a message: return (True, value, exception) for the reply, or answer a request."""

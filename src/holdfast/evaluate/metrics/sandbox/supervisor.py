@@ -195,7 +195,7 @@ class _Jail:
                 self._read(fd)
             self._reap()
             if self._status is not None:
-                return _said(self._status)
+                return _described(self._status)
             if order.fileno() in ready:
                 return NOT_WANTED
 
@@ -272,7 +272,7 @@ def kill_all_of(uid: int) -> None:
     os.waitpid(pid, 0)
 
 
-def _said(status: int) -> str:
+def _described(status: int) -> str:
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         if number == signal.SIGXCPU:

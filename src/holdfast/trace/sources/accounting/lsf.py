@@ -89,8 +89,8 @@ def _row(cluster: str, line: str) -> tuple[Any, ...]:
     fields = next(csv.reader([line], delimiter=" ", skipinitialspace=True))
     job_id, slots, submit_s, start_s = (int(fields[place]) for place in (3, 6, 7, 10))
     end_s = int(fields[2])
-    asked_hosts = int(fields[22])
-    place = 23 + asked_hosts
+    requested_hosts = int(fields[22])
+    place = 23 + requested_hosts
     hosts = fields[place + 1 : place + 1 + int(fields[place])]
     rest = fields[place + 1 + len(hosts) :]
     status, name = int(rest[0]), rest[2]
