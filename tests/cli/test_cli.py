@@ -332,6 +332,8 @@ def test_the_command_line_is_what_was_agreed():
     found = {}
     for name in COMMANDS:
         command = cli.get_command(None, name)
+        if hasattr(command, "commands") and options(command):
+            found[name] = options(command)
         for sub, one in getattr(command, "commands", {"": command}).items():
             found[f"{name} {sub}".strip()] = options(one)
     assert found == {
@@ -369,6 +371,7 @@ def test_the_command_line_is_what_was_agreed():
             "--window-s",
         ],
         "demo": ["--json", "--out", "--seed", "--steps"],
+        "runs": ["--watch"],
         "runs ls": ["--json"],
         "runs show": ["--json"],
         "runs stop": ["--json", "--timeout-s"],

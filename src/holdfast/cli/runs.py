@@ -1,5 +1,7 @@
-"""`holdfast runs ls | show | stop | approve | rm | report`."""
+"""`holdfast runs --watch | ls | show | stop | approve | rm | report`."""
 
+import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,15 +9,53 @@ import click
 
 from holdfast.cli.main import Place
 from holdfast.cli.output import print_json, print_table, seconds, when
+from holdfast.cli.runs_watch import watch_runs
 from holdfast.core.accounting import RunSummary, summarize
+from holdfast.core.errors import BadUse
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import RunPaths
-from holdfast.recover import approve_run, remove_run, state_of, stop_queued, stop_run
+from holdfast.recover import (
+    approve_run,
+    remove_run,
+    state_of,
+    state_on_this_host,
+    stop_queued,
+    stop_run,
+)
 
 
-@click.group()
-def command() -> None:
-    """List, show, stop and remove runs."""
+@click.group(invoke_without_command=True, no_args_is_help=True)
+@click.option("--watch", is_flag=True, help="Show the runs live in this terminal, until Ctrl-C.")
+@click.pass_context
+def command(context: click.Context, watch: bool) -> None:
+    """List, show, stop and remove runs.
+
+    \b
+    holdfast runs --watch
+    holdfast runs ls
+    """  # noqa: D301 - click wants the character itself
+    if not watch:
+        return
+    if context.invoked_subcommand is not None:
+        raise BadUse(
+            f"--watch does not go with `{context.invoked_subcommand}`. Run: holdfast runs --watch"
+        )
+    from holdfast.ui import now_page
+
+    place: Place = context.obj
+    with Ledger.open(place.ledger) as ledger:
+        watch_runs(lambda: now_page(ledger, place.home, state_by_host(place.home)))
+
+
+def state_by_host(home: Path) -> Callable[[str, str, str], str]:
+    """Return a function from a run's id, ledger state and host to the run's state.
+
+    A run of another host has the state of the ledger, because its processes cannot be seen here.
+    """
+    here = socket.gethostname()
+    return lambda run_id, state, host: (
+        state_on_this_host(run_id, state, home) if host == here else state
+    )
 
 
 @command.command()

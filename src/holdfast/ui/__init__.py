@@ -13,7 +13,8 @@ Enter `RunSummary` objects of `holdfast.core.accounting`, leaves an HTML file. T
 """
 
 from holdfast.ui.console.backend import ActionName, Backend, Order
+from holdfast.ui.console.now_page import now_page
 from holdfast.ui.console.serving import Address, serve
 from holdfast.ui.run_report import write_report
 
-__all__ = ["ActionName", "Address", "Backend", "Order", "serve", "write_report"]
+__all__ = ["ActionName", "Address", "Backend", "Order", "now_page", "serve", "write_report"]
