@@ -1,16 +1,20 @@
-"""`holdfast runs --watch | ls | show | stop | approve | rm | report`."""
+"""`holdfast runs --watch | ls | show | stop | approve | rm | report | summary`."""
 
 import socket
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from holdfast.cli.main import Place
 from holdfast.cli.output import print_json, print_table, seconds, when
+from holdfast.cli.progress import shown
 from holdfast.cli.runs_watch import watch_runs
 from holdfast.core.accounting import RunSummary, summarize
+from holdfast.core.atomic import write_atomic
+from holdfast.core.clock import SystemClock
 from holdfast.core.errors import BadUse
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import RunPaths
@@ -22,6 +26,9 @@ from holdfast.recover import (
     stop_queued,
     stop_run,
 )
+
+if TYPE_CHECKING:
+    from holdfast.ui import Period
 
 
 @click.group(invoke_without_command=True, no_args_is_help=True)
@@ -243,3 +250,106 @@ def report(place: Place, run_ids: tuple[str, ...], output: Path | None, as_json:
         print_json("report", {"path": str(path)})
     else:
         click.echo(str(path))
+
+
+@command.command()
+@click.option(
+    "--since",
+    default="7d",
+    show_default=True,
+    metavar="AGE|DATE",
+    help="The begin: an age such as 7d, 12h or 2w, or a date such as 2026-11-21 (UTC).",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write to this file: a page if the name ends in .html, else Markdown.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.pass_obj
+def summary(place: Place, since: str, output: Path | None, as_json: bool) -> None:
+    """Sum up all runs of the last week, or of another time: Markdown, or one HTML page.
+
+    \b
+    holdfast runs summary
+    holdfast runs summary --since 24h -o day.html
+    """  # noqa: D301 - click wants the character itself
+    from holdfast.ui import period_html, period_markdown, period_of
+
+    now_s = SystemClock().now_s()
+    since_s = begin_of(since, now_s)
+    with Ledger.open(place.ledger) as ledger, shown() as progress:
+        period = period_of(
+            ledger, place.home, since_s, now_s,
+            state_of=lambda run: state_by_host(place.home)(run.run_id, run.state, run.host),
+            progress=progress,
+        )  # fmt: skip
+    if output is not None:
+        text = period_html(period) if output.suffix == ".html" else period_markdown(period)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(output, text.encode())
+    if as_json:
+        print_json("summary", _period_fields(period, output))
+    else:
+        click.echo(
+            str(output) if output is not None else period_markdown(period), nl=output is not None
+        )
+
+
+AGES_S = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+
+
+def begin_of(since: str, now_s: float) -> float:
+    """Return the Unix time of an age before `now_s`, or of a date.
+
+    Raises:
+        BadUse: the text is neither an age nor a date before `now_s`.
+    """
+    number, unit = since[:-1], since[-1:]
+    if unit in AGES_S and number.isascii() and number.isdigit() and 0 < int(number) <= 10_000:
+        return now_s - int(number) * AGES_S[unit]
+    try:
+        at = datetime.fromisoformat(since)
+    except ValueError as error:
+        raise BadUse(
+            f"--since {since!r} is neither an age nor a date. Give 7d, 12h, 2w or 2026-11-21."
+        ) from error
+    begin_s = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+    if begin_s >= now_s:
+        raise BadUse(f"--since {since!r} lies in the future. Give an earlier date.")
+    return begin_s
+
+
+def _period_fields(period: "Period", output: Path | None) -> dict[str, Any]:
+    return {
+        "path": None if output is None else str(output),
+        "since_s": period.since_s,
+        "until_s": period.until_s,
+        "gpu_hours": period.gpu_hours,
+        "ettr": period.ettr,
+        "rank_seconds": period.rank_seconds,
+        "runs": [
+            {
+                "run": one.run.run_id, "state": one.state, "ranks": one.ranks, "wall_s": one.wall_s,
+                "gpu_hours": one.gpu_hours, "ettr": one.ettr, "final_step": one.final_step,
+                "incidents": len(one.incidents), "interventions": one.interventions,
+                "why_unknown": one.why_unknown or None,
+            }
+            for one in period.runs
+        ],
+        "incidents": [
+            {
+                "run": one.run_id, "incident": one.story.incident_id, "at_s": one.story.at_s,
+                "what": one.story.what, "reason": one.reason, "cause": one.story.cause,
+                "done": one.story.done, "effect": one.story.check, "is_recovered": one.is_recovered,
+                "lost_gpu_hours": one.story.lost_gpu_hours,
+            }
+            for one in period.incidents
+        ],
+        "cordoned": [one.name for one in period.cordoned],
+        "evaluations": [
+            {"evaluation": one.evaluation_id, "suite": one.suite, "state": one.state}
+            for one in period.evaluations
+        ],
+    }  # fmt: skip

@@ -9,12 +9,28 @@ Enter `RunSummary` objects of `holdfast.core.accounting`, leaves an HTML file. T
 | `view` | every other section's words, computed from the summary |
 | `charts` | the loss curve and the time line, and their colours |
 | `run_report` | the template filled and written, whole or not at all |
+| `period` | all runs of a period, such as a week |
+| `period_report` | the period in Markdown or as a page |
 | `console` | live pages over the ledger, with actions that the command line passes in |
 """
 
 from holdfast.ui.console.backend import ActionName, Backend, Order
 from holdfast.ui.console.now_page import now_page
 from holdfast.ui.console.serving import Address, serve
+from holdfast.ui.period import Period, period_of
+from holdfast.ui.period_report import period_html, period_markdown
 from holdfast.ui.run_report import write_report
 
-__all__ = ["ActionName", "Address", "Backend", "Order", "now_page", "serve", "write_report"]
+__all__ = [
+    "ActionName",
+    "Address",
+    "Backend",
+    "Order",
+    "Period",
+    "now_page",
+    "period_html",
+    "period_markdown",
+    "period_of",
+    "serve",
+    "write_report",
+]
