@@ -378,6 +378,7 @@ def test_the_command_line_is_what_was_agreed():
         "runs approve": ["--json", "--timeout-s"],
         "runs rm": ["--json"],
         "runs report": ["--json", "--output"],
+        "runs export": ["--json", "--output", "--to"],
         "runs summary": ["--json", "--output", "--since"],
         "explain": ["--json"],
         "logs": ["--attempt", "--follow", "--json", "--launcher", "--rank"],

@@ -1,4 +1,4 @@
-"""`holdfast runs --watch | ls | show | stop | approve | rm | report | summary`."""
+"""`holdfast runs --watch | ls | show | stop | approve | rm | report | summary | export`."""
 
 import socket
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from holdfast.recover import (
 )
 
 if TYPE_CHECKING:
-    from holdfast.ui import Period
+    from holdfast.ui import Period, Tracker
 
 
 @click.group(invoke_without_command=True, no_args_is_help=True)
@@ -295,6 +295,47 @@ def summary(place: Place, since: str, output: Path | None, as_json: bool) -> Non
         click.echo(
             str(output) if output is not None else period_markdown(period), nl=output is not None
         )
+
+
+@command.command()
+@click.argument("run_id", metavar="RUN")
+@click.option(
+    "--to",
+    "tracker",
+    type=click.Choice(["tensorboard", "wandb", "trackio"]),
+    required=True,
+    help="The tracker, which must be installed.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The folder of the tracker's files.  [default: a folder named after the tracker]",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.pass_obj
+def export(
+    place: Place, run_id: str, tracker: "Tracker", output: Path | None, as_json: bool
+) -> None:
+    """Write the curves of a run's final state into an experiment tracker.
+
+    \b
+    holdfast runs export RUN --to tensorboard
+    WANDB_MODE=offline holdfast runs export RUN --to wandb
+    """  # noqa: D301 - click wants the character itself
+    from holdfast.ui import curves_of
+    from holdfast.ui import export as write
+
+    with Ledger.open(place.ledger) as ledger:
+        curves = curves_of(ledger, place.home, run_id)
+    said = write(curves, tracker, (output or Path(tracker)).absolute())
+    if as_json:
+        print_json(
+            "export",
+            {"run": run_id, "tracker": tracker, "steps": len(curves.points), "outcome": said},
+        )
+    else:
+        click.echo(said)
 
 
 AGES_S = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}

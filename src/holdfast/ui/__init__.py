@@ -11,6 +11,7 @@ Enter `RunSummary` objects of `holdfast.core.accounting`, leaves an HTML file. T
 | `run_report` | the template filled and written, whole or not at all |
 | `period` | all runs of a period, such as a week |
 | `period_report` | the period in Markdown or as a page |
+| `trackers` | a run's curves, written into TensorBoard, W&B or trackio |
 | `console` | live pages over the ledger, with actions that the command line passes in |
 """
 
@@ -20,6 +21,7 @@ from holdfast.ui.console.serving import Address, serve
 from holdfast.ui.period import Period, period_of
 from holdfast.ui.period_report import period_html, period_markdown
 from holdfast.ui.run_report import write_report
+from holdfast.ui.trackers import Tracker, curves_of, export
 
 __all__ = [
     "ActionName",
@@ -27,6 +29,9 @@ __all__ = [
     "Backend",
     "Order",
     "Period",
+    "Tracker",
+    "curves_of",
+    "export",
     "now_page",
     "period_html",
     "period_markdown",
