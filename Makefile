@@ -21,13 +21,13 @@ PARALLEL := --numprocesses $(shell echo $$(($$(nproc) * 5 / 2))) --dist loadfile
 demo: $(VENV)/.train
 	$(BIN)/holdfast demo $(DEMO_FLAGS)
 
-test: $(VENV)/.dev $(VENV)/.debian
+test: $(VENV)/.dev $(VENV)/.debian $(VENV)/.trackers
 	$(BIN)/python -m pytest -m "not slow" $(PARALLEL) $(PYTEST_FLAGS)
 
-coverage: $(VENV)/.dev $(VENV)/.debian
+coverage: $(VENV)/.dev $(VENV)/.debian $(VENV)/.trackers
 	$(BIN)/python -m pytest -m "not slow" --cov --cov-report=term:skip-covered $(PYTEST_FLAGS)
 
-test-slow: $(VENV)/.dev $(VENV)/.debian
+test-slow: $(VENV)/.dev $(VENV)/.debian $(VENV)/.trackers
 	$(BIN)/python -m pytest -m slow $(PARALLEL) $(PYTEST_FLAGS)
 
 # On a machine with one, or more; elsewhere they are skipped.
@@ -80,7 +80,7 @@ LONGEST := quick-checkpoint quick-chaos quick-recover quick-evaluate quick-overh
 
 # A failed test, example or quick benchmark runs once more, alone; lint and the collection do not.
 ci:
-	$(MAKE) --jobs=2 $(VENV)/.dev $(VENV)/.debian
+	$(MAKE) --jobs=2 $(VENV)/.dev $(VENV)/.debian $(VENV)/.trackers
 	$(BIN)/python .ci/checks.py --once lint collect --again $(LONGEST) $(filter-out $(LONGEST),$(EXAMPLES) $(QUICK)) -- $(PARALLEL) $(PYTEST_FLAGS)
 
 clean:
@@ -120,4 +120,8 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/pip
 
 $(VENV)/.debian: tests/debian-packages.txt tests/install-debian-packages.sh | $(VENV)/bin/pip
 	tests/install-debian-packages.sh tests/debian-packages.txt
+	@touch $@
+
+$(VENV)/.trackers: tests/trackers.txt | $(VENV)/bin/pip
+	$(PIP) --no-deps --upgrade --target $(VENV)/trackers --requirement tests/trackers.txt
 	@touch $@

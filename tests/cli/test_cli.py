@@ -333,6 +333,8 @@ def test_the_command_line_is_what_was_agreed():
     found = {}
     for name in COMMANDS:
         command = cli.get_command(None, name)
+        if hasattr(command, "commands") and options(command):
+            found[name] = options(command)
         for sub, one in getattr(command, "commands", {"": command}).items():
             found[f"{name} {sub}".strip()] = options(one)
     assert found == {
@@ -372,12 +374,15 @@ def test_the_command_line_is_what_was_agreed():
         "init": ["--json", "--write"],
         "doctor": ["--json"],
         "demo": ["--json", "--out", "--seed", "--steps"],
+        "runs": ["--watch"],
         "runs ls": ["--json"],
         "runs show": ["--json"],
         "runs stop": ["--json", "--timeout-s"],
         "runs approve": ["--json", "--timeout-s"],
         "runs rm": ["--json"],
         "runs report": ["--json", "--output"],
+        "runs export": ["--json", "--output", "--to"],
+        "runs summary": ["--json", "--output", "--since"],
         "explain": ["--json"],
         "logs": ["--attempt", "--follow", "--json", "--launcher", "--rank"],
         "diagnose": [

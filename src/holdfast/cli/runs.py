@@ -1,22 +1,69 @@
-"""`holdfast runs ls | show | stop | approve | rm | report`."""
+"""`holdfast runs --watch | ls | show | stop | approve | rm | report | summary | export`."""
 
+import socket
+from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from holdfast.cli.main import Place
 from holdfast.cli.output import near, print_json, print_table, seconds, when
 from holdfast.cli.output_paths import OUTPUT_FILE
+from holdfast.cli.progress import shown
+from holdfast.cli.runs_watch import watch_runs
 from holdfast.core.accounting import RunSummary, summarize
+from holdfast.core.atomic import write_atomic
+from holdfast.core.clock import SystemClock
+from holdfast.core.errors import BadUse
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import RunPaths
-from holdfast.recover import approve_run, remove_run, state_of, stop_queued, stop_run
+from holdfast.recover import (
+    approve_run,
+    remove_run,
+    state_of,
+    state_on_this_host,
+    stop_queued,
+    stop_run,
+)
+
+if TYPE_CHECKING:
+    from holdfast.ui import Period, Tracker
 
 
-@click.group()
-def command() -> None:
-    """List, show, stop and remove runs."""
+@click.group(invoke_without_command=True, no_args_is_help=True)
+@click.option("--watch", is_flag=True, help="Show the runs live in this terminal, until Ctrl-C.")
+@click.pass_context
+def command(context: click.Context, watch: bool) -> None:
+    """List, show, stop and remove runs.
+
+    \b
+    holdfast runs --watch
+    holdfast runs ls
+    """  # noqa: D301 - click wants the character itself
+    if not watch:
+        return
+    if context.invoked_subcommand is not None:
+        raise BadUse(
+            f"--watch does not go with `{context.invoked_subcommand}`. Run: holdfast runs --watch"
+        )
+    from holdfast.ui import now_page
+
+    place: Place = context.obj
+    with Ledger.open(place.ledger) as ledger:
+        watch_runs(lambda: now_page(ledger, place.home, state_by_host(place.home)))
+
+
+def state_by_host(home: Path) -> Callable[[str, str, str], str]:
+    """Return a function from a run's id, ledger state and host to the run's state.
+
+    A run of another host has the state of the ledger, because its processes cannot be seen here.
+    """
+    here = socket.gethostname()
+    return lambda run_id, state, host: (
+        state_on_this_host(run_id, state, home) if host == here else state
+    )
 
 
 @command.command()
@@ -212,3 +259,147 @@ def report(place: Place, run_ids: tuple[str, ...], output: Path | None, as_json:
         print_json("report", {"path": str(path)})
     else:
         click.echo(str(path))
+
+
+@command.command()
+@click.option(
+    "--since",
+    default="7d",
+    show_default=True,
+    metavar="AGE|DATE",
+    help="The begin: an age such as 7d, 12h or 2w, or a date such as 2026-11-21 (UTC).",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write to this file: a page if the name ends in .html, else Markdown.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.pass_obj
+def summary(place: Place, since: str, output: Path | None, as_json: bool) -> None:
+    """Sum up all runs of the last week, or of another time: Markdown, or one HTML page.
+
+    \b
+    holdfast runs summary
+    holdfast runs summary --since 24h -o day.html
+    """  # noqa: D301 - click wants the character itself
+    from holdfast.ui import period_html, period_markdown, period_of
+
+    now_s = SystemClock().now_s()
+    since_s = begin_of(since, now_s)
+    with Ledger.open(place.ledger) as ledger, shown() as progress:
+        period = period_of(
+            ledger, place.home, since_s, now_s,
+            state_of=lambda run: state_by_host(place.home)(run.run_id, run.state, run.host),
+            progress=progress,
+        )  # fmt: skip
+    if output is not None:
+        text = period_html(period) if output.suffix == ".html" else period_markdown(period)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(output, text.encode())
+    if as_json:
+        print_json("summary", _period_fields(period, output))
+    else:
+        click.echo(
+            str(output) if output is not None else period_markdown(period), nl=output is not None
+        )
+
+
+@command.command()
+@click.argument("run_id", metavar="RUN")
+@click.option(
+    "--to",
+    "tracker",
+    type=click.Choice(["tensorboard", "wandb", "trackio"]),
+    required=True,
+    help="The tracker, which must be installed.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The folder of the tracker's files.  [default: a folder named after the tracker]",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.pass_obj
+def export(
+    place: Place, run_id: str, tracker: "Tracker", output: Path | None, as_json: bool
+) -> None:
+    """Write the curves of a run's final state into an experiment tracker.
+
+    \b
+    holdfast runs export RUN --to tensorboard
+    WANDB_MODE=offline holdfast runs export RUN --to wandb
+    """  # noqa: D301 - click wants the character itself
+    from holdfast.ui import curves_of
+    from holdfast.ui import export as write
+
+    with Ledger.open(place.ledger) as ledger:
+        curves = curves_of(ledger, place.home, run_id)
+    said = write(curves, tracker, (output or Path(tracker)).absolute())
+    if as_json:
+        print_json(
+            "export",
+            {"run": run_id, "tracker": tracker, "steps": len(curves.points), "outcome": said},
+        )
+    else:
+        click.echo(said)
+
+
+AGES_S = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+
+
+def begin_of(since: str, now_s: float) -> float:
+    """Return the Unix time of an age before `now_s`, or of a date.
+
+    Raises:
+        BadUse: the text is neither an age nor a date before `now_s`.
+    """
+    number, unit = since[:-1], since[-1:]
+    if unit in AGES_S and number.isascii() and number.isdigit() and 0 < int(number) <= 10_000:
+        return now_s - int(number) * AGES_S[unit]
+    try:
+        at = datetime.fromisoformat(since)
+    except ValueError as error:
+        raise BadUse(
+            f"--since {since!r} is neither an age nor a date. Give 7d, 12h, 2w or 2026-11-21."
+        ) from error
+    begin_s = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+    if begin_s >= now_s:
+        raise BadUse(f"--since {since!r} lies in the future. Give an earlier date.")
+    return begin_s
+
+
+def _period_fields(period: "Period", output: Path | None) -> dict[str, Any]:
+    return {
+        "path": None if output is None else str(output),
+        "since_s": period.since_s,
+        "until_s": period.until_s,
+        "gpu_hours": period.gpu_hours,
+        "ettr": period.ettr,
+        "rank_seconds": period.rank_seconds,
+        "runs": [
+            {
+                "run": one.run.run_id, "state": one.state, "ranks": one.ranks, "wall_s": one.wall_s,
+                "gpu_hours": one.gpu_hours, "ettr": one.ettr, "final_step": one.final_step,
+                "incidents": len(one.incidents), "interventions": one.interventions,
+                "why_unknown": one.why_unknown or None,
+            }
+            for one in period.runs
+        ],
+        "incidents": [
+            {
+                "run": one.run_id, "incident": one.story.incident_id, "at_s": one.story.at_s,
+                "what": one.story.what, "reason": one.reason, "cause": one.story.cause,
+                "done": one.story.done, "effect": one.story.check, "is_recovered": one.is_recovered,
+                "lost_gpu_hours": one.story.lost_gpu_hours,
+            }
+            for one in period.incidents
+        ],
+        "cordoned": [one.name for one in period.cordoned],
+        "evaluations": [
+            {"evaluation": one.evaluation_id, "suite": one.suite, "state": one.state}
+            for one in period.evaluations
+        ],
+    }  # fmt: skip

@@ -9,10 +9,11 @@ from holdfast.cli.incidents import judge_incident
 from holdfast.cli.main import Place
 from holdfast.cli.nodes import cordon_node, return_cordoned_node
 from holdfast.cli.output import print_json
+from holdfast.cli.runs import state_by_host
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import ledger_at
 from holdfast.core.processes import whoami
-from holdfast.recover import approve_run, detach, state_on_this_host, stop_queued, stop_run
+from holdfast.recover import approve_run, detach, stop_queued, stop_run
 from holdfast.ui import ActionName, Address, Backend, Order, serve
 
 STOP_TIMEOUT_S = 3600.0
@@ -99,9 +100,7 @@ def backend_of(place: Place, ledger: Ledger) -> Backend:
     return Backend(
         ledger=ledger,
         home=place.home,
-        state_of=lambda run_id, state, host: (
-            state_on_this_host(run_id, state, place.home) if host == socket.gethostname() else state
-        ),
+        state_of=state_by_host(place.home),
         actions=actions,
         reasons=_reasons,
         me=whoami(),

@@ -27,6 +27,8 @@ class Console:
     orders: list = field(default_factory=list)
     links: list = field(default_factory=list)
     refusal: Exception | None = None
+    state: str = ""
+    """The state of every run that goes on; empty: the ledger's."""
     may_end: threading.Event = field(default_factory=threading.Event)
 
     @contextlib.contextmanager
@@ -75,7 +77,7 @@ class open_console:  # noqa: N801 - used as a function
         backend = Backend(
             ledger=ledger,
             home=home,
-            state_of=lambda run_id, state, host: state,
+            state_of=lambda run_id, state, host: self.console.state or state,
             actions={name: lambda order, name=name: carry_out(name, order) for name in names},
             reasons=lambda: ["CUDA Error", "NVLink Error"],
             me="ada",

@@ -5,7 +5,7 @@ from sqlalchemy.dialects import sqlite
 
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import ledger_url
-from holdfast.ui.console.queries import decisions, nodes, now
+from holdfast.ui.console.queries import decisions, metrics, nodes, now
 
 QUERIES = {
     "active": (now.active_query(), "ix_runs_by_state"),
@@ -15,6 +15,9 @@ QUERIES = {
     "events of a kind": (now.kind_query("decision", 50, 10_000), "ix_events_of_a_kind"),
     "evaluations": (now.evaluations_query([1000.0, "e"], 50), "ix_evaluations_by_start"),
     "nodes": (nodes.nodes_query("node-1", 50), "sqlite_autoindex_nodes_1"),
+    "runs by state": (metrics.states_query(), "ix_runs_by_state"),
+    "incidents of runs": (metrics.incidents_query(["a", "b"]), "ix_incidents_run_id"),
+    "cordoned nodes": (metrics.cordoned_nodes_query(), "sqlite_autoindex_nodes_1"),
     "actions": (decisions.actions_query(1000, 50), "INTEGER PRIMARY KEY"),
 }
 

@@ -30,7 +30,7 @@ from holdfast.core.accounting.records import (
     TimeBreakdown,
     gpu_hours,
 )
-from holdfast.core.accounting.summary import summarize
+from holdfast.core.accounting.summary import summarize, surviving_steps
 
 __all__ = [
     "LOST_CAUSES",
@@ -49,4 +49,5 @@ __all__ = [
     "TimeBreakdown",
     "gpu_hours",
     "summarize",
+    "surviving_steps",
 ]

@@ -2,7 +2,7 @@
 
 import itertools
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,18 +64,7 @@ def account(
 ) -> RunSummary:
     """Summarize a run as a pure function of its records (see `summarize`)."""
     records = _by_attempt(steps)
-    known = {attempt.number for attempt in attempts}
-    # The supervisor records an attempt before the attempt's first step. A journal restored from
-    # elsewhere may still hold steps of attempts that the ledger lacks.
-    unknown = [
-        Attempt(run_id=run.run_id, number=number, started_at_s=lines[0].at_s)
-        for number, lines in records.items()
-        if number not in known
-    ]
-    attempts = sorted(
-        (_with_start_step(attempt, events) for attempt in [*attempts, *unknown]),
-        key=lambda attempt: attempt.number,
-    )
+    attempts = _complete(run.run_id, attempts, records, events)
     executed = executed_steps(run.state, attempts, records, checkpoints)
     world_size = _world_size(run, events)
     costs = incident_summaries(incidents, events, world_size)
@@ -127,7 +116,59 @@ def account(
     )
 
 
-def _by_attempt(steps: Sequence[StepRecord]) -> dict[int, list[StepRecord]]:
+def surviving_steps(ledger: Ledger, home: Path, run_id: str) -> list[StepRecord]:
+    """Return the steps of a run's final state in the order of the steps, one record a step.
+
+    A script may report one step in several records, for example its loss and then its validation
+    loss: the later numbers complete the earlier ones.
+
+    Raises:
+        NotFound: the ledger has no such run.
+        HoldfastError: the journal is damaged.
+        LedgerError: the ledger cannot be read.
+    """
+    run, records = ledger.run(run_id), _by_attempt(read_steps(RunPaths(home, run_id).steps))
+    attempts = _complete(run_id, ledger.attempts(run_id), records, ledger.events(run_id))
+    executed = executed_steps(run.state, attempts, records, ledger.checkpoints(run_id))
+    found: dict[int, StepRecord] = {}
+    for attempt in attempts:
+        for line in executed[attempt.number]:
+            if not line.survives:
+                continue
+            record, before = line.record, found.get(line.record.step)
+            if before is not None:
+                record = replace(
+                    record,
+                    step_s=before.step_s,
+                    loss=before.loss if record.loss is None else record.loss,
+                    metrics={**before.metrics, **record.metrics},
+                )
+            found[record.step] = record
+    return [found[step] for step in sorted(found)]
+
+
+def _complete(
+    run_id: str,
+    attempts: Sequence[Attempt],
+    records: Mapping[int, Sequence[StepRecord]],
+    events: Sequence[Event],
+) -> list[Attempt]:
+    """Return the attempts in order, with start steps, and with those that only the journal has."""
+    known = {attempt.number for attempt in attempts}
+    # The supervisor records an attempt before the attempt's first step. A journal restored from
+    # elsewhere may still hold steps of attempts that the ledger lacks.
+    unknown = [
+        Attempt(run_id=run_id, number=number, started_at_s=lines[0].at_s)
+        for number, lines in records.items()
+        if number not in known
+    ]
+    return sorted(
+        (_with_start_step(attempt, events) for attempt in [*attempts, *unknown]),
+        key=lambda attempt: attempt.number,
+    )
+
+
+def _by_attempt(steps: Iterable[StepRecord]) -> dict[int, list[StepRecord]]:
     records: dict[int, list[StepRecord]] = {}
     for step in steps:
         records.setdefault(step.attempt, []).append(step)

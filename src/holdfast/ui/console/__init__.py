@@ -9,10 +9,13 @@ stages, in order:
 | `queries` | the read models, one a page, each bounded |
 | `journal`, `logs` | a run's loss as a bounded series; a bounded part of a rank's log |
 | `drawing` | the charts of a browser without scripts |
+| `now_page` | the page Now as plain values |
 | `run_page` | a run and an incident as plain values |
 | `pages` | the routes that read: HTML from a template, or JSON |
+| `metrics` | the page Now as metrics for Prometheus |
 | `stream` | the changes of the ledger, sent to the browsers |
 | `sessions`, `gate` | who is signed in; which requests go no further |
+| `scraper_token` | the token that opens the metrics without a session |
 | `acting` | the routes that act, each once and recorded |
 | `serving` | the application and its server |
 """

@@ -18,8 +18,9 @@ from holdfast.core.ledger import ActionRecord, schema
 from holdfast.ui.console.backend import ActionName, Backend, Order
 from holdfast.ui.console.pages import Pages, number_of, signed_out, status_of
 from holdfast.ui.console.queries.nodes import seen_of_node
+from holdfast.ui.console.queries.paging import LIMIT_S
 from holdfast.ui.console.queries.run import RunRecords, run_of_incident, seen_of_verdict
-from holdfast.ui.console.run_page import LIMIT_S, possible
+from holdfast.ui.console.run_page import possible
 from holdfast.ui.console.sessions import SESSION_S, Sessions
 
 ANSWER_S = 3.0

@@ -12,12 +12,14 @@ from typing import Any
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from holdfast.core.channel import is_token
 from holdfast.ui.console.sessions import Sessions
 
 BODY_LIMIT_BYTES = 16 * 1024
 URL_LIMIT_BYTES = 2048
 OPEN_PATHS = frozenset({"/enter", "/static/console.css", "/static/console.js", "/static/icon.svg"})
 """The paths for people who are not signed in yet."""
+METRICS_PATH = "/metrics"
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -43,6 +45,8 @@ class Rules:
     """The addresses whose `X-Forwarded-For` and `X-Forwarded-Proto` count."""
     reading_is_open: bool = False
     """True if pages can be read without a session. Actions never can."""
+    scraper_token: str
+    """The token that opens the metrics, and nothing else."""
 
 
 class Gate:
@@ -69,10 +73,12 @@ class Gate:
             session = self._sessions.of(secret)
             scope["state"] = {**scope.get("state", {}), "session": session, "address": address,
                               "scheme": scheme, "secret": secret, "asked": scope["path"]}  # fmt: skip
-            refused = self._without_session(scope, session is not None)
+            refused = self._without_session(scope, headers, session is not None)
         if refused is not None:
             status, message = refused
-            await _with_headers(PlainTextResponse(f"{message}\n", status), scope, receive, send)
+            more = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+            response = PlainTextResponse(f"{message}\n", status, more)
+            await _with_headers(response, scope, receive, send)
             return
         body = None if scope["method"] != "POST" else await _body(receive)
         if scope["method"] == "POST":
@@ -131,10 +137,19 @@ class Gate:
                 return 403, "Another page sent this request."
         return None
 
-    def _without_session(self, scope: Scope, is_signed_in: bool) -> tuple[int, str] | None:
+    def _without_session(
+        self, scope: Scope, headers: dict[str, str], is_signed_in: bool
+    ) -> tuple[int, str] | None:
         path, reads = scope["path"], scope["method"] != "POST"
         if is_signed_in or path in OPEN_PATHS or (reads and self._rules.reading_is_open):
             return None
+        if path == METRICS_PATH:
+            kind, _, given = headers.get("authorization", "").partition(" ")
+            if kind.lower() == "bearer" and is_token(
+                given.strip().encode(), self._rules.scraper_token.encode()
+            ):
+                return None
+            return 401, "Send the token of the file `metrics-token` in the console's HOLDFAST_HOME."
         if reads and path != "/stream" and not path.endswith(".json"):
             scope["path"], scope["raw_path"] = "/enter", b"/enter"
             return None

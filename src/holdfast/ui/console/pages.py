@@ -21,12 +21,15 @@ from holdfast.core.page.parts import DARK, LIGHT
 from holdfast.core.paths import RunPaths
 from holdfast.ui.console import logs
 from holdfast.ui.console.backend import Backend
-from holdfast.ui.console.journal import Journals, newest_step
+from holdfast.ui.console.journal import Journals
+from holdfast.ui.console.metrics import exposition_of
+from holdfast.ui.console.now_page import complete, now_page
 from holdfast.ui.console.queries.decisions import decisions_page
 from holdfast.ui.console.queries.evaluations import evaluations_page
 from holdfast.ui.console.queries.nodes import nodes_page
-from holdfast.ui.console.queries.now import now, runs_page
-from holdfast.ui.console.run_page import LIMIT_S, RunPages
+from holdfast.ui.console.queries.now import runs_page
+from holdfast.ui.console.queries.paging import LIMIT_S
+from holdfast.ui.console.run_page import RunPages
 from holdfast.ui.console.stream import STREAMS_LIMIT, Hub
 
 _HERE = Path(__file__).parent
@@ -55,17 +58,14 @@ class Pages:
 
     def now(self, _: Request) -> dict[str, Any]:
         """Return the page Now."""
-        with self._backend.ledger.bounded_reading(LIMIT_S) as connection:
-            page = now(connection)
-        self._complete([*page["active"], *page["recent"]])
-        page["lost"] = [one for one in page["active"] if one["state"] == "lost"]
-        return page
+        backend = self._backend
+        return now_page(backend.ledger, backend.home, backend.state_of)
 
     def list_runs(self, request: Request) -> dict[str, Any]:
         """Return a page of all runs."""
         with self._backend.ledger.bounded_reading(LIMIT_S) as connection:
             page = runs_page(connection, request.query_params.get("next", ""))
-        self._complete(page["runs"])
+        complete(page["runs"], self._backend.home, self._backend.state_of)
         return page
 
     def run(self, request: Request) -> dict[str, Any]:
@@ -115,21 +115,6 @@ class Pages:
             return {**page, **logs.search(path, text, start)}
         end = number_of(parameters["end"], "end") if parameters.get("end") else None
         return {**page, **logs.part(path, end)}
-
-    def _complete(self, rows: list[dict[str, Any]]) -> None:
-        """Add to rows of runs the state by the lock, and the newest step of a run that goes on."""
-        for row in rows:
-            row["loss"] = row["step_s"] = row["tokens_per_s"] = row["step_at_s"] = None
-            if row["state"] not in ("running", "queued"):
-                continue
-            row["state"] = self._backend.state_of(row["run_id"], row["state"], row["host"])
-            last = newest_step(self._backend.home, row["run_id"])
-            if last is not None:
-                rate = next(
-                    (last.metrics[name] for name in TOKEN_RATES if name in last.metrics), None
-                )
-                row.update(step=last.step, loss=last.loss, step_s=last.step_s, step_at_s=last.at_s,
-                           tokens_per_s=rate)  # fmt: skip
 
     # Answers
 
@@ -205,13 +190,18 @@ class Pages:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
+    async def metrics(self, request: Request) -> Response:
+        """Return the metrics for Prometheus."""
+        accept = request.headers.get("accept", "")
+        try:
+            body, kind = await asyncio.to_thread(exposition_of, self._backend, accept)
+        except HoldfastError as error:  # a failed scrape is seen; half of the metrics would not be
+            return Response(f"{error}\n", status_of(error), media_type="text/plain")
+        return Response(body, headers={"Content-Type": kind, "Cache-Control": "no-store"})
+
     async def nothing(self, request: Request, _: Exception) -> Response:
         """Return the answer to an unknown address."""
         return self.error(request, 404, "There is no such page.")
-
-
-TOKEN_RATES = ("tokens_per_s", "tokens_per_second", "tok_per_s")
-"""The names under which a script may report its rate."""
 
 
 def status_of(error: HoldfastError) -> int:
@@ -283,6 +273,7 @@ def _static_files() -> list[tuple[str, bytes, str]]:
         ("chart.js", (_HERE / "static" / "chart.js").read_bytes(), kind),
         ("uplot.js", UPLOT_SCRIPT.read_bytes(), kind),
         ("icon.svg", (_HERE / "static" / "icon.svg").read_bytes(), "image/svg+xml"),
+        ("grafana.json", (_HERE / "static" / "grafana.json").read_bytes(), "application/json"),
     ]
 
 

@@ -13,9 +13,9 @@ from holdfast.ui.console import drawing
 from holdfast.ui.console.backend import Backend
 from holdfast.ui.console.journal import Journals, Series
 from holdfast.ui.console.logs import surroundings
+from holdfast.ui.console.queries.paging import LIMIT_S
 from holdfast.ui.console.queries.run import RunRecords, run_of_incident, seen_of_verdict
 
-LIMIT_S = 1.0
 CHAIN_LIMIT = 100
 EVIDENCE_LIMIT = 25
 CHECKPOINTS_SHOWN = 50

@@ -44,6 +44,7 @@ def application(
     from holdfast.ui.console.acting import Acting
     from holdfast.ui.console.gate import Gate, Rules
     from holdfast.ui.console.pages import Pages
+    from holdfast.ui.console.scraper_token import scraper_token
     from holdfast.ui.console.sessions import Sessions
     from holdfast.ui.console.stream import Hub
 
@@ -97,6 +98,7 @@ def application(
         Route("/enter", pages.enter, methods=["GET"]),
         Route("/static/{name}", pages.static, methods=["GET"]),
         Route("/stream", pages.stream, methods=["GET"]),
+        Route("/metrics", pages.metrics, methods=["GET"]),
         Route("/act/{what}", acting.ask, methods=["GET"]),
         Route("/act/{what}", acting.act, methods=["POST"]),
         Route("/enter", acting.enter, methods=["POST"]),
@@ -106,8 +108,9 @@ def application(
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={404: pages.nothing})
     app.state.sessions, app.state.reading_is_open = sessions, address.reading_is_open
     rules = Rules(
-        hosts=hosts_of(address), proxies=address.proxies, reading_is_open=address.reading_is_open
-    )
+        hosts=hosts_of(address), proxies=address.proxies, reading_is_open=address.reading_is_open,
+        scraper_token=scraper_token(backend.home),
+    )  # fmt: skip
     return Gate(app, rules, sessions)
 
 
@@ -129,6 +132,7 @@ def serve(backend: Backend, address: Address, *, show: Callable[[str], None]) ->
         HoldfastError: the extra `ui` is not installed.
     """
     try:
+        import prometheus_client  # noqa: F401
         import starlette  # noqa: F401
         import uvicorn
     except ImportError as error:

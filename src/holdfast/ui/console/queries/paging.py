@@ -8,6 +8,8 @@ from sqlalchemy import Connection, Select, Table, select
 from holdfast.core.errors import BadUse
 
 PAGE_ROWS = 50
+LIMIT_S = 1.0
+"""Seconds that the queries of one page may take."""
 Record = TypeVar("Record")
 
 
