@@ -72,7 +72,7 @@ def test_a_trace_of_ones_own_can_have_a_twin(jobs, tmp_path):
     assert "300" in holdfast("check", answer["path"])
 
 
-def test_a_report_is_written_and_says_what_holds(jobs, twin, tmp_path):
+def test_a_report_is_written_and_says_what_to_do(jobs, twin, tmp_path):
     output = tmp_path / "report"
     said = holdfast(
         "report", jobs, "--metrics", twin / "utilization" / "kalos", "-o", output, "--pue", 1.1
@@ -80,6 +80,9 @@ def test_a_report_is_written_and_says_what_holds(jobs, twin, tmp_path):
     assert said.endswith(f"Report: {output / 'index.html'}\n")
     findings = json.loads((output / "findings.json").read_text())
     assert findings["schema"] == "holdfast.trace.findings"
+    first = findings["actions"][0]
+    assert f"Kalos-SYNTHETIC, to do 1: {first['do']} {first['why']}\n" in said
+    assert len(findings["actions"]) == said.count(", to do ") == 3
     assert "1.1" in (output / "index.html").read_text()
     assert {path.suffix for path in (output / "figures").iterdir()} == {".svg"}
     assert (output / "data" / "gpu_job_duration.csv").exists()

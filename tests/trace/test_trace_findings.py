@@ -76,6 +76,14 @@ def test_every_claim_holds_for_the_studys_own_numbers():
     )
 
 
+def test_under_thirty_jobs_there_is_no_verdict():
+    few = asked(SEREN | {"gpu_job_num": 29.0})
+    assert {finding.holds for finding in few.values()} == {None}
+    assert few["short-jobs.seren"].value == 122.0
+    assert "29 GPU jobs; from 30 on" in few["short-jobs.seren"].why
+    assert asked(SEREN | {"gpu_job_num": 30.0})["short-jobs.seren"].holds is True
+
+
 OPPOSITES = {
     "gpu_job.median_duration_s": (3600.0, {"short-jobs", "shorter-than-before"}),
     "gpu_util.polarised_share": (0.3, {"polarised-utilisation"}),

@@ -229,7 +229,7 @@ def test_its_ids_are_unique(page):
 
 
 def test_its_colours_are_those_of_the_page(page):
-    drawings = re.findall(r"<svg .*?</svg>", page.source, re.DOTALL)
+    drawings = re.findall(r"<svg role.*?</svg>", page.source, re.DOTALL)
     assert (
         len(drawings) == 8
     )  # loss and time of the main run, loss of the two others, each in two widths
@@ -323,7 +323,7 @@ def test_a_diagnosis_of_any_shape_renders(summaries, tmp_path):
         "a<i>.log:7",
         "\u2400 null \\udcff",
         "more characters)",
-        "17 more cited lines",
+        "39 more cited lines",
     ):
         assert text in found.text
 

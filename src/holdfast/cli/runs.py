@@ -252,9 +252,8 @@ def report(place: Place, run_ids: tuple[str, ...], output: Path | None, as_json:
     with Ledger.open(place.ledger) as ledger:
         run_ids = run_ids or (ledger.newest_run().run_id,)
         path = output or RunPaths(place.home, run_ids[0]).report
-        write_report(
-            path, [summarize(ledger, place.home, run_id) for run_id in run_ids], title=run_ids[0]
-        )
+        summaries = [summarize(ledger, place.home, run_id) for run_id in run_ids]
+        write_report(path, summaries, title=run_ids[0], home=place.home)
     if as_json:
         print_json("report", {"path": str(path)})
     else:

@@ -150,6 +150,7 @@ def report(
         Assumptions,
         characterize,
         load,
+        overviews,
         refuse_what_is_not_ours,
         write_report,
     )
@@ -188,11 +189,9 @@ def report(
         context.exit(4 if lacking else 0)
     for note in lacking:
         click.echo(f"{note.cluster}: {note.sentence}")
-    held = sum(one.holds is True for one in answer.findings)
-    decided = sum(one.holds is not None for one in answer.findings)
-    click.echo(
-        f"{held} of the study's {len(answer.findings)} findings hold here, {decided - held} do not."
-    )
+    for one in overviews(answer):
+        for place, action in enumerate(one.actions, start=1):
+            click.echo(f"{one.cluster}, to do {place}: {action.do} {action.why}")
     click.echo(f"Report: {page}")
     context.exit(4 if lacking else 0)
 

@@ -148,7 +148,7 @@ class Demonstration:
 
         report = self.out / "report.html"
         title = f"Holdfast demonstration, seed {self.seed}"
-        write_report(report, [faulty, stopped, reference], title=title)
+        write_report(report, [faulty, stopped, reference], title=title, home=home)
         return Verdict(
             faulty=faulty,
             stopped=stopped,

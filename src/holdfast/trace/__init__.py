@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from holdfast.trace.checks import NO_GPUS
     from holdfast.trace.loading import LoadOptions, by_cluster, load
     from holdfast.trace.notes import Note
-    from holdfast.trace.report import refuse_what_is_not_ours, write_report
+    from holdfast.trace.report import overviews, refuse_what_is_not_ours, write_report
     from holdfast.trace.run import characterize
     from holdfast.trace.sources import adapters
     from holdfast.trace.spread import load_spread
@@ -52,6 +52,7 @@ __all__ = [
     "convert",
     "load",
     "load_spread",
+    "overviews",
     "refuse_what_is_not_ours",
     "write_report",
 ]
@@ -71,6 +72,7 @@ _HOME = {
     "convert": "store",
     "load": "loading",
     "load_spread": "spread",
+    "overviews": "report",
     "refuse_what_is_not_ours": "report",
     "write_report": "report",
 }

@@ -24,7 +24,7 @@ CLAIMS_FILE: Final = Path(__file__).with_suffix(".toml")
 PRIOR_MEDIANS_S: Final = {"Philly": 874.0, "Helios": 206.0, "PAI": 481.0}
 """Median GPU job durations of the traces that the study compares with (Table 2)."""
 LEAST_JOBS: Final = 30
-"""Least number of jobs of a type for a comparison of its median."""
+"""Least number of jobs for a verdict, and of a type for a comparison of its median."""
 LEAST_CAUSES: Final = 100
 """Least number of failures with a cause for a comparison of shares: 6 points are two standard
 errors of an 11% share of 100.
@@ -139,8 +139,12 @@ def _evaluated(claim: Claim, cluster_numbers: ClusterNumbers) -> Finding:
     name = ALL_SAID if cluster_numbers.cluster == ALL else cluster_numbers.cluster
     holds: bool | None = None
     doubt, caveat = _of_causes(cluster_numbers) if claim.by_cause else ("", "")
+    jobs = cluster_numbers.get("gpu_job_num")
     if value is None or decisive is None:
         why = f"The trace has no {claim.needs}."
+    elif jobs is not None and jobs < LEAST_JOBS:
+        few = words.plainly(round(jobs), "GPU job")
+        why = f"The trace has {few}; from {LEAST_JOBS} on a comparison is possible."
     elif doubt:
         why = doubt
     else:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from holdfast.core import words
@@ -10,8 +11,11 @@ from holdfast.core.accounting import IncidentSummary, RunSummary
 from holdfast.core.explanation import within_run
 from holdfast.core.ledger import Incident
 from holdfast.core.page import KeyFigure
+from holdfast.ui.cited import own_frame
 
 EVIDENCE_LIMIT = 25
+SHOWN_LIMIT = 3
+"""Lines of evidence that are not folded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +38,9 @@ class Card:
     reason: str
     verdict: str
     evidence: tuple[Evidence, ...]
+    """The lines that explain the failure: its root, the user's own frame, one more."""
+    folded: tuple[Evidence, ...]
+    """Further cited lines."""
     evidence_left_out: int
     done: str
     why: str
@@ -64,14 +71,20 @@ OTHERS = "Others"
 """The reason of failures that Table 3 of the study does not name."""
 
 
-def incident_card(cost: IncidentSummary, summary: RunSummary) -> Card:
+def incident_card(cost: IncidentSummary, summary: RunSummary, *, home: Path | None = None) -> Card:
     """Return the card of one incident of a run.
 
     A diagnosis of another version may lack fields; the card shows the fields that are there.
+
+    Args:
+        home: the folder above the run's folder, whose logs have the user's own frame. None: read no
+            logs.
     """
     incident, found = cost.incident, cost.incident.diagnosis
     step = f"at step {incident.step}" if incident.step else "before its first step"
     evidence = _evidence(found, incident.run_id)
+    shown = _shown(evidence, home, incident.run_id)
+    rest = [line for line in evidence if line not in shown]
     lost_s = summary.lost_time.incident_s(cost.number)
     figures = [KeyFigure(name="to detect", value=words.duration(cost.seconds_to_detect))]
     if cost.seconds_to_restart is not None:
@@ -87,8 +100,9 @@ def incident_card(cost: IncidentSummary, summary: RunSummary) -> Card:
         seen=_seen(cost, summary),
         reason=_reason(found),
         verdict=_verdict(found),
-        evidence=tuple(evidence[:EVIDENCE_LIMIT]),
-        evidence_left_out=max(0, len(evidence) - EVIDENCE_LIMIT),
+        evidence=tuple(shown),
+        folded=tuple(rest[: EVIDENCE_LIMIT - SHOWN_LIMIT]),
+        evidence_left_out=max(0, len(rest) - (EVIDENCE_LIMIT - SHOWN_LIMIT)),
         done=_done(cost, summary),
         why=incident.explanation,
         next_step="" if incident.action == "restart" else str(found.get("mitigation") or ""),
@@ -175,6 +189,18 @@ def _evidence(found: Mapping[str, Any], run_id: str) -> list[Evidence]:
         )
         for line in lines
     ]
+
+
+def _shown(evidence: list[Evidence], home: Path | None, run_id: str) -> list[Evidence]:
+    """Choose the root, the user's own frame above the root, and the lines cited next."""
+    in_order = sorted(evidence, key=lambda line: line.role != "root")
+    roots = [line for line in in_order if line.role == "root"]
+    frame = None if home is None or not roots else own_frame(home, run_id, roots[0].place)
+    if frame is None:
+        return in_order[:SHOWN_LIMIT]
+    place, text = frame
+    own = Evidence(role="your code", place=place, text=text)
+    return [in_order[0], own, *(line for line in in_order[1:] if line.place != place)][:SHOWN_LIMIT]
 
 
 def _done(cost: IncidentSummary, summary: RunSummary) -> str:

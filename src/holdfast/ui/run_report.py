@@ -9,7 +9,9 @@ from holdfast.core.page import template, write_page
 TEMPLATES = Path(__file__).parent / "templates"
 
 
-def write_report(path: Path, summaries: Sequence[RunSummary], *, title: str) -> None:
+def write_report(
+    path: Path, summaries: Sequence[RunSummary], *, title: str, home: Path | None = None
+) -> None:
     """Write one self-contained page about runs: the first in full, the others below it in short.
 
     The page needs no network and runs no script. Text from logs is escaped, its control characters
@@ -19,21 +21,23 @@ def write_report(path: Path, summaries: Sequence[RunSummary], *, title: str) -> 
         path: where the page goes; its folder is made.
         summaries: at least one.
         title: the page's name.
+        home: the folder of the runs' folders, whose logs have the user's own frame of a failure.
 
     Raises:
         HoldfastError: jinja2 or matplotlib is not installed.
         OSError: the page could not be written; an earlier one at `path` is untouched.
     """
     assert summaries, "a report is about at least one run"
-    write_page(path, render(summaries, title=title))
+    write_page(path, render(summaries, title=title, home=home))
 
 
-def render(summaries: Sequence[RunSummary], *, title: str) -> str:
+def render(summaries: Sequence[RunSummary], *, title: str, home: Path | None = None) -> str:
     """The page as text; see `write_report`."""
     from holdfast.ui.view import run_view
 
     views = [
-        run_view(summary, key=f"r{number}") for number, summary in enumerate(summaries, start=1)
+        run_view(summary, key=f"r{number}", home=home)
+        for number, summary in enumerate(summaries, start=1)
     ]
     return template(TEMPLATES / "run_report.html.j2").render(
         title=title, main=views[0], others=views[1:]

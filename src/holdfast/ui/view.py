@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
@@ -13,6 +14,7 @@ from holdfast.core.page import KeyFigure, TimeBars, time_bars
 from holdfast.ui.cards import Card, incident_card
 from holdfast.ui.charts import loss_chart, time_line
 from holdfast.ui.headline import context, headline, key_figures
+from holdfast.ui.metric_charts import MetricChart, metric_charts
 
 CARDS_LIMIT = 100
 WHOLE = re.compile(r"(\d+ \S+|[^\s-]+-\S+)")
@@ -69,6 +71,7 @@ class RunView:
     outcome: str
     exit_code: int | None
     loss_charts: Sequence[tuple[str, Markup]]
+    metrics: tuple[MetricChart, ...]
     time_lines: Sequence[tuple[str, Markup]]
     legend: Sequence[tuple[str, str]]
     """Cause and name of what the time line shows."""
@@ -86,8 +89,8 @@ class RunView:
     origin: tuple[tuple[str, str], ...]
 
 
-def run_view(summary: RunSummary, *, key: str) -> RunView:
-    """Collect all facts on a page about one run.
+def run_view(summary: RunSummary, *, key: str, home: Path | None = None) -> RunView:
+    """Collect all facts on a page about one run; `home` has the logs (see `incident_card`).
 
     Raises:
         HoldfastError: matplotlib is not installed.
@@ -109,11 +112,14 @@ def run_view(summary: RunSummary, *, key: str) -> RunView:
         outcome=summary.run.outcome,
         exit_code=summary.run.exit_code,
         loss_charts=_both_widths(loss_chart, summary, f"{key}-loss"),
+        metrics=metric_charts(summary),
         time_lines=_both_widths(time_line, summary, f"{key}-time"),
         legend=[(cause, name) for cause, (name, _) in CAUSES.items() if cause in drawn],
         has_lost=bool(summary.loss.lost),
         has_validation=bool(summary.loss.validation),
-        cards=tuple(incident_card(cost, summary) for cost in summary.incidents[:CARDS_LIMIT]),
+        cards=tuple(
+            incident_card(cost, summary, home=home) for cost in summary.incidents[:CARDS_LIMIT]
+        ),
         cards_left_out=max(0, len(summary.incidents) - CARDS_LIMIT),
         stalls=tuple(_stalls(row) for row in _with_overall(summary)),
         stall_note=_stall_note(summary),

@@ -7,6 +7,8 @@ import pytest
 from sample_evaluations import NUMERICS, WHY_NOT, made_evaluation, made_timeline
 
 from holdfast.core import words
+from holdfast.core.ledger import EvaluationRecord
+from holdfast.evaluate.report.compare import previous_of
 from holdfast.evaluate.report.page import render, write_page
 from holdfast.evaluate.report.view import page_view, sample_times, slowest
 from holdfast.evaluate.types.timeline import JudgeSpan, MetricSpan, RequestSpan, timeline_of
@@ -37,9 +39,71 @@ def text(page):
     return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", " ", body)))
 
 
-def test_the_answer_comes_first(page, evaluation):
-    answer = f"4 tasks in {words.duration(evaluation.makespan_s)}, 1.08 times the lower bound; 1 task failed"
-    assert f"<h1>{answer.replace(words.NBSP, ' ')}</h1>" in page.read_text()
+def test_scores_come_first_and_the_time_below(page, text, evaluation):
+    assert "<h1>4 tasks; 1 task failed</h1>" in page.read_text()
+    time_ = f"4 tasks in {words.duration(evaluation.makespan_s)}, 1.08 times the lower bound; 1 task failed"
+    order = ["Scores", "Tasks that failed", time_.replace(words.NBSP, " "), "Makespan"]
+    places = [text.index(part) for part in order]
+    assert places == sorted(places)
+
+
+def before(step, scores, **other):
+    fields = {"suite": "nightly", "model": "m", "family": "f", "state": "done", "folder": ""}
+    fields |= {"evaluation_id": f"e-{step}", "started_at_s": float(step or 0), "step": step} | other
+    return EvaluationRecord(**fields, scores=scores)
+
+
+PREVIOUS = before(
+    11000,
+    {
+        "mmlu_b": {"acc,none": [0.59, 0.02, True]},
+        "mmlu_a": {"acc,none": [0.3, 0.02, True]},
+        "gsm8k": {"exact_match,strict-match": [0.41, 0.012, True]},
+        "wikitext": {"word_perplexity,none": [13.0, None, False]},
+    },
+)
+
+
+def test_each_score_has_its_difference_to_the_last_checkpoint(evaluation, timeline):
+    source = render(evaluation, timeline, previous=PREVIOUS)
+    assert "<h1>4 tasks: 1 score better and 1 worse than step 11,000; 1 task failed</h1>" in source
+    cells = re.findall(r'class="number (better|worse|)">([^<]*)<', source)
+    assert ("better", "+0.1000") in cells  # 0.3 to 0.4, with a standard error of 0.028
+    assert ("worse", "\N{MINUS SIGN}0.1000") in cells
+    assert ("", "+0.0100") in cells  # less than chance
+    assert ("", "\N{MINUS SIGN}0.6544") in cells  # without a standard error, no verdict
+    assert "Difference" not in render(evaluation, timeline)
+
+
+@pytest.mark.parametrize(
+    ("step", "run_id", "expected"),
+    [(3000, "r", 2000), (1000, "r", None), (2500, "r", 2000), (3000, "other", None)],
+)
+def test_the_last_checkpoint_is_the_one_before_in_the_same_run(evaluation, step, run_id, expected):
+    known = [
+        before(at, {"t": {"acc,none": [0.5, None, True]}}, run_id="r", started_at_s=9e9 - at)
+        for at in (2000, 1000, 4000)
+    ]
+    empty = before(2900, {}, run_id="r")
+    found = previous_of(replace(evaluation, step=step, run_id=run_id), [*known, empty])
+    assert (None if found is None else found.step) == expected
+
+
+def test_without_steps_the_last_checkpoint_is_the_newest_before(evaluation):
+    scores = {"t": {"acc,none": [0.5, None, True]}}
+    known = [before(None, scores, started_at_s=at) for at in (1.0, 1.78e9, 1.8e9)]
+    assert previous_of(replace(evaluation, step=None), known).started_at_s == 1.78e9
+
+
+def test_samples_are_a_link_away(evaluation, timeline, tmp_path):
+    logged = tmp_path / "samples" / "a" / "samples_gsm8k_2026-11-01T10-00-00.jsonl"
+    logged.parent.mkdir(parents=True)
+    logged.touch()
+    page = tmp_path / "report.html"
+    write_page(page, evaluation, timeline)
+    links = re.findall(r'<a href="([^"]+)">([^<]*)</a>', page.read_text())
+    assert links == [(logged.relative_to(tmp_path).as_posix(), "1,319")]
+    assert (tmp_path / links[0][0]).exists()
 
 
 def test_it_contains_every_score_and_every_reason(text, evaluation):
@@ -167,6 +231,11 @@ def test_a_browser_shows_it_without_a_complaint(page, scheme, tmp_path):
             shown.screenshot(path=tmp_path / "page.png", full_page=True)
             assert (said, asked) == ([], [page.as_uri()])
             assert shown.evaluate("document.documentElement.scrollWidth") <= width
+            # The value stands on the screen without scrolling to the side.
+            right = shown.locator(".scores .value").evaluate_all(
+                "all => Math.max(...all.map(cell => cell.getBoundingClientRect().right))"
+            )
+            assert right <= width
             paper = shown.evaluate("getComputedStyle(document.documentElement).backgroundColor")
             assert paper == {"light": "rgb(252, 252, 250)", "dark": "rgb(21, 23, 26)"}[scheme]
             fills = shown.evaluate(

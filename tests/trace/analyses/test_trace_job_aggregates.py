@@ -8,7 +8,7 @@ from holdfast.trace import aggregates
 
 JOB_AGGREGATES = (
     "job_arrivals", "job_counts", "job_durations", "job_evaluation_minutes", "job_host_demand", "job_hours",
-    "job_queues", "job_size_hours", "job_users", "node_hours",
+    "job_queues", "job_size_hours", "job_users", "node_hours", "failure_users", "queue_months",
 )  # fmt: skip
 
 

@@ -14,12 +14,27 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from holdfast.trace.charts import Axis, Bars, Figure, Lines, Series
 from holdfast.trace.figures import draw, standalone, svg, write_paper
+from holdfast.trace.figures.bars import plan_bars
 from holdfast.trace.figures.curves import vertices
 from holdfast.trace.figures.export import panels
 from holdfast.trace.figures.look import DARK, DASHES, LIGHT, PAGE, SERIES_COLOURS
 from holdfast.trace.figures.ticks import plan_axis
 
 FIGURES = sample_charts.all_figures()
+
+
+def test_what_failed_is_never_green():
+    green = PAGE.colours["s3"]
+    for parts in (("completed", "cancelled", "failed", "preempted"), ("cancelled", "failed")):
+        colours = {name: PAGE.part(name, place) for place, name in enumerate(parts)}
+        assert len(set(colours.values())) == len(parts)
+        assert {name for name, colour in colours.items() if colour == green} <= {"completed"}
+    bars = Bars(
+        title="", value=Axis(label="share"), groups=["a"],
+        parts={"cancelled": np.array([0.5]), "x": np.array([0.1]), "failed": np.array([0.5])},
+    )  # fmt: skip
+    keys = {key.label: key.colour for key in plan_bars(bars, PAGE, width_in=4.0).keys}
+    assert keys["failed"] == PAGE.colours["s2"]
 
 
 def ecdf_of_corners(across, up, at):

@@ -12,13 +12,18 @@ import sample_charts
 import sample_report
 from hypothesis import given
 from hypothesis import strategies as st
+from job_tables import made_up, trace_of
 
+from holdfast.trace.analyses.catalogue import catalogue
 from holdfast.trace.analyses.result import Analysis, Result
 from holdfast.trace.charts import Axis, Figure, Heatmap, Lines, Series
+from holdfast.trace.checks import NO_GPUS
 from holdfast.trace.errors import LeftOut
 from holdfast.trace.figures.export import panels
+from holdfast.trace.notes import Note
 from holdfast.trace.report.embedded import embedded, packed
-from holdfast.trace.report.view import cell, number, page_view, table_view
+from holdfast.trace.report.tables import cell, number, table_view
+from holdfast.trace.report.view import page_view
 from holdfast.trace.report.write import render
 from holdfast.trace.run import characterize
 from holdfast.trace.table import Table
@@ -122,14 +127,62 @@ def test_findings_say_whether_they_hold(page):
     )
 
 
+def test_the_study_comes_last_and_is_folded(page, source):
+    assert page.text.rindex("What was read") < page.text.rindex("Beside the study")
+    assert source.index('<details class="study">') > source.index('id="section-1"')
+    assert source.index('<details class="study">') < source.index('class="findings"')
+
+
+def test_a_trace_without_a_gpu_says_so_first():
+    sentence = "No job has a GPU, so all figures about GPUs are missing."
+    note = Note(cluster="Seren", check=NO_GPUS, sentence=sentence, rows=9, action="kept")
+    page = Page(render(page_view(replace(SMALL, notes=[note], entries=[]))))
+    assert page.text.index(sentence) < page.text.index("GPU-hours")
+
+
+def test_headings_are_words_and_values_have_units():
+    table = Table(
+        {
+            "gpu_time_h": np.array([1.5]),
+            "complete_gpu_time_s": np.array([7200.0]),
+            "med_run_time_gpu_s": np.array([122.0]),
+            "fail_rate_gpu_time": np.array([0.124]),
+            "fail_rate_gpu": np.array([0.429]),
+            "share_of_jobs": np.array([0.00123]),
+            "mean_power_w": np.array([314.159]),
+            "avg_gpu_num": np.array([5.678]),
+            "cpu_job_num": np.array([3.0]),
+        }
+    )
+    view = table_view(table, alone=False)
+    assert view.head == [
+        "GPU-hours", "Completed GPU-hours", "Median run time of GPU jobs", "Failed, share of GPU time",
+        "Failed, share of GPU jobs", "Share of jobs", "Mean power (W)", "Mean GPUs", "CPU jobs",
+    ]  # fmt: skip
+    said = ["1.5", "2", "2 min 02 s", "12.4 %", "42.9 %", "0.123 %", "314", "5.68", "3"]
+    assert [text.replace("\N{NO-BREAK SPACE}", " ") for text in view.rows[0]] == said
+
+
+@pytest.mark.parametrize("analysis", catalogue(), ids=lambda analysis: analysis.name)
+def test_no_heading_has_an_underscore(analysis):
+    frame = made_up(rows=300)
+    with trace_of(frame) as trace:
+        try:
+            table = analysis.run(trace).table
+        except LeftOut:
+            pytest.skip("needs more than jobs")
+    assert not [head for head in table_view(table, alone=True).head if "_" in head]
+
+
 def test_the_answer_and_the_key_figures(page):
     # 3.1e10 GPU seconds of 450,590 jobs: 982.3 years of 365.25 days, 8,611,111 hours.
     assert (
         "Seren gave 982 GPU-years of GPU time to 450,590 jobs; half of them ended within 2 min 02 "
         "s, and 21 %" in page.text
     )
-    assert "982 years 8,611,111 GPU h" in page.text
-    assert "Failed 43 % 12 % of GPU time" in page.text
+    assert "GPU-hours 8,610,000 held by jobs" in page.text
+    assert "Idle while allocated unknown" in page.text
+    assert page.text.index("GPU-hours 8,610,000") < page.text.rindex("What was read")
 
 
 def test_what_was_read_left_out_and_assumed_is_there(page):
@@ -156,15 +209,15 @@ def test_a_table_of_few_rows_and_many_columns_lies_on_its_side():
         | {f"c{n}": np.array([n, n + 0.5]) for n in range(9)}
     )
     turned = table_view(table, alone=True)
-    assert turned.head == ["cluster", "a", "b"]
-    assert turned.rows[8] == ["c8", "8", "8.5"]
+    assert turned.head == ["Cluster", "a", "b"]
+    assert turned.rows[8] == ["C8", "8", "8.5"]
     assert turned.more == 0
 
 
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        (1234567, "1,234,567"), (0.000123456, "0.0001235"), (12345.678, "12,346"), (float("nan"), ""), (None, ""),
+        (1234567, "1,234,567"), (0.000123456, "0.000123"), (12345.678, "12,346"), (float("nan"), ""), (None, ""),
         (-3.5, "\N{MINUS SIGN}3.5"), (True, "yes"), ("a\x1b[1mb", "ab"), (np.datetime64("NaT"), ""), (1e300, "1e+300"),
     ],
 )  # fmt: skip

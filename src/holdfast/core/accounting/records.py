@@ -263,3 +263,5 @@ class RunSummary:
     loss: LossCurve
     proof: Mapping[str, Any] | None
     """Data of the newest `proof` event: a comparison of the final weights with a reference run."""
+    metrics: Mapping[str, tuple[Point, ...]]
+    """Over the surviving steps: `steps per second`, and each number that the script reported."""

@@ -112,6 +112,7 @@ def account(
         ),
         checkpoints=checkpoint_summary(checkpoints, wall_s),
         loss=_loss_curve(in_order),
+        metrics=_metrics(in_order),
         proof=next((event.data for event in reversed(events) if event.kind == "proof"), None),
     )
 
@@ -263,6 +264,19 @@ def _loss_curve(steps: Sequence[ExecutedStep]) -> LossCurve:
     surviving.sort(key=lambda point: point.step)
     validation.sort(key=lambda point: point.step)
     return LossCurve(surviving=tuple(surviving), lost=tuple(lost), validation=tuple(validation))
+
+
+def _metrics(steps: Sequence[ExecutedStep]) -> dict[str, tuple[Point, ...]]:
+    found: dict[str, list[Point]] = {}
+    for step in sorted(
+        (step for step in steps if step.survives), key=lambda step: step.record.step
+    ):
+        if step.counted_s > 0:
+            speed = Point(step.record.step, step.covers / step.counted_s)
+            found.setdefault("steps per second", []).append(speed)
+        for name, value in step.record.metrics.items():
+            found.setdefault(name, []).append(Point(step.record.step, value))
+    return {name: tuple(points) for name, points in found.items()}
 
 
 def _validation(lines: Sequence[StepRecord]) -> list[Point]:

@@ -15,13 +15,20 @@ The inputs are an `Evaluation` and its timeline; the results are tables, files a
 
 from pathlib import Path
 
+from holdfast.core.ledger import EvaluationRecord
 from holdfast.evaluate.types.evaluation import Evaluation
 
 
-def write_reports(evaluation: Evaluation, output: Path | None = None) -> Path:
+def write_reports(
+    evaluation: Evaluation,
+    output: Path | None = None,
+    *,
+    previous: EvaluationRecord | None = None,
+) -> Path:
     """Write an evaluation's page into its folder, and lm-eval's own files; return the page.
 
-    lm-eval's files go into the folder, or below `output`.
+    lm-eval's files go into the folder, or below `output`. The page has the difference of each score
+    to `previous`, the evaluation of the last checkpoint.
 
     Raises:
         HoldfastError: a package for the page is not installed.
@@ -34,5 +41,5 @@ def write_reports(evaluation: Evaluation, output: Path | None = None) -> Path:
     folder = Path(evaluation.folder)
     write_results(evaluation, output or folder / "lm-eval")
     page = folder / "report.html"
-    write_page(page, evaluation, read_timeline(folder / "timeline.jsonl"))
+    write_page(page, evaluation, read_timeline(folder / "timeline.jsonl"), previous=previous)
     return page

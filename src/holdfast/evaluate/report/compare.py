@@ -12,6 +12,8 @@ from holdfast.core.atomic import write_atomic
 from holdfast.core.errors import BadUse
 from holdfast.core.ledger import EvaluationRecord
 from holdfast.core.page import new_figure
+from holdfast.evaluate.types.evaluation import Evaluation
+from holdfast.evaluate.types.scores import Score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -120,6 +122,50 @@ def compare(evaluations: Sequence[EvaluationRecord]) -> Comparison:
         rows=rows,
         notes=tuple(_notes(in_order)),
     )
+
+
+def previous_of(
+    evaluation: Evaluation, records: Sequence[EvaluationRecord]
+) -> EvaluationRecord | None:
+    """Choose the evaluation to compare with: the last checkpoint before this one.
+
+    With a step, this is the evaluation of the greatest smaller step of the same training run, else
+    the newest evaluation that started before.
+
+    Args:
+        evaluation: the evaluation.
+        records: complete evaluations of the same suite and family, in any order.
+    """
+    before = [
+        one
+        for one in records
+        if one.evaluation_id != evaluation.id
+        and one.scores
+        and one.run_id == evaluation.run_id
+        and (
+            one.started_at_s < evaluation.started_at_s
+            if evaluation.step is None
+            else one.step is not None and one.step < evaluation.step
+        )
+    ]
+    if evaluation.step is None:
+        return max(before, key=lambda one: one.started_at_s, default=None)
+    return max(before, key=lambda one: (one.step or 0, one.started_at_s), default=None)
+
+
+def difference(score: Score, previous: EvaluationRecord | None) -> tuple[float | None, Verdict]:
+    """Return a score minus that of the previous evaluation, and what the difference means."""
+    kept = {} if previous is None else previous.scores.get(score.task, {})
+    before = kept.get(f"{score.metric},{score.filter}")
+    first = None if before is None else _value(before)
+    last = _value((score.value, score.stderr))
+    if first is None or last is None:
+        return None, "unknown"
+    change = last.value - first.value
+    stderr = None
+    if first.stderr is not None and last.stderr is not None:
+        stderr = math.hypot(first.stderr, last.stderr)
+    return change, _verdict(change, stderr, higher_is_better=score.higher_is_better)
 
 
 def plot(comparison: Comparison, path: Path) -> int:

@@ -1,27 +1,63 @@
 """Render and write the page, which needs no network and runs no script."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import quote
 
 from holdfast.core import page
+from holdfast.core.ledger import EvaluationRecord
+from holdfast.evaluate.report.results import SAMPLES
 from holdfast.evaluate.types.evaluation import Evaluation
 from holdfast.evaluate.types.timeline import Timeline
 
 TEMPLATE = Path(__file__).parent / "templates" / "evaluation.html.j2"
 
 
-def write_page(path: Path, evaluation: Evaluation, timeline: Timeline) -> None:
+def write_page(
+    path: Path,
+    evaluation: Evaluation,
+    timeline: Timeline,
+    *,
+    previous: EvaluationRecord | None = None,
+) -> None:
     """Write the page of an evaluation; equal evaluations give equal bytes.
+
+    Args:
+        path: the path of the page; links to samples are relative to the page's folder.
+        evaluation: the evaluation.
+        timeline: the times of requests, metrics and engines.
+        previous: the evaluation of the last checkpoint, for the difference of each score.
 
     Raises:
         HoldfastError: jinja2 or numpy is not installed.
         OSError: the page could not be written; an earlier one at `path` is untouched.
     """
-    page.write_page(path, render(evaluation, timeline))
+    samples = samples_of(path.parent)
+    page.write_page(path, render(evaluation, timeline, previous=previous, samples=samples))
 
 
-def render(evaluation: Evaluation, timeline: Timeline) -> str:
-    """Render the page as text; see `write_page`."""
+def samples_of(folder: Path) -> dict[str, str]:
+    """Return the file of logged samples of each task, relative to `folder`."""
+    found = sorted((folder / SAMPLES).rglob("samples_*.jsonl"))
+    return {
+        path.name.removeprefix("samples_").rpartition("_")[0]: quote(
+            path.relative_to(folder).as_posix()
+        )
+        for path in found
+    }
+
+
+def render(
+    evaluation: Evaluation,
+    timeline: Timeline,
+    *,
+    previous: EvaluationRecord | None = None,
+    samples: Mapping[str, str] | None = None,
+) -> str:
+    """Render the page as text; `samples` is that of `samples_of`, and for the rest `write_page`."""
     filled = page.template(TEMPLATE)  # before `view`, which needs further packages
     from holdfast.evaluate.report.view import page_view
 
-    return filled.render(view=page_view(evaluation, timeline))
+    return filled.render(
+        view=page_view(evaluation, timeline, previous=previous, samples=samples or {})
+    )

@@ -1,14 +1,16 @@
 """Compute all texts of the page from an evaluation and its timeline."""
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
 
 from holdfast.core import words
+from holdfast.core.ledger import EvaluationRecord
 from holdfast.core.page import Bar, KeyFigure, TimeBars, time_bars
 from holdfast.evaluate.policy import account
+from holdfast.evaluate.report.compare import difference
 from holdfast.evaluate.report.gantt import Picture, gantt
 from holdfast.evaluate.report.occupation import occupation
 from holdfast.evaluate.report.table import ARROWS, shown
@@ -21,6 +23,7 @@ from holdfast.evaluate.report.why import (
     named,
 )
 from holdfast.evaluate.types.evaluation import Evaluation
+from holdfast.evaluate.types.scores import sanitized
 from holdfast.evaluate.types.timeline import Timeline
 
 SHOWN = 15
@@ -107,6 +110,12 @@ class ScoreView:
     arrow: str
     value: str
     stderr: str
+    difference: str
+    """To the previous evaluation; empty if unknown."""
+    verdict: str
+    """What the difference means, also the CSS class: `better`, `worse` or empty."""
+    link: str
+    """The file of the task's samples, relative to the page; empty if there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +124,11 @@ class EvaluationView:
 
     title: str
     state: str
+    answer: str
+    """The scores in one line, or the time of a plan."""
     headline: str
+    beside: str
+    """What the differences are to; empty without a previous evaluation."""
     context: str
     key_figures: list[KeyFigure]
     scores: list[ScoreView]
@@ -130,17 +143,28 @@ class EvaluationView:
     facts: list[tuple[str, str]]
 
 
-def page_view(evaluation: Evaluation, timeline: Timeline) -> EvaluationView:
+def page_view(
+    evaluation: Evaluation,
+    timeline: Timeline,
+    *,
+    previous: EvaluationRecord | None,
+    samples: Mapping[str, str],
+) -> EvaluationView:
     """Make the view of an evaluation; the timeline replaces missing parts of its account."""
+    scores = _scores(evaluation, previous, samples)
     picture = gantt(timeline)
     bound, unit = _bound(evaluation)
     return EvaluationView(
         title=f"{evaluation.suite} on {evaluation.model}",
         state=evaluation.state,
+        answer=headline(evaluation)
+        if evaluation.state == "planned"
+        else _answer(evaluation, scores, previous),
         headline=headline(evaluation),
+        beside="" if previous is None else _beside(previous),
         context=_context(evaluation),
         key_figures=_key_figures(evaluation),
-        scores=_scores(evaluation),
+        scores=scores,
         errors=list(evaluation.errors.items()),
         bound=bound,
         unit=unit,
@@ -176,6 +200,38 @@ def headline(evaluation: Evaluation) -> str:
         evaluation.state
     ]
     return (ended + text).replace(words.NBSP, " ")
+
+
+def _answer(
+    evaluation: Evaluation, scores: Sequence[ScoreView], previous: EvaluationRecord | None
+) -> str:
+    """Return the scores in one line: `4 tasks: 2 scores better, 1 worse than at step 11,000`."""
+    tasks = len({score.task for score in evaluation.scores if not score.group})
+    said = words.plainly(tasks, "task")
+    if previous is not None:
+        better, worse = (
+            sum(score.verdict == verdict for score in scores) for verdict in ("better", "worse")
+        )
+        than = _name(previous)
+        if not better and not worse:
+            said += f": no score differs from {than} by more than chance"
+        else:
+            said += f": {words.plainly(better, 'score')} better and {worse:,} worse than {than}"
+    if evaluation.errors:
+        said += f"; {words.plainly(len(evaluation.errors), 'task')} failed"
+    ended = {"failed": "Failed: ", "stopped": "Stopped: "}.get(evaluation.state, "")
+    return ended + said
+
+
+def _name(previous: EvaluationRecord) -> str:
+    return previous.evaluation_id if previous.step is None else f"step {previous.step:,}"
+
+
+def _beside(previous: EvaluationRecord) -> str:
+    return (
+        f"Differences are to {_name(previous)} (evaluation {previous.evaluation_id}); coloured ones "
+        "exceed 1.96 standard errors."
+    )
 
 
 def _context(evaluation: Evaluation) -> str:
@@ -231,10 +287,13 @@ def _key_figures(evaluation: Evaluation) -> list[KeyFigure]:
     return figures
 
 
-def _scores(evaluation: Evaluation) -> list[ScoreView]:
+def _scores(
+    evaluation: Evaluation, previous: EvaluationRecord | None, samples: Mapping[str, str]
+) -> list[ScoreView]:
     views = []
     before = None
     for score in evaluation.scores:
+        change, verdict = difference(score, previous)
         views.append(
             ScoreView(
                 task=score.alias,
@@ -249,10 +308,17 @@ def _scores(evaluation: Evaluation) -> list[ScoreView]:
                 arrow=ARROWS[score.higher_is_better],
                 value=shown(score.value),
                 stderr=shown(score.stderr),
+                difference="" if change is None else _signed(change),
+                verdict=verdict if verdict in ("better", "worse") else "",
+                link=samples.get(sanitized(score.task), ""),
             )
         )
         before = score.task
     return views
+
+
+def _signed(change: float) -> str:
+    return f"{change:+.4f}".replace("-", "\N{MINUS SIGN}")
 
 
 def _bound(evaluation: Evaluation) -> tuple[list[Bar], str]:

@@ -26,6 +26,7 @@ from holdfast.evaluate.run.judging import judging
 from holdfast.evaluate.run.ledger import (
     history_of,
     keep,
+    last_checkpoint,
     opened_ledger,
     recorded,
     saying_where_it_lies,
@@ -187,7 +188,8 @@ def rescore(
         evaluation = replace(before, **scored)
         with saying_where_it_lies(paths, f"holdfast eval rescore {evaluation_id}"):
             write_evaluation(evaluation, paths.root)
-            write_reports(evaluation, plan.options.output)
+            previous = last_checkpoint(evaluation, plan, ledger)
+            write_reports(evaluation, plan.options.output, previous=previous)
             ledger.set_evaluation(
                 evaluation.id,
                 state=evaluation.state,

@@ -17,6 +17,7 @@ from holdfast.core.paths import EvaluationPaths, ledger_url
 from holdfast.evaluate.coordinator.config import CoordinatorFiles, task_names
 from holdfast.evaluate.policy.priors import TaskHistory, decode_history, encode_history
 from holdfast.evaluate.report import write_reports
+from holdfast.evaluate.report.compare import previous_of
 from holdfast.evaluate.run.checkpoint_annotations import note_scores
 from holdfast.evaluate.run.options import EvaluateOptions
 from holdfast.evaluate.run.plan import Planned
@@ -111,9 +112,24 @@ def keep(
 ) -> None:
     """Write and record a result; `session` holds the files of the stream around the evaluation."""
     write_evaluation(evaluation, paths.root)
-    write_reports(evaluation, plan.options.output)
+    previous = last_checkpoint(evaluation, plan, ledger)
+    write_reports(evaluation, plan.options.output, previous=previous)
     record_end(ledger, plan, session or paths, evaluation)
     note_scores(evaluation, plan.suite)
+
+
+def last_checkpoint(
+    evaluation: Evaluation, plan: Planned, ledger: Ledger
+) -> EvaluationRecord | None:
+    """Return the evaluation of the last checkpoint; None also if the ledger cannot be read.
+
+    The page is written without differences then, and recording the result reports the ledger.
+    """
+    try:
+        found = ledger.evaluations(suite=evaluation.suite, family=plan.family, state="done")
+    except HoldfastError:
+        return None
+    return previous_of(evaluation, found)
 
 
 def with_next_step(why: str, paths: EvaluationPaths) -> str:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from holdfast.core import words
 from holdfast.trace.analyses.cumulative import Counted, Group, cdf_panel, cdf_table
 from holdfast.trace.analyses.result import Analysis, Result
 from holdfast.trace.analyses.selection import (
@@ -115,7 +116,7 @@ def arrival_rhythm(trace: "Trace") -> Result:
             f"{slug(cluster)}.arrivals.weekend_share": weekend,
         }
         sentences.append(
-            f"{cluster}: GPU jobs arrive most at {busiest}:00 ({by_hour[busiest]:,.1f} an hour) "
+            f"{cluster}: GPU jobs arrive most at {busiest}:00 ({by_hour[busiest]:,.1f} per hour) "
             "and least at "
             f"{quietest}:00 ({by_hour[quietest]:,.1f}), {weekend:.1%} of {all_types.sum():,.0f} at "
             "the weekend."
@@ -163,7 +164,7 @@ def submissions_per_day(trace: "Trace") -> Result:
             Lines(
                 title=cluster,
                 x=Axis(label="day", scale="time"),
-                y=Axis(label="GPU jobs submitted a day", scale="symlog", low=0.0),
+                y=Axis(label="GPU jobs submitted per day", scale="symlog", low=0.0),
                 series=[
                     Series(
                         label=f"{kind} (n = {count.sum():,.0f})",
@@ -181,8 +182,8 @@ def submissions_per_day(trace: "Trace") -> Result:
             f"{slug(cluster)}.arrivals.max_jobs_a_day": float(total.max()),
         }
         sentences.append(
-            f"{cluster}: {total.mean():,.0f} GPU jobs a day on average over {len(total):,} days, "
-            f"{total.max():,.0f} on "
+            f"{cluster}: {words.plainly(round(total.mean()), 'GPU job')} per day on average "
+            f"over {words.plainly(len(total), 'day')}, {total.max():,.0f} on "
             f"the busiest (n = {total.sum():,.0f})."
         )
     some(panels, NOT_SUBMITTED)
@@ -237,7 +238,8 @@ def burstiness(trace: "Trace") -> Result:
         sentences.append(
             f"{cluster}: the hourly count of GPU jobs varies {index['all']:,.1f} times as much as "
             "independent arrivals "
-            f"would (variance over mean, {len(shown['all']):,} hours){of_type}."
+            f"would (variance over mean, {words.plainly(len(shown['all']), 'hour')})"
+            f"{of_type}."
         )
     some(panels, f"{NOT_SUBMITTED}, or all within an hour")
     columns = (

@@ -149,7 +149,7 @@ def gpus_over_time(trace: "Trace", *, points: int = 1000) -> Result:
             f"{slug(cluster)}.in_use.gpu_time_h": float(total.sum()),
         }
         sentences.append(
-            f"{cluster}: {total.mean():,.0f} GPUs in use on average over {len(total):,} hours, "
+            f"{cluster}: {plainly(round(total.mean()), 'GPU')} in use on average over {plainly(len(total), 'hour')}, "
             f"{total.max():,.0f} in the busiest, of {limit:,.0f} ({meaning})."
         )
     some(panels, NO_TIMES)
@@ -197,11 +197,13 @@ def allocation(trace: "Trace") -> Result:
             f"{slug(cluster)}.allocation.median": shares.median,
             f"{slug(cluster)}.allocation.hours_above_capacity": over,
         }
-        contradiction = f"; in {over:,.0f} hours more is in use than there is" if over else ""
+        contradiction = (
+            f"; in {plainly(round(over), 'hour')} more is in use than there is" if over else ""
+        )
         sentences.append(
             f"{cluster}: jobs hold {shares.mean:.1%} of the GPUs on average (of {meaning}, "
             f"{limit:,.0f}; median hour "
-            f"{shares.median:.1%}, {len(total):,} hours){contradiction}."
+            f"{shares.median:.1%}, {plainly(len(total), 'hour')}){contradiction}."
         )
     some(groups, NO_TIMES)
     return Result(

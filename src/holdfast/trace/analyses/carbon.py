@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from holdfast.core import words
 from holdfast.trace.analyses.measured import measured, sentences
 from holdfast.trace.analyses.power import STUDY_SHARES
 from holdfast.trace.analyses.result import Analysis, Result
@@ -104,7 +105,7 @@ def energy_by_month(
         numbers[f"{slug(cluster)}.carbon.t_co2e_with_pue"] = pue * tonnes
         how = "servers" if servers else f"GPUs, over their share of {gpu_share:.0%} of a server"
         captions[cluster] = (
-            f"{total:,.1f} MWh in {sum(covered.values()):,} hours with samples (power of {how}), "
+            f"{total:,.1f} MWh in {words.plainly(sum(covered.values()), 'hour')} with samples (power of {how}), "
             f"{tonnes:,.1f} t CO2e "
             f"as the study counts, {pue * tonnes:,.1f} t with the PUE of {pue:g}"
         )

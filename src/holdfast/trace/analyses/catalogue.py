@@ -14,7 +14,10 @@ from holdfast.trace.analyses import (
     failures,
     fragmentation,
     heat,
+    idle,
     joined,
+    losses,
+    months,
     nodes,
     outcomes,
     power,
@@ -29,8 +32,8 @@ from holdfast.trace.analyses import (
 from holdfast.trace.analyses.result import Analysis
 
 _MODULES = (
-    summary, workloads, demand, durations, arrivals, capacity, fragmentation, queues, waiting, outcomes, failures,
-    failure_rates, progress, nodes, utilisation, joined, power, heat, carbon, users,
+    summary, months, workloads, demand, durations, arrivals, capacity, fragmentation, queues, waiting, outcomes,
+    failures, losses, failure_rates, progress, nodes, utilisation, idle, joined, power, heat, carbon, users,
 )  # fmt: skip
 
 

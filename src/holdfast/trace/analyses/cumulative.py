@@ -119,7 +119,7 @@ def cdf_table(groups: Sequence[Group], *, column: str, weights: Sequence[Weight]
 
 
 def headline(group: Group, quantity: str, *, kind: str) -> dict[str, float]:
-    """Return n, mean, median, p90 and maximum over a group's jobs, and the median over GPU time.
+    """Return n, mean, median, p90, p95 and maximum over a group's jobs, and the median over GPU time.
 
     Keys are `CLUSTER.KIND.STATISTIC_QUANTITY`, such as `seren.gpu_job.median_duration_s`.
     `quantity` includes the unit.
@@ -130,6 +130,7 @@ def headline(group: Group, quantity: str, *, kind: str) -> dict[str, float]:
         f"{key}.mean_{quantity}": jobs.mean,
         f"{key}.median_{quantity}": jobs.median,
         f"{key}.p90_{quantity}": float(jobs.quantile(0.9)),
+        f"{key}.p95_{quantity}": float(jobs.quantile(0.95)),
         f"{key}.max_{quantity}": float(jobs.values[-1]),
     }
     if group.counted.gpu_time.total > 0:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Values = npt.NDArray[np.float64]
 
 LARGE_GPUS = 256
-"""Least GPUs of a job that the study calls large (section 3.1)."""
+"""Least GPUs per job that the study calls large (section 3.1)."""
 FIVE = ("whisker_low", "q1", "median", "q3", "whisker_high")
 
 
@@ -82,7 +82,7 @@ def gpu_demand(trace: "Trace", *, large_gpus: int = LARGE_GPUS) -> Result:
                 f"take {large[1]:.1%}"
             )
         sentences.append(sentence + ".")
-    axis = Axis(label="GPUs of a job", scale="log2")
+    axis = Axis(label="GPUs per job", scale="log2")
     return Result(
         table=cdf_table(groups, column="gpu_num"),
         chart=Figure(panels=[cdf_panel(groups, x=axis, weight=weight) for weight in BOTH]),
@@ -124,7 +124,7 @@ def gpu_demand_by_type(trace: "Trace") -> Result:
         panels.append(
             Boxes(
                 title=cluster,
-                value=Axis(label="GPUs of a job", scale="log2"),
+                value=Axis(label="GPUs per job", scale="log2"),
                 groups=[f"{kind} (n = {n:,.0f})" for kind, n, _ in kept],
                 five=np.array([five for *_, five in kept]),
             )
@@ -173,12 +173,12 @@ def host_demand(trace: "Trace") -> Result:
                 numbers[f"{slug(cluster)}.gpu_job.median_{column}"] = amounts.jobs.median
     some(list(groups_of), "no GPU job has a record of its CPUs or its memory")
     panels: list[Lines] = [
-        cdf_panel(groups, x=Axis(label=f"{part} a GPU", scale="symlog"), weight=weight)
+        cdf_panel(groups, x=Axis(label=f"{part} per GPU", scale="symlog"), weight=weight)
         for part, groups in groups_of.items()
         for weight in BOTH
     ]
     each = [
-        f"{part} a GPU {group.counted.jobs.median:,.4g} in {group.cluster} (n = "
+        f"{part} per GPU {group.counted.jobs.median:,.4g} in {group.cluster} (n = "
         f"{group.counted.jobs.total:,.0f})"
         for part, groups in groups_of.items()
         for group in groups

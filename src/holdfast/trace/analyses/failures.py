@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from holdfast.core import words
 from holdfast.trace.analyses.measured import sentences
 from holdfast.trace.analyses.result import Analysis, Result
 from holdfast.trace.analyses.selection import UNKNOWN, in_order, slug
@@ -229,9 +230,8 @@ def failures_by_month(trace: "Trace", *, cpu_jobs: bool = False, top: int = 15) 
             numbers[f"{slug(cluster)}.failures.{month}.number"] = float(n)
             numbers[f"{slug(cluster)}.failures.{month}.infrastructure.number"] = float(own_n)
         captions[cluster] = (
-            f"{int(totals.sum()):,} failures in {len(span)} months, most ({int(totals.max()):,}) "
-            "in "
-            f"{span[totals.argmax()]}"
+            f"{words.plainly(int(totals.sum()), 'failure')} in "
+            f"{words.plainly(len(span), 'month')}, most ({int(totals.max()):,}) in {span[totals.argmax()]}"
         )
         if infrastructure.any():
             captions[cluster] += (
@@ -348,17 +348,16 @@ def _recorded(cluster: str, causes: dict[Cause, _Failures], number: float) -> di
 
 def _sentence(cluster: str, numbers: dict[str, float]) -> str:
     stem = f"{slug(cluster)}.failures"
-    words = (
-        f"{numbers[f'{stem}.number']:,.0f} failures took {numbers[f'{stem}.gpu_time_h']:,.0f} "
-        "GPU-hours"
-    )
+    failed, hours = (numbers[f"{stem}.{name}"] for name in ("number", "gpu_time_h"))
+    caption = f"{words.plainly(round(failed), 'failure')} took {hours:,.0f} GPU-hours"
     others = [category for category in CATEGORIES if category not in STUDIED]
-    words += _shares(stem, others, numbers, "of them", "of that time")
+    caption += _shares(stem, others, numbers, "of them", "of that time")
     recorded = numbers[f"{stem}.recorded.number"]
     if not recorded:
-        return words
-    words += f"; {recorded:,.0f} have a cause in one of the study's categories"
-    return words + _shares(f"{stem}.recorded", STUDIED, numbers, "of these", "of their GPU time")
+        return caption
+    have = "has" if recorded == 1 else "have"
+    caption += f"; {recorded:,.0f} {have} a cause in one of the study's categories"
+    return caption + _shares(f"{stem}.recorded", STUDIED, numbers, "of these", "of their GPU time")
 
 
 def _shares(

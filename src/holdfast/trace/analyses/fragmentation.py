@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from holdfast.core import words
 from holdfast.trace.analyses.capacity import last_submission_hour
 from holdfast.trace.analyses.hourly import coarser, starts_s, step_for
 from holdfast.trace.analyses.result import Analysis, Result
@@ -148,7 +149,7 @@ def fragmentation(trace: "Trace", *, points: int = 1000) -> Result:
         )
         panels += [
             Lines(
-                title=f"{cluster} ({found.nodes:,.0f} nodes)",
+                title=f"{cluster} ({words.plainly(round(found.nodes), 'node')})",
                 x=Axis(label="time (UTC)", scale="time"),
                 y=Axis(label=label, low=0.0, high=1.0 if place == 0 else None),
                 series=[Series(label=cluster, x=at_s, y=values)],
@@ -162,11 +163,11 @@ def fragmentation(trace: "Trace", *, points: int = 1000) -> Result:
             f"{key}.median_largest_fit_gpus": float(np.median(found.largest_fit)),
         }
         sentences.append(
-            f"{cluster}: on average {share.mean():.1%} of {found.nodes:,.0f} nodes are partly "
+            f"{cluster}: on average {share.mean():.1%} of {words.plainly(round(found.nodes), 'node')} are partly "
             "used, with "
             f"{found.free_on_partly_used.mean():,.1f} GPUs free on them; in the median of "
-            f"{len(share):,} hours a job "
-            f"of {np.median(found.largest_fit):,.0f} GPUs would fit."
+            f"{words.plainly(len(share), 'hour')} a job "
+            f"of {words.plainly(round(np.median(found.largest_fit)), 'GPU')} would fit."
         )
     some(panels, "no GPU job that was running at a whole hour names its nodes")
     names = (

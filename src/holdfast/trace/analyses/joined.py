@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from holdfast.core import words
 from holdfast.trace.analyses.measured import NO_TELEMETRY, sentences
 from holdfast.trace.analyses.result import Analysis, Result
 from holdfast.trace.analyses.selection import UNKNOWN, in_order, role, slug
@@ -141,7 +142,7 @@ def idle_by_user(trace: "Trace", *, top: int = 20) -> Result:
         captions[cluster] = (
             f"{idle_h:,.0f} of {held_h:,.0f} GPU-hours ({idle_h / held_h:.1%}) were held by jobs "
             "and idle (GPU_UTIL "
-            f"below {IDLE_PCT:g}%); {never:,.0f} of {jobs:,.0f} jobs ({never / jobs:.1%}) never "
+            f"below {IDLE_PCT:g}%); {never:,.0f} of {words.plainly(round(jobs), 'job')} ({never / jobs:.1%}) never "
             "used a GPU"
         )
         panels.append(
@@ -297,7 +298,7 @@ def _left_out(trace: "Trace") -> str:
     if not jobs["shared"][0]:
         return ""
     return (
-        f"{jobs['shared'][0]:,} of {jobs['n'][0]:,} GPU jobs are left out: "
+        f"{jobs['shared'][0]:,} of {words.plainly(jobs['n'][0], 'GPU job')} are left out: "
         "they shared a node and do not name their GPUs."
     )
 

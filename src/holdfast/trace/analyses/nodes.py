@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from holdfast.core import words
 from holdfast.trace.analyses.measured import measured, sentences
 from holdfast.trace.analyses.result import Analysis, Result
 from holdfast.trace.analyses.selection import in_order, slug
@@ -68,7 +69,7 @@ def failing_nodes(trace: "Trace", *, false_discovery_rate: float = 0.05, top: in
         numbers[f"{slug(cluster)}.nodes.standing_out.share_of_failures"] = share
         what = "infrastructure failures" if kind == "infrastructure" else "failures"
         captions[cluster] = (
-            f"{named.sum():,} of {len(nodes):,} nodes fail more than their share (false discovery "
+            f"{named.sum():,} of {words.plainly(len(nodes), 'node')} fail more than their share (false discovery "
             "rate "
             f"{false_discovery_rate:.0%}) and have {share:.1%} of the {what} on nodes"
         )
@@ -168,7 +169,7 @@ def xid_errors(
             ]
         order = np.argsort(-of_code, kind="stable")
         captions[cluster] = (
-            f"{len(own):,} onsets on {numbers[f'{key}.gpus']:,.0f} GPUs of {len(names):,} nodes, "
+            f"{len(own):,} onsets on {numbers[f'{key}.gpus']:,.0f} GPUs of {words.plainly(len(names), 'node')}, "
             "most of them Xid "
             f"{codes[order[0]]} ({of_code[order[0]] / len(own):.0%}); the largest of "
             f"{len(sizes):,} bursts has "

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from holdfast.core import words
 from holdfast.trace.analyses.result import Analysis, Result
 from holdfast.trace.analyses.selection import (
     UNKNOWN,
@@ -102,10 +103,10 @@ def final_states(trace: "Trace") -> Result:
     for cluster, ends in ended.items():
         of_jobs, of_time = ends.shares()
         sentence = (
-            f"{cluster}: {_in_words(of_jobs)} of {ends.jobs.sum():,.0f} GPU jobs; by GPU time, "
+            f"{cluster}: {_in_words(of_jobs)} of {words.plainly(round(ends.jobs.sum()), 'GPU job')}; by GPU time, "
             f"{_in_words(of_time)}"
             if ends.gpu_time_s.sum() > 0
-            else f"{cluster}: {_in_words(of_jobs)} of {ends.jobs.sum():,.0f} GPU jobs"
+            else f"{cluster}: {_in_words(of_jobs)} of {words.plainly(round(ends.jobs.sum()), 'GPU job')}"
         )
         left_out = f" ({ends.unfinished:,.0f} unfinished left out)" if ends.unfinished else ""
         sentences.append(f"{sentence}{left_out}.")
@@ -188,7 +189,7 @@ def _by_part(by_cluster: Mapping[str, Mapping[str, Ends]], word: str) -> Result:
         sentence = (
             f"{cluster}: by {word}, {worst} fails most often ({own[worst].shares()[0][failed]:.1%} "
             "of "
-            f"{own[worst].jobs.sum():,.0f} jobs)"
+            f"{words.plainly(round(own[worst].jobs.sum()), 'job')})"
         )
         if own[wasted].gpu_time_s[failed] > 0:
             sentence += (

@@ -79,7 +79,7 @@ def cluster_table(trace: "Trace") -> Result:
         }
         if gpus is not None:
             numbers[f"{slug(name)}.gpus"] = gpus
-        size = "" if gpus is None else f"{gpus:,.0f} GPUs, "
+        size = "" if gpus is None else f"{words.plainly(round(gpus), 'GPU')}, "
         covered = "" if first is None else f" submitted from {str(first)[:10]} to {str(last)[:10]}"
         number = words.plainly(round(jobs), "job")
         sentences.append(f"{name}: {size}{number}, {gpu_jobs:,.0f} of them with GPUs{covered}.")
@@ -119,7 +119,7 @@ def comparison_table(trace: "Trace") -> Result:
         f"{name}: {words.plainly(round(gpu_jobs), 'GPU job')}, none of a known run time."
         if math.isnan(mean)
         else f"{name}: {words.plainly(round(gpu_jobs), 'GPU job runs', 'GPU jobs run')} "
-        f"{words.duration(mean)} on average (median {words.duration(median)}) on {gpus:.4g} GPUs."
+        f"{words.duration(mean)} on average (median {words.duration(median)}) on {gpus:.3g} GPUs."
         for name, gpu_jobs, mean, median, gpus in zip(
             *(table[column].tolist() for column in columns), strict=True
         )

@@ -132,13 +132,13 @@ def user_shares(trace: "Trace", *, most: int = SHOWN) -> Result:
         ]
         for weight, amounts in (("GPU time", users.gpu_time_s), ("jobs", users.jobs)):
             x, y = lorenz(amounts)
-            label = f"{cluster} (n = {len(users.names):,} people)"
+            label = f"{cluster} (n = {words.plainly(len(users.names), 'person', 'people')})"
             curves[weight].append(Series(label=label, x=x, y=y, role=role(trace, cluster)))
         if cluster not in trace.compared:
             bars.append(
                 Bars(
                     title=(
-                        f"{cluster} (n = {of_jobs:,.0f} GPU jobs, "
+                        f"{cluster} (n = {words.plainly(round(of_jobs), 'GPU job')}, "
                         f"{users.gpu_time_s.sum() / 3600:,.0f} GPU h)"
                     ),
                     value=Axis(label="share", low=0.0),
@@ -157,8 +157,8 @@ def user_shares(trace: "Trace", *, most: int = SHOWN) -> Result:
             f"{key}.gini_jobs": gini(users.jobs),
         }
         sentences.append(
-            f"{cluster}: the {tenth:,} of {len(users.names):,} people with the most GPU time have "
-            f"{top:.1%} of it "
+            f"{cluster}: the {tenth:,} of {words.plainly(len(users.names), 'person', 'people')} "
+            f"with the most GPU time {'has' if tenth == 1 else 'have'} {top:.1%} of it "
             f"(Gini coefficient {numbers[f'{key}.gini_gpu_time']:.2f}; of jobs "
             f"{numbers[f'{key}.gini_jobs']:.2f})."
         )
@@ -209,7 +209,7 @@ def user_waits(trace: "Trace", *, most: int = SHOWN) -> Result:
         ]
         panels.append(
             Bars(
-                title=f"{cluster} (n = {users.queued.sum():,.0f} GPU jobs)",
+                title=f"{cluster} (n = {words.plainly(round(users.queued.sum()), 'GPU job')})",
                 value=Axis(label="mean queue time (s)", scale="symlog", low=0.0),
                 groups=shown.names,
                 parts={"mean queue time": mean},
@@ -261,7 +261,7 @@ def user_outcomes(trace: "Trace", *, most: int = SHOWN) -> Result:
         ]
         panels.append(
             Bars(
-                title=f"{cluster} (n = {users.ended.sum():,.0f} GPU jobs that ended)",
+                title=f"{cluster} (n = {words.plainly(round(users.ended.sum()), 'GPU job')} that ended)",
                 value=Axis(label="share of the person's jobs", low=0.0, high=1.0),
                 groups=shown.names,
                 parts={"cancelled": cancelled, "failed": failed},
@@ -274,7 +274,7 @@ def user_outcomes(trace: "Trace", *, most: int = SHOWN) -> Result:
         sentences.append(
             f"{cluster}: of those shown {shown.names[worst]} has the most failures, "
             f"{failed[worst]:.1%} of "
-            f"{shown.ended[worst]:,.0f} jobs; all {overall:.1%} of {users.ended.sum():,.0f}."
+            f"{words.plainly(round(shown.ended[worst]), 'job')}; all {overall:.1%} of {users.ended.sum():,.0f}."
         )
     some(panels, "no GPU job with a user has a final state")
     return Result(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from holdfast.core import words
 from holdfast.trace.analyses.measured import (
     cdf,
     distributions,
@@ -63,7 +64,7 @@ def gpu_utilisation(trace: "Trace", *, busy_pct: float = BUSY_PCT) -> Result:
         unit="pct",
     )
     captions = {
-        cluster: f"median {numbers[f'{slug(cluster)}.gpu_util.median_pct']:.4g}%, "
+        cluster: f"median {numbers[f'{slug(cluster)}.gpu_util.median_pct']:.3g}%, "
         f"{numbers[f'{slug(cluster)}.gpu_util.zero_share']:.1%} of the samples at 0 and "
         f"{numbers[f'{slug(cluster)}.gpu_util.busy_share']:.1%} at {busy_pct:g}% or more"
         for cluster in found
@@ -224,7 +225,7 @@ def utilisation_over_time(trace: "Trace", *, metric: str = "GPU_UTIL") -> Result
         numbers[f"{slug(cluster)}.{metric.lower()}.hourly_p5_pct"] = float(low)
         numbers[f"{slug(cluster)}.{metric.lower()}.hourly_p95_pct"] = float(high)
         captions[cluster] = (
-            f"nine hours of ten average between {low:.3g} and {high:.3g}% ({len(rows):,} hours)"
+            f"nine hours of ten average between {low:.3g} and {high:.3g}% ({words.plainly(len(rows), 'hour')})"
         )
     time = Axis(label="UTC", scale="time")
     panels = [

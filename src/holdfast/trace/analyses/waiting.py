@@ -232,7 +232,7 @@ def wait_by_size(trace: "Trace") -> Result:
         chart=Figure(
             panels=[
                 Lines(
-                    x=Axis(label="GPUs of a job, at most", scale="log2"),
+                    x=Axis(label="GPUs per job, at most", scale="log2"),
                     y=Axis(label=f"{name} queue time (s)", scale="symlog", low=0.0),
                     series=series,
                 )
@@ -299,7 +299,7 @@ def waiting_while_free(trace: "Trace") -> Result:
         sentences.append(
             f"{cluster}: {overall:.1%} of {all_h.sum():,.0f} job-hours were waited while, in the "
             "hour's mean, enough "
-            f"of the {capacity:,.0f} GPUs were free: for quota, placement or the scheduler, not "
+            f"of the {words.plainly(round(capacity), 'GPU')} were free: for quota, placement or the scheduler, not "
             "for want of GPUs."
         )
     some(panels, f"the capacity of no cluster is known, or {NO_TIMES}")

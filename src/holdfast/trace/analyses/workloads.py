@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from holdfast.core import words
 from holdfast.trace.analyses.result import Analysis, Result
 from holdfast.trace.analyses.selection import UNKNOWN, in_order, named, slug, some, types_in_order
 from holdfast.trace.charts import Axis, Bars, Figure
@@ -71,7 +72,7 @@ def workload_shares(trace: "Trace") -> Result:
         panels.append(
             Bars(
                 title=(
-                    f"{cluster} (n = {jobs.sum():,.0f} GPU jobs, {gpu_time_s.sum() / 3600:,.0f} "
+                    f"{cluster} (n = {words.plainly(round(jobs.sum()), 'GPU job')}, {gpu_time_s.sum() / 3600:,.0f} "
                     "GPU h)"
                 ),
                 value=Axis(label="share", low=0.0),
@@ -81,7 +82,7 @@ def workload_shares(trace: "Trace") -> Result:
         )
         many, much = (int(shares[: len(named(types))].argmax()) for shares in (of_jobs, of_time))
         sentence = (
-            f"{cluster}: {types[many]} is {of_jobs[many]:.1%} of {jobs.sum():,.0f} GPU jobs and "
+            f"{cluster}: {types[many]} is {of_jobs[many]:.1%} of {words.plainly(round(jobs.sum()), 'GPU job')} and "
             f"{of_time[many]:.1%} of "
             f"the GPU time"
         )

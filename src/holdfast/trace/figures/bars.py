@@ -45,7 +45,7 @@ def plan_bars(panel: charts.Bars, look: Look, *, width_in: float) -> Plan:
     keys = [
         Key(
             label=shown(part, 60),
-            colour=look.series(number),
+            colour=look.part(part, number),
             kind="area",
             hatch=HATCHES[number % len(HATCHES)] if look.hatched else "",
         )

@@ -4,96 +4,20 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 from holdfast.core import words
-from holdfast.core.page import KeyFigure
 from holdfast.trace.analyses import SECTIONS
 from holdfast.trace.analyses.result import Result
 from holdfast.trace.analyses.selection import slug
+from holdfast.trace.checks import NO_GPUS
 from holdfast.trace.figures import export as drawing
 from holdfast.trace.findings import Finding
 from holdfast.trace.notes import Note
 from holdfast.trace.report.embedded import embedded
 from holdfast.trace.report.model import Entry, Progress, Read, Report
-from holdfast.trace.table import Table
-
-ROWS_LIMIT = 24
-"""Rows shown of a figure's table; its CSV has all."""
-ALONE_ROWS_LIMIT = 60
-"""Rows shown of a table without a figure; its CSV has all."""
-MOMENTS = frozenset({"at_s", "day_start_s"})
-"""Columns that hold Unix times."""
-_UPRIGHT_ROWS, _WIDE_COLUMNS = 6, 8
-
-
-@dataclass(frozen=True)
-class TableView:
-    """Cells of a table, as text."""
-
-    head: list[str]
-    numeric: list[bool]
-    """True for each column of numbers."""
-    rows: list[list[str]]
-    more: int
-    """Number of rows that are not shown."""
-
-
-def table_view(table: Table, *, alone: bool) -> TableView:
-    """Format the first rows of a table; a table of few rows and many columns is transposed."""
-    limit = ALONE_ROWS_LIMIT if alone else ROWS_LIMIT
-    names = list(table.columns)
-    first = Table({name: column[:limit] for name, column in table.columns.items()})
-    shown = [moment if name in MOMENTS else cell for name in names]
-    rows = [[show(value) for show, value in zip(shown, row, strict=True)] for row in first.rows()]
-    if alone and len(rows) <= _UPRIGHT_ROWS and len(names) > _WIDE_COLUMNS:
-        return TableView(
-            [names[0], *(row[0] for row in rows)],
-            [False] + [True] * len(rows),
-            _turned(names, rows),
-            0,
-        )
-    numeric = [column.dtype.kind in "fiu" for column in table.columns.values()]
-    return TableView(names, numeric, rows, max(len(table) - limit, 0))
-
-
-def _turned(names: list[str], rows: list[list[str]]) -> list[list[str]]:
-    return [[name, *(row[number] for row in rows)] for number, name in enumerate(names) if number]
-
-
-def moment(value: object) -> str:
-    """Format a Unix time in seconds as date and time, UTC."""
-    if not isinstance(value, int | float) or not math.isfinite(value):
-        return cell(value)
-    return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d %H:%M")
-
-
-def cell(value: object) -> str:
-    """Format a value for a cell: four figures of a number, empty if missing."""
-    if value is None or value != value:  # noqa: PLR0124 - NaN and NaT differ from themselves
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int | float):
-        return number(float(value))
-    if isinstance(value, datetime):
-        return value.strftime("%Y-%m-%d %H:%M")
-    return words.clean(str(value))
-
-
-def number(value: float) -> str:
-    """Format four figures; whole numbers with thousands separators; powers of ten far from 1."""
-    if not math.isfinite(value):
-        return "∞" if value > 0 else "\N{MINUS SIGN}∞" if value < 0 else "unknown"
-    if value == int(value) and abs(value) < 1e15:
-        text = f"{int(value):,}"
-    elif abs(value) >= 1000:
-        text = f"{value:,.0f}" if abs(value) < 1e15 else f"{value:.4g}"
-    else:
-        text = f"{value:.4g}"
-    return text.replace("-", "\N{MINUS SIGN}")
-
+from holdfast.trace.report.overview import Overview, overviews
+from holdfast.trace.report.tables import TableView, number, table_view
 
 _YEAR_S = 365.25 * 86400
 
@@ -103,45 +27,6 @@ def answer(report: Report) -> str:
     numbers = report.numbers
     said = [_sentence(read, numbers) for read in report.clusters if not read.compared]
     return " ".join(said) or "No job was read."
-
-
-def key_figures(read: Read, numbers: Mapping[str, float]) -> list[KeyFigure]:
-    """Return four to six numbers of a cluster; unknown numbers are omitted.
-
-    Args:
-        read: the cluster's counts.
-        numbers: numbers of all analyses; most of the key figures come from `comparison_table`.
-    """
-    key = slug(read.cluster.name)
-
-    def known(name: str) -> float | None:
-        value = numbers.get(f"{key}.{name}", math.nan)
-        return value if math.isfinite(value) else None
-
-    found = [
-        KeyFigure("GPU jobs", f"{read.gpu_jobs:,}", f"of {words.plainly(read.jobs, 'job')}"),
-        KeyFigure("GPU time", *_gpu_time(read.gpu_time_s)),
-    ]
-    if (median_s := known("med_run_time_gpu_s")) is not None:
-        mean_s = known("avg_run_time_gpu_s")
-        found.append(
-            KeyFigure("Median GPU job", words.duration(median_s), f"mean {words.duration(mean_s)}")
-        )
-    if (median_s := known("med_queue_time_gpu_s")) is not None:
-        mean_s = known("avg_queue_time_gpu_s")
-        found.append(
-            KeyFigure("Median wait", words.duration(median_s), f"mean {words.duration(mean_s)}")
-        )
-    if (gpus := known("avg_gpu_num")) is not None:
-        largest = known("max_gpu_num")
-        found.append(
-            KeyFigure("GPUs a job", f"{gpus:.3g}", f"largest {largest:,.0f}" if largest else "mean")
-        )
-    if (jobs := known("fail_rate_gpu")) is not None:
-        of_time = known("fail_rate_gpu_time")
-        note = "" if of_time is None else f"{words.percent(of_time)} of GPU time"
-        found.append(KeyFigure("Failed", words.percent(jobs), note or "of GPU jobs"))
-    return found
 
 
 def _sentence(read: Read, numbers: Mapping[str, float]) -> str:
@@ -156,18 +41,6 @@ def _sentence(read: Read, numbers: Mapping[str, float]) -> str:
     if math.isfinite(completed):
         parts.append(f"{words.percent(completed)} of that time went to jobs that completed")
     return f"{subject}; {', and '.join(parts)}." if parts else f"{subject}."
-
-
-def _gpu_time(gpu_time_s: float) -> tuple[str, str]:
-    """Format GPU time in years if long, and in hours."""
-    hours = f"{gpu_time_s / 3600:,.0f}"
-    years = gpu_time_s / _YEAR_S
-    if years < 1:
-        return f"{hours}{words.NBSP}h", "of one GPU"
-    return (
-        f"{years:,.3g}{words.NBSP}years" if years < 1000 else f"{years:,.0f}{words.NBSP}years",
-        f"{hours} GPU h",
-    )
 
 
 def _gpu_years(gpu_time_s: float) -> str:
@@ -223,11 +96,10 @@ class FindingView:
 
 @dataclass(frozen=True)
 class ClusterView:
-    """A cluster: its key figures and the facts they rest on."""
+    """A cluster and the facts about its records."""
 
     name: str
     compared: bool
-    key_figures: list[KeyFigure]
     facts: list[tuple[str, str]]
 
 
@@ -248,6 +120,9 @@ class TraceView:
 
     title: str
     answer: str
+    warnings: list[str]
+    """What makes the whole page doubtful; first on the page."""
+    overviews: list[Overview]
     clusters: list[ClusterView]
     notes_summary: str
     notes: list[Note]
@@ -286,9 +161,10 @@ def page_view(report: Report, *, progress: Progress | None = None) -> TraceView:
     return TraceView(
         title=report.title,
         answer=answer(report),
+        warnings=[note.sentence for note in report.notes if note.check == NO_GPUS],
+        overviews=overviews(report),
         clusters=[
-            _cluster(read, report)
-            for read in sorted(report.clusters, key=lambda read: read.compared)
+            _cluster(read) for read in sorted(report.clusters, key=lambda read: read.compared)
         ],
         notes_summary=notes_summary(report.notes),
         notes=sorted(
@@ -411,7 +287,7 @@ def _findings_summary(findings: Sequence[Finding]) -> str:
     )
 
 
-def _cluster(read: Read, report: Report) -> ClusterView:
+def _cluster(read: Read) -> ClusterView:
     cluster = read.cluster
     facts = [
         ("Source", cluster.source),
@@ -421,13 +297,16 @@ def _cluster(read: Read, report: Report) -> ClusterView:
         facts.append(("Submitted", f"{_day(read.first)} to {_day(read.last)}, UTC"))
     gpus = cluster.gpu_num or (cluster.node_num or 0) * (cluster.gpus_per_node or 0)
     if gpus:
-        nodes = f"{cluster.node_num:,} nodes, " if cluster.node_num else ""
+        nodes = f"{words.plainly(cluster.node_num, 'node')}, " if cluster.node_num else ""
         facts.append(
-            ("Size", f"{nodes}{gpus:,} GPUs{f' {cluster.gpu_model}' if cluster.gpu_model else ''}")
+            (
+                "Size",
+                f"{nodes}{words.plainly(round(gpus), 'GPU')}{f' {cluster.gpu_model}' if cluster.gpu_model else ''}",
+            )
         )
     if cluster.citation:
         facts.append(("Citation and licence", cluster.citation))
-    return ClusterView(cluster.name, read.compared, key_figures(read, report.numbers), facts)
+    return ClusterView(cluster.name, read.compared, facts)
 
 
 def _day(moment: str) -> str:

@@ -16,6 +16,7 @@ from holdfast.trace.figures import standalone, write_paper
 from holdfast.trace.figures.look import DARK, DASHES, LIGHT
 from holdfast.trace.report.folder import replaced
 from holdfast.trace.report.model import Progress, Report
+from holdfast.trace.report.overview import overviews
 from holdfast.trace.report.view import TraceView, page_view
 
 PAGE, FINDINGS, FIGURES, DATA = "index.html", "findings.json", "figures", "data"
@@ -106,8 +107,8 @@ VERSION = 1
 def findings_json(report: Report) -> str:
     """Format the report as one JSON object.
 
-    The keys are `schema`, `version`, `title`, `clusters`, `findings`, `notes`, `analyses` and
-    `numbers`. An unknown number is null. Names of numbers are `CLUSTER.WHAT_UNIT`.
+    The keys are `schema`, `version`, `title`, `clusters`, `actions`, `findings`, `notes`,
+    `analyses` and `numbers`. An unknown number is null. Names of numbers are `CLUSTER.WHAT_UNIT`.
     """
     made = {
         "schema": SCHEMA,
@@ -127,6 +128,10 @@ def findings_json(report: Report) -> str:
                 "compared": read.compared,
             }
             for read in report.clusters
+        ],
+        "actions": [
+            {"cluster": one.cluster, **asdict(action)}
+            for one in overviews(report) for action in one.actions
         ],
         "findings": [asdict(finding) for finding in report.findings],
         "notes": [

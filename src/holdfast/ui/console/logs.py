@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 from holdfast.core import words
 from holdfast.core.paths import RunPaths
 from holdfast.core.rotating_log import parts_oldest_first
+from holdfast.ui.cited import log_of
 
 PART_BYTES = 48 * 1024
 """The bytes of a log on one page."""
@@ -22,7 +23,6 @@ SEARCH_BYTES = 8 << 20
 HITS_LIMIT = 100
 RANKS_LIMIT = 4096
 AROUND = 3
-_CITED = re.compile(r"(?:logs/)?attempt-(\d{1,6})/(rank-(\d{1,6})|observer|launcher)\.log(?:\.\d)?")
 
 
 def ranks(paths: RunPaths, attempt: int) -> list[int]:
@@ -129,13 +129,10 @@ def surroundings(home: Path, run_id: str, place: str) -> list[dict[str, Any]]:
         run_id: the id of the run in the ledger.
         place: the citation, `attempt-001/rank-3.log:212`, from the diagnosis.
     """
-    file, _, number = place.rpartition(":")
-    found = _CITED.search(file)
-    if found is None or not number.isdigit():
+    found = log_of(home, run_id, place)
+    if found is None:
         return []
-    paths, attempt, cited = RunPaths(home, run_id), int(found[1]), int(number)
-    log = {"observer": paths.observer_log, "launcher": paths.launcher_log}.get(found[2])
-    path = paths.rank_log(attempt, int(found[3])) if log is None else log(attempt)
+    path, cited = found
     around: dict[int, str] = {}
     with ExitStack() as opened:
         whole, at = Whole(path, opened), 1

@@ -15,7 +15,7 @@ from holdfast.trace.schema import JOB_COLUMNS
 from holdfast.trace.sources.reading import Reading
 from holdfast.trace.trace import Trace
 
-DATA = Path(__file__).parents[3] / "../shared/data"
+DATA = Path(__file__).parents[2] / "../shared/data"
 
 
 def real(path: str) -> Path:

@@ -11,7 +11,7 @@ from holdfast.trace.schema import JOB_COLUMNS
 from holdfast.trace.sources.reading import Reading
 from holdfast.trace.trace import Trace
 
-SHARED_DATA = Path(__file__).parents[3] / "../shared/data"
+SHARED_DATA = Path(__file__).parents[2] / "../shared/data"
 
 
 def trace_of(
