@@ -173,7 +173,7 @@ def test_a_full_disk_costs_the_sample_alone(
             def full(*_: object) -> int:
                 raise OSError(28, "No space left on device")
 
-            broken.setattr("holdfast.profile.recording.os.write", full)
+            broken.setattr("holdfast.profile.writing.os.write", full)
             sampler.sample(1)
         sampler.sample(2)
 

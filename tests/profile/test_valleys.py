@@ -133,7 +133,7 @@ def test_a_span_of_which_the_inside_is_unknown_is_no_cause():
 
 
 def test_flattened_intervals_do_not_overlap_and_keep_the_inner_one():
-    found = flattened([(0, 10, "a"), (2, 4, "b"), (3, 4, "c"), (12, 13, "a"), (8, 11, "d")])
+    found = flattened([(0, 10, "a"), (2, 4, "b"), (3, 4, "c"), (8, 11, "d"), (12, 13, "a")])
     assert [(one.start_ns, one.end_ns, one.label) for one in found] == [
         (0, 2, "a"), (2, 3, "b"), (3, 4, "c"), (4, 8, "a"), (8, 11, "d"), (12, 13, "a"),
     ]  # fmt: skip

@@ -1,7 +1,7 @@
 """Profile one run: counters of its nodes, phases of its ranks.
 
 `sources` measure the counters of a node; `sampler`, one process a node, writes them. `phases` finds
-what a rank does by hooks in the rank. Both append to a `recording`, which reports read. `captures`
+what a rank does by hooks in the rank. Both append to a `recording`, by `writing`; reports read it. `captures`
 trace a few steps with PyTorch's own profiler on request. `iterations` finds steps where nothing is
 instrumented. `report`, the second face, adds up a recording; `formulas` has the theory and
 `synthetic` jobs that did not run.
@@ -36,12 +36,12 @@ from holdfast.profile.recording import (
     ClockReading,
     MemoryUse,
     Recording,
-    RecordingWriter,
     Series,
     SeriesId,
     Span,
 )
 from holdfast.profile.sources.probe import gpu_memory, has_gpu
+from holdfast.profile.writing import RecordingWriter
 
 __all__ = [
     "ENV_NODE",

@@ -29,6 +29,7 @@ from typing import Any, Final
 
 from holdfast.core.atomic import write_atomic
 from holdfast.core.errors import HoldfastError
+from holdfast.profile.columns import fields
 from holdfast.profile.recording import Recording
 
 STEPS: Final = 3
@@ -143,17 +144,15 @@ def outlier_rank(recording: Recording) -> int | None:
 
     A rank that is slow makes the other ranks wait, so that the time of whole steps does not tell them apart.
     """
-    work_ns: dict[int, dict[int, int]] = {}
-    for span in recording.spans:
-        if span.step is not None and span.phase in COMPUTING:
-            steps = work_ns.setdefault(span.rank, {})
-            steps[span.step] = steps.get(span.step, 0) + span.end_ns - span.start_ns
-    if len(work_ns) < 2:
-        return None
-    typical = {
-        rank: median(list(steps.values())[-OUTLIER_STEPS:]) for rank, steps in work_ns.items()
-    }
-    return max(typical, key=lambda rank: typical[rank])
+    typical: dict[int, float] = {}
+    for rank, spans in recording.spans_by_rank():
+        work_ns: dict[int, int] = {}
+        for step, phase, start_ns, end_ns in fields(spans, "step", "phase", "start_ns", "end_ns"):
+            if step is not None and phase in COMPUTING:
+                work_ns[step] = work_ns.get(step, 0) + end_ns - start_ns
+        if work_ns:
+            typical[rank] = median(list(work_ns.values())[-OUTLIER_STEPS:])
+    return max(typical, key=lambda rank: typical[rank]) if len(typical) > 1 else None
 
 
 class Captures:

@@ -5,11 +5,13 @@ From the utilisation, an iteration is a stretch of high values between two low o
 """
 
 import re
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
+from holdfast.profile.columns import Columns, fields
 from holdfast.profile.metrics import STEP_PHASE
 from holdfast.profile.recording import Recording, Series, Span
 
@@ -29,7 +31,7 @@ UTILISATIONS: Final = ("gpu_sm_active", "gpu_utilization")
 """The metrics that show iterations, the better one first."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Iteration:
     """One iteration, of one or several steps.
 
@@ -100,22 +102,18 @@ def from_utilisation(series: Series) -> list[Iteration]:
     return found
 
 
-def iterations_of(recording: Recording) -> tuple[list[Iteration], str]:
+def iterations_of(recording: Recording) -> tuple[Sequence[Iteration], str]:
     """Return the iterations of a recording, and their source.
 
     Returns:
         the iterations in the order of time, and their source: `phases`, `log`, the name of a
         metric, or an empty text if there is no source.
     """
-    first_rank = min(recording.ranks, default=None)
-    mine = [one for one in recording.spans if one.rank == first_rank and one.step is not None]
-    if logged := [one for one in mine if one.phase == STEP_PHASE]:
-        return [_iteration([one]) for one in logged], "log"
-    if mine:
-        by_step: dict[int, list[Span]] = {}
-        for one in mine:
-            by_step.setdefault(one.step or 0, []).append(one)
-        return [_iteration(spans) for spans in by_step.values()], "phases"
+    mine = recording.spans_of(min(recording.ranks, default=0))
+    if found := _of_spans(mine, logged=True):
+        return found, "log"
+    if found := _of_spans(mine, logged=False):
+        return found, "phases"
     for metric in UTILISATIONS:
         for series in recording.of(metric):
             if found := from_utilisation(series):
@@ -127,12 +125,20 @@ def typical_s(iterations: Sequence[Iteration]) -> float | None:
     """Return the median seconds of a step; None without iterations."""
     if not iterations:
         return None
-    return median((one.end_ns - one.start_ns) / one.steps for one in iterations) / 1e9
+    times_ns = array("d", ((one.end_ns - one.start_ns) / one.steps for one in iterations))
+    return median(times_ns) / 1e9
 
 
-def _iteration(spans: Sequence[Span]) -> Iteration:
-    return Iteration(
-        start_ns=min(one.start_ns for one in spans),
-        end_ns=max(one.end_ns for one in spans),
-        last_step=spans[0].step,
-    )
+def _of_spans(spans: Sequence[Span], *, logged: bool) -> Sequence[Iteration]:
+    """Return the steps of one rank, from the spans of the log's steps or from the phases."""
+    starts_ns, ends_ns, steps = array("q"), array("q"), array("q")
+    for phase, start_ns, end_ns, step in fields(spans, "phase", "start_ns", "end_ns", "step"):
+        if step is None or (logged and phase != STEP_PHASE):
+            continue
+        if not logged and steps and steps[-1] == step:
+            ends_ns[-1] = max(ends_ns[-1], end_ns)
+            continue
+        starts_ns.append(start_ns)
+        ends_ns.append(end_ns)
+        steps.append(step)
+    return Columns(Iteration, {"start_ns": starts_ns, "end_ns": ends_ns, "last_step": steps})

@@ -9,10 +9,11 @@ node has a packet sequence of its own. All timestamps are Unix nanoseconds, of o
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
 
-from holdfast.core.atomic import write_atomic
+from holdfast.core.atomic import replacing
 from holdfast.core.errors import HoldfastError
+from holdfast.profile.columns import column, fields
 from holdfast.profile.metrics import PHASES
 from holdfast.profile.recording import Recording, Series, Span
 from holdfast.profile.valleys import local_ranks, ranks_of
@@ -43,14 +44,20 @@ def write_perfetto(path: Path, recording: Recording, *, title: str = "run") -> i
         HoldfastError: the package `perfetto` is not installed.
         OSError: the file could not be written; an earlier one at `path` is untouched.
     """
-    data = perfetto_trace(recording, title=title)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, data)
-    return len(data)
+    with replacing(path) as temporary, temporary.open("xb") as file:
+        _write(recording, title, file)
+        return file.tell()
 
 
 def perfetto_trace(recording: Recording, *, title: str = "run") -> bytes:
     """Return the bytes of the trace; see `write_perfetto`. Equal recordings give equal bytes."""
+    target = io.BytesIO()
+    _write(recording, title, target)
+    return target.getvalue()
+
+
+def _write(recording: Recording, title: str, target: BinaryIO) -> None:
     try:
         from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
     except ImportError as error:
@@ -58,7 +65,6 @@ def perfetto_trace(recording: Recording, *, title: str = "run") -> bytes:
             "The export needs perfetto, which is not installed."
             " Run: pip install 'holdfast[profile]'"
         ) from error
-    target = io.BytesIO()
     trace = _Trace(StreamingTraceProtoBuilder(target))
     trace.clocks(_first_ns(recording))
     trace.incidents(recording, title)
@@ -73,24 +79,20 @@ def perfetto_trace(recording: Recording, *, title: str = "run") -> bytes:
             by_rank[ranks[0]].append(one)
         else:
             by_node.setdefault(one.node, []).append(one)
-    spans: dict[int, list[Span]] = {}
-    for span in recording.spans:
-        spans.setdefault(span.rank, []).append(span)
     for rank, series in by_rank.items():
-        memory = [one for one in recording.memory if one.rank == rank]
+        memory = recording.memory_of(rank)
         sequence = trace.group(f"rank {rank}, {node_of[rank]}", order=rank)
-        sequence.phases(spans.get(rank, ()))
+        sequence.phases(recording.spans_of(rank))
         for one in series:
             sequence.counter(_named(one), one.unit, zip(one.times_ns, one.values, strict=True))
         if memory:
             for name in ("allocated_bytes", "reserved_bytes", "peak_bytes"):
-                values = [(one.at_ns, float(getattr(one, name))) for one in memory]
+                values = fields(memory, "at_ns", name)
                 sequence.counter(f"torch_{name.removesuffix('_bytes')}", "B", values)
     for number, (node, series) in enumerate(sorted(by_node.items())):
         sequence = trace.group(f"node {node}", order=len(by_rank) + number)
         for one in series:
             sequence.counter(_named(one), one.unit, zip(one.times_ns, one.values, strict=True))
-    return target.getvalue()
 
 
 class _Trace:
@@ -204,13 +206,13 @@ class _Sequence:
             while ends:
                 self._end(ends.pop(), track)
 
-    def counter(self, name: str, unit: str, values: Iterable[tuple[int, float]]) -> None:
+    def counter(self, name: str, unit: str, values: Iterable[tuple[Any, ...]]) -> None:
         """Write one counter."""
         track = self._trace.track(self._number, name, parent=self._track, order=10, unit=unit)
         for at_ns, value in values:
             packet = self._trace.event(self._number, at_ns, track)
             packet.track_event.type = packet.track_event.TYPE_COUNTER
-            packet.track_event.double_counter_value = value
+            packet.track_event.double_counter_value = float(value)
             self._trace.written(packet)
 
     def _begin(self, at_ns: int, track: int, label: str, facts: Mapping[str, Any]) -> None:
@@ -275,12 +277,12 @@ def _named(series: Series) -> str:
 
 def _first_ns(recording: Recording) -> int:
     starts = [one.times_ns[0] for one in recording.series if one.times_ns]
-    starts += [one.start_ns for one in recording.spans]
+    starts += [min(column(recording.spans, "start_ns"))] if recording.spans else []
     starts += [one.start_ns for one in recording.incidents]
     return min(starts, default=0)
 
 
 def _last_ns(recording: Recording) -> int:
     ends = [one.times_ns[-1] for one in recording.series if one.times_ns]
-    ends += [one.end_ns for one in recording.spans]
+    ends += [max(column(recording.spans, "end_ns"))] if recording.spans else []
     return max(ends, default=0)

@@ -29,8 +29,8 @@ from holdfast.core.phases import ENV_PROFILE, own_node, set_phase_sink
 from holdfast.profile.captures import Captures
 from holdfast.profile.device_clock import DeviceTimes, Mark, Marked
 from holdfast.profile.module_hooks import first_tensor, keep_hooks_out
-from holdfast.profile.recording import RecordingWriter
 from holdfast.profile.trained_modules import TrainedModules
+from holdfast.profile.writing import RecordingWriter
 
 if TYPE_CHECKING:
     import torch

@@ -6,8 +6,8 @@
 Each file has one writer at a time and holds one JSON object a line. A writer only appends whole
 lines, so a file can be read while it is written. A killed writer loses at most the lines that it
 had not written; a torn last line is left out by readers and cut off by the next writer. A file that
-has reached `PART_BYTES` is renamed to `FILE.N`, with rising numbers; the oldest parts beyond
-`KEPT_PARTS` are deleted. Each part can be read alone. The lines are:
+has reached `writing.PART_BYTES` is renamed to `FILE.N`, with rising numbers; the oldest parts beyond
+`writing.KEPT_PARTS` are deleted. Each part can be read alone. The lines are:
 
 | `kind` | fields |
 |---|---|
@@ -27,19 +27,17 @@ and incidents.
 
 import contextlib
 import json
-import os
 import re
-import sys
-import time
 from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 from holdfast.core.errors import BadUse, NotFound
+from holdfast.profile.columns import Columns, Whole, Words, column
 from holdfast.profile.incidents import IncidentMark
 from holdfast.profile.metrics import METRICS, PHASES
 from holdfast.profile.parts import MOST_BYTES, newest
@@ -47,14 +45,8 @@ from holdfast.profile.parts import MOST_BYTES, newest
 VERSION: Final = 1
 FOLDER: Final = "profile"
 """The folder of a recording below the folder of a run or of an evaluation."""
-PART_BYTES: Final = 32 * 1024 * 1024
-KEPT_PARTS: Final = 15
-"""The finished parts of a file that are kept beside the newest one."""
-CLOCK_EVERY_NS: Final = 60_000_000_000
 STEADY_NS: Final = 1_000_000
 """Smaller changes between wall clock and monotonic clock are errors of reading them."""
-TOTALS: Final = ("J", "s", "B")
-_TAIL_BYTES: Final = 1 << 16
 _FILE: Final = re.compile(
     r"(samples-(?P<node>.+)|spans-rank(?P<rank>\d+))\.jsonl(\.(?P<part>\d+))?"
 )
@@ -104,7 +96,7 @@ class Series:
     values: Sequence[float]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Span:
     """One phase of one rank.
 
@@ -123,7 +115,7 @@ class Span:
     node: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class MemoryUse:
     """The device memory of one rank's PyTorch at one moment.
 
@@ -168,8 +160,8 @@ class Recording:
     """
 
     series: tuple[Series, ...] = ()
-    spans: tuple[Span, ...] = ()
-    memory: tuple[MemoryUse, ...] = ()
+    spans: Sequence[Span] = ()
+    memory: Sequence[MemoryUse] = ()
     clocks: tuple[ClockReading, ...] = ()
     incidents: tuple[IncidentMark, ...] = ()
     unavailable: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -220,10 +212,8 @@ class Recording:
                 )
                 for (node, key), (times, values) in sorted(reader.points.items(), key=_series_order)
             ),
-            spans=tuple(
-                sorted(reader.spans, key=lambda one: (one.rank, one.start_ns, -one.end_ns))
-            ),
-            memory=tuple(sorted(reader.memory, key=lambda one: (one.rank, one.at_ns))),
+            spans=reader.spans.rows(),
+            memory=reader.memory.rows(),
             clocks=tuple(reader.clocks),
             incidents=tuple(sorted(incidents, key=lambda one: one.start_ns)),
             unavailable={node: dict(sources) for node, sources in reader.unavailable.items()},
@@ -234,194 +224,111 @@ class Recording:
     @property
     def ranks(self) -> list[int]:
         """Return the ranks that recorded phases or memory, in rising order."""
-        return sorted({one.rank for one in self.spans} | {one.rank for one in self.memory})
+        return sorted({*column(self.spans, "rank"), *column(self.memory, "rank")})
+
+    def spans_by_rank(self) -> Iterator[tuple[int, Sequence[Span]]]:
+        """Yield each rank that recorded phases with its spans, in rising order."""
+        ranks = column(self.spans, "rank")
+        start = 0
+        while start < len(ranks):
+            end = bisect_right(ranks, ranks[start], start)
+            yield ranks[start], self.spans[start:end]
+            start = end
+
+    def spans_of(self, rank: int) -> Sequence[Span]:
+        """Return the spans of one rank."""
+        ranks = column(self.spans, "rank")
+        return self.spans[bisect_left(ranks, rank) : bisect_right(ranks, rank)]
+
+    def memory_of(self, rank: int) -> Sequence[MemoryUse]:
+        """Return the memory of one rank, in the order of time."""
+        ranks = column(self.memory, "rank")
+        return self.memory[bisect_left(ranks, rank) : bisect_right(ranks, rank)]
 
     def of(self, metric: str) -> list[Series]:
         """Return all series of one metric."""
         return [one for one in self.series if one.metric == metric]
 
 
-class RecordingWriter:
-    """Appends to one file of a recording. Use a writer in one thread only.
+class _Spans:
+    """Collects spans in columns, in the order that `Recording.spans` has."""
 
-    A method that raises `OSError` has written none of its line.
-    """
+    def __init__(self) -> None:
+        self._phases, self._steps, self._nodes = Words(), Whole(), Words()
+        self._starts_ns, self._ends_ns, self._ranks = array("q"), array("q"), array("q")
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        node: str,
-        rank: int | None = None,
-        attempt: int = 0,
-        part_bytes: int = PART_BYTES,
-        kept_parts: int = KEPT_PARTS,
-        clocks: Callable[[], tuple[int, int]] = lambda: (time.monotonic_ns(), time.time_ns()),
+    def add(
+        self, phase: str, start_ns: int, end_ns: int, step: int | None, rank: int, node: str
     ) -> None:
-        """Open the file, make its folder, and cut off a line that a killed writer left torn.
+        array("q", (start_ns, end_ns, rank, step or 0))  # raises before any column is longer
+        # Nearly all rows come in order, so that the search ends at once.
+        at = _place(len(self._ranks), self._key, (rank, start_ns, -end_ns))
+        self._starts_ns.insert(at, start_ns)
+        self._ends_ns.insert(at, end_ns)
+        self._ranks.insert(at, rank)
+        self._phases.insert(at, phase)
+        self._steps.insert(at, step)
+        self._nodes.insert(at, node)
 
-        Args:
-            folder: the folder of the recording.
-            node: the name of the node.
-            rank: the rank whose phases are written; None: counters of the node are written.
-            attempt: the number of the run's attempt.
-            part_bytes: the size at which a new part begins.
-            kept_parts: the finished parts that are kept.
-            clocks: returns the monotonic clock and the Unix clock, in ns.
+    def _key(self, at: int) -> tuple[int, ...]:
+        return self._ranks[at], self._starts_ns[at], -self._ends_ns[at]
 
-        Raises:
-            OSError: the file cannot be opened.
-        """
-        name = f"samples-{quote(node, safe='')}" if rank is None else f"spans-rank{rank}"
-        self.path = folder / f"{name}.jsonl"
-        self._begin = {
-            "kind": "begin",
-            "version": VERSION,
-            "node": node,
-            "rank": rank,
-            "attempt": attempt,
-            "pid": os.getpid(),
-        }
-        self._part_bytes = part_bytes
-        self._kept_parts = kept_parts
-        self._clocks = clocks
-        self._ids: dict[SeriesId, int] = {}
-        self._clock_due_ns = 0
-        self._fd = -1
-        folder.mkdir(parents=True, exist_ok=True)
-        self._open()
+    def rows(self) -> Columns[Span]:
+        return Columns(
+            Span,
+            {
+                "phase": self._phases,
+                "start_ns": self._starts_ns,
+                "end_ns": self._ends_ns,
+                "step": self._steps,
+                "rank": self._ranks,
+                "node": self._nodes,
+            },
+        )
 
-    def sample(self, t_monotonic_ns: int, values: Mapping[SeriesId, float]) -> None:
-        """Write the values of one moment."""
-        if not values:
-            return
-        if self._fd < 0:
-            self._open()
-        lines: list[dict[str, Any]] = []
-        new: dict[SeriesId, int] = {}
-        for key in values:
-            if key not in self._ids:
-                number = new[key] = len(self._ids) + len(new)
-                lines.append(
-                    {
-                        "kind": "series",
-                        "id": number,
-                        "metric": key.metric,
-                        "unit": key.unit,
-                        "source": key.source,
-                        "device": key.device,
-                        "rank": key.rank,
-                        "interval_s": key.interval_s,
-                    }
-                )
-        ids = self._ids | new if new else self._ids
-        numbers = {str(ids[key]): _short(key.unit, value) for key, value in values.items()}
-        lines.append({"kind": "sample", "t_monotonic_ns": t_monotonic_ns, "values": numbers})
-        self._write(lines, new)
 
-    def source(self, name: str, text: str) -> None:
-        """Write that a source cannot be read, and why; an empty text: the source is read."""
-        self._write([{"kind": "source", "name": name, "text": text}])
+class _Memory:
+    """Collects uses of memory in columns, in the order that `Recording.memory` has."""
 
-    def spans(self, step: int | None, spans: Sequence[tuple[str, int, int]]) -> None:
-        """Write the phases of one step: name, start and end of each, in monotonic ns."""
-        if not spans:
-            return
-        base_ns = min(start_ns for _, start_ns, _ in spans)
-        rows = [[phase, start - base_ns, end - base_ns] for phase, start, end in spans]
-        self._write([{"kind": "spans", "step": step, "base_ns": base_ns, "spans": rows}])
+    def __init__(self) -> None:
+        self._steps, self._nodes = Whole(), Words()
+        self._at_ns, self._ranks = array("q"), array("q")
+        self._sizes = array("q"), array("q"), array("q")
 
-    def memory(
-        self,
-        t_monotonic_ns: int,
-        step: int | None,
-        *,
-        allocated_bytes: int,
-        reserved_bytes: int,
-        peak_bytes: int,
-    ) -> None:
-        """Write the memory of the rank's device, see `MemoryUse`."""
-        fields = {
-            "kind": "memory",
-            "t_monotonic_ns": t_monotonic_ns,
-            "step": step,
-            "allocated_bytes": allocated_bytes,
-            "reserved_bytes": reserved_bytes,
-            "peak_bytes": peak_bytes,
-        }
-        self._write([fields])
+    def add(self, at_ns: int, step: int | None, rank: int, node: str, *sizes: int) -> None:
+        array("q", (at_ns, rank, step or 0, *sizes))  # raises before any column is longer
+        at = _place(len(self._ranks), self._key, (rank, at_ns))
+        self._at_ns.insert(at, at_ns)
+        self._ranks.insert(at, rank)
+        self._steps.insert(at, step)
+        self._nodes.insert(at, node)
+        for own, size in zip(self._sizes, sizes, strict=True):
+            own.insert(at, size)
 
-    def dropped(self, spans: int) -> None:
-        """Write that so many spans were left out."""
-        self._write([{"kind": "dropped", "spans": spans}])
+    def _key(self, at: int) -> tuple[int, ...]:
+        return self._ranks[at], self._at_ns[at]
 
-    def close(self) -> None:
-        """Close the file. Closing twice is harmless."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+    def rows(self) -> Columns[MemoryUse]:
+        allocated, reserved, peak = self._sizes
+        return Columns(
+            MemoryUse,
+            {
+                "at_ns": self._at_ns,
+                "step": self._steps,
+                "rank": self._ranks,
+                "node": self._nodes,
+                "allocated_bytes": allocated,
+                "reserved_bytes": reserved,
+                "peak_bytes": peak,
+            },
+        )
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def _open(self) -> None:
-        self._fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
-        try:
-            self._ids.clear()
-            _cut_torn_line(self._fd)
-            monotonic_ns, _ = self._clocks()
-            self._append([self._begin, self._clock_line(monotonic_ns)])
-        except BaseException:
-            self.close()
-            raise
-
-    def _clock_line(self, now_ns: int) -> dict[str, Any]:
-        self._clock_due_ns = now_ns + CLOCK_EVERY_NS
-        monotonic_ns, unix_ns = self._clocks()
-        return {"kind": "clock", "monotonic_ns": monotonic_ns, "unix_ns": unix_ns}
-
-    def _write(
-        self, lines: list[dict[str, Any]], new: Mapping[SeriesId, int] | None = None
-    ) -> None:
-        if self._fd < 0:
-            self._open()
-        monotonic_ns, _ = self._clocks()
-        if monotonic_ns >= self._clock_due_ns:
-            lines.insert(0, self._clock_line(monotonic_ns))
-        size_bytes = self._append(lines)
-        self._ids.update(new or {})
-        if size_bytes >= self._part_bytes:
-            with contextlib.suppress(OSError):  # the lines are written; the next call tries again
-                self._begin_part()
-
-    def _append(self, lines: list[dict[str, Any]]) -> int:
-        """Write lines; return the size of the file. One write: a reader sees whole lines."""
-        start_bytes = os.fstat(self._fd).st_size
-        text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()
-        rest = memoryview(text)
-        try:
-            while rest:
-                rest = rest[os.write(self._fd, rest) :]
-        except OSError:
-            os.ftruncate(self._fd, start_bytes)
-            raise
-        return start_bytes + len(text)
-
-    def _begin_part(self) -> None:
-        self.close()  # the next call opens what then has the name
-        parts = sorted(_parts_of(self.path))
-        number = parts[-1] + 1 if parts else 1
-        self.path.rename(f"{self.path}.{number}")
-        for old in parts[: max(0, len(parts) + 1 - self._kept_parts)]:
-            Path(f"{self.path}.{old}").unlink(missing_ok=True)
+def _place(count: int, key_of: Callable[[int], tuple[int, ...]], key: tuple[int, ...]) -> int:
+    """Return the place of a row after all rows whose key is not larger."""
+    if count == 0 or key_of(count - 1) <= key:
+        return count
+    return bisect_right(range(count), key, key=key_of)
 
 
 class _Reader:
@@ -430,8 +337,8 @@ class _Reader:
     def __init__(self, from_ns: int) -> None:
         self._from_ns = from_ns
         self.points: dict[tuple[str, SeriesId], tuple[array[int], array[float]]] = {}
-        self.spans: list[Span] = []
-        self.memory: list[MemoryUse] = []
+        self.spans = _Spans()
+        self.memory = _Memory()
         self.clocks: list[ClockReading] = []
         self.unavailable: dict[str, dict[str, str]] = {}
         self.dropped_spans = 0
@@ -503,29 +410,20 @@ class _Reader:
         match line["kind"]:
             case "spans":
                 base_ns = int(line["base_ns"]) + offset_ns
-                self.spans.extend(
-                    Span(
-                        phase=sys.intern(phase),
-                        start_ns=base_ns + int(start_ns),
-                        end_ns=base_ns + int(end_ns),
-                        step=None if line["step"] is None else int(line["step"]),
-                        rank=self._rank,
-                        node=self._node,
-                    )
-                    for phase, start_ns, end_ns in line["spans"]
-                    if phase in PHASES and base_ns + int(end_ns) >= self._from_ns
-                )
+                step = None if line["step"] is None else int(line["step"])
+                for phase, start_ns, end_ns in line["spans"]:
+                    if phase in PHASES and base_ns + int(end_ns) >= self._from_ns:
+                        times_ns = base_ns + int(start_ns), base_ns + int(end_ns)
+                        self.spans.add(phase, *times_ns, step, self._rank, self._node)
             case "memory" if int(line["t_monotonic_ns"]) + offset_ns >= self._from_ns:
-                self.memory.append(
-                    MemoryUse(
-                        at_ns=int(line["t_monotonic_ns"]) + offset_ns,
-                        step=None if line["step"] is None else int(line["step"]),
-                        rank=self._rank,
-                        node=self._node,
-                        allocated_bytes=int(line["allocated_bytes"]),
-                        reserved_bytes=int(line["reserved_bytes"]),
-                        peak_bytes=int(line["peak_bytes"]),
-                    )
+                self.memory.add(
+                    int(line["t_monotonic_ns"]) + offset_ns,
+                    None if line["step"] is None else int(line["step"]),
+                    self._rank,
+                    self._node,
+                    int(line["allocated_bytes"]),
+                    int(line["reserved_bytes"]),
+                    int(line["peak_bytes"]),
                 )
             case "dropped":
                 self.dropped_spans += int(line["spans"])
@@ -550,37 +448,6 @@ def _files(folder: Path) -> list[Path]:
             name = match["node"] or f"rank {int(match['rank']):09d}"
             found.append((match["node"] is None, unquote(name), part is None, int(part or 0), path))
     return [path for *_, path in sorted(found)]
-
-
-def _parts_of(path: Path) -> list[int]:
-    prefix = f"{path.name}."
-    return [
-        int(number)
-        for one in path.parent.iterdir()
-        if one.name.startswith(prefix) and (number := one.name.removeprefix(prefix)).isdigit()
-    ]
-
-
-def _cut_torn_line(fd: int) -> None:
-    size_bytes = end_bytes = os.fstat(fd).st_size
-    while end_bytes > 0:
-        start_bytes = max(0, end_bytes - _TAIL_BYTES)
-        newline = os.pread(fd, end_bytes - start_bytes, start_bytes).rfind(b"\n")
-        if newline >= 0:
-            end_bytes = start_bytes + newline + 1
-            break
-        end_bytes = start_bytes
-    if end_bytes < size_bytes:
-        os.ftruncate(fd, end_bytes)
-
-
-def _short(unit: str, value: float) -> float:
-    """Return a number with few digits.
-
-    Totals that only grow keep more, because readers subtract them.
-    """
-    rounded = float(f"{value:.12g}" if unit in TOTALS else f"{value:.4g}")
-    return int(rounded) if rounded.is_integer() else rounded
 
 
 def _series_order(item: tuple[tuple[str, SeriesId], Any]) -> tuple[Any, ...]:

@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.core.processes import die_with_parent, module_command
-from holdfast.profile.recording import RecordingWriter, SeriesId
+from holdfast.profile.recording import SeriesId
 from holdfast.profile.sources.host import Host
 from holdfast.profile.sources.probe import NO_GPU, has_gpu
 from holdfast.profile.sources.reader import values_of
 from holdfast.profile.sources.source import CannotRead
+from holdfast.profile.writing import RecordingWriter
 
 GPU: Final = "gpu"
 """The name under which the recording states why there are no counters of GPUs."""

@@ -19,8 +19,9 @@ from holdfast.profile.formulas.memory import StageMemory, stage_memory, stage_pa
 from holdfast.profile.formulas.shape import Layout, Model
 from holdfast.profile.job import NAME, Gpu, Job
 from holdfast.profile.metrics import SYNTHETIC
-from holdfast.profile.recording import RecordingWriter, SeriesId
+from holdfast.profile.recording import SeriesId
 from holdfast.profile.schedule import Pass, one_f_one_b
+from holdfast.profile.writing import RecordingWriter
 
 BEGIN_NS: Final = 1_700_000_000_000_000_000
 """Unix time of the first step; any moment would do."""

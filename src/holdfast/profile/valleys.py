@@ -6,13 +6,16 @@ of 0 stay out of the median, so that a run that idles for most of its time has v
 """
 
 import bisect
+import heapq
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
+from holdfast.profile.columns import Columns, Words, column, fields
 from holdfast.profile.metrics import STEP_PHASE
 from holdfast.profile.recording import Recording, Series, Span
 
@@ -149,12 +152,11 @@ def idle_times(series: Series, threshold: float) -> list[tuple[int, int]]:
 
 def local_ranks(recording: Recording) -> dict[str, list[int]]:
     """Return the ranks that each node recorded, in rising order."""
-    nodes: dict[str, set[int]] = {}
-    for span in recording.spans:
-        nodes.setdefault(span.node, set()).add(span.rank)
-    for use in recording.memory:
-        nodes.setdefault(use.node, set()).add(use.rank)
-    return {node: sorted(ranks) for node, ranks in nodes.items()}
+    places = {*fields(recording.spans, "node", "rank"), *fields(recording.memory, "node", "rank")}
+    nodes: dict[str, list[int]] = {}
+    for node, rank in sorted(places):
+        nodes.setdefault(node, []).append(rank)
+    return nodes
 
 
 def ranks_of(series: Series, local: Mapping[str, Sequence[int]]) -> list[int]:
@@ -168,18 +170,25 @@ def ranks_of(series: Series, local: Mapping[str, Sequence[int]]) -> list[int]:
     return ranks
 
 
-def phases_of_rank(spans: Iterable[Span]) -> list[Stretch]:
-    """Return the phases of one rank without overlap: where phases nest, the inner one counts."""
-    return flattened(
-        (span.start_ns, span.end_ns, span.phase) for span in spans if span.phase != STEP_PHASE
-    )
+def phases_of_rank(spans: Sequence[Span]) -> Sequence[Stretch]:
+    """Return the phases of one rank without overlap: where phases nest, the inner one counts.
+
+    Args:
+        spans: of one rank, in the order of `Recording.spans`.
+    """
+    return flattened(_phases(spans))
 
 
-def flattened(intervals: Iterable[tuple[int, int, str]]) -> list[Stretch]:
-    """Cut intervals so that none overlap: the one that began last counts until it ends."""
-    stretches: list[Stretch] = []
+def flattened(intervals: Iterable[tuple[int, int, str]]) -> Sequence[Stretch]:
+    """Cut intervals so that none overlap: the one that began last counts until it ends.
+
+    Args:
+        intervals: start, end and label of each, by rising start; of two with the same start, the
+            longer one comes first.
+    """
+    starts_ns, ends_ns, labels = array("q"), array("q"), Words()
     open_: list[tuple[int, str]] = []  # end and label; the innermost last
-    at_ns = 0
+    at_ns = last_ns = 0
 
     def advance(to_ns: int) -> None:
         nonlocal at_ns
@@ -189,34 +198,37 @@ def flattened(intervals: Iterable[tuple[int, int, str]]) -> list[Stretch]:
                 open_.pop()
                 continue
             until_ns = min(end_ns, to_ns)
-            if stretches and stretches[-1].label == label and stretches[-1].end_ns == at_ns:
-                stretches[-1] = Stretch(stretches[-1].start_ns, until_ns, label)
+            if ends_ns and labels[-1] == label and ends_ns[-1] == at_ns:
+                ends_ns[-1] = until_ns
             else:
-                stretches.append(Stretch(at_ns, until_ns, label))
+                starts_ns.append(at_ns)
+                ends_ns.append(until_ns)
+                labels.insert(len(labels), label)
             at_ns = until_ns
         at_ns = max(at_ns, to_ns)
 
-    ordered = sorted(intervals, key=lambda one: (one[0], -one[1]))
-    for start_ns, end_ns, label in ordered:
+    for start_ns, end_ns, label in intervals:
         advance(start_ns)
         open_.append((end_ns, label))
-    if ordered:
-        advance(max(end_ns for _, end_ns, _ in ordered))
-    return stretches
+        last_ns = max(last_ns, end_ns)
+    advance(last_ns)
+    return Columns(Stretch, {"start_ns": starts_ns, "end_ns": ends_ns, "label": labels})
+
+
+def _phases(spans: Sequence[Span]) -> Iterator[tuple[int, int, str]]:
+    for phase, start_ns, end_ns in fields(spans, "phase", "start_ns", "end_ns"):
+        if phase != STEP_PHASE:
+            yield start_ns, end_ns, phase
 
 
 class _Labels:
     """Answers which phase or incident covers most of a time."""
 
     def __init__(self, recording: Recording, *, pipeline: bool) -> None:
-        spans: dict[int, list[Span]] = {}
-        for span in recording.spans:
-            spans.setdefault(span.rank, []).append(span)
         self._local = local_ranks(recording)
         last_ns = max(
             [one.times_ns[-1] for one in recording.series if one.times_ns]
-            + [span.end_ns for span in recording.spans],
-            default=0,
+            + [max(column(recording.spans, "end_ns"), default=0)],
         )
         self._incidents = [
             Stretch(
@@ -227,15 +239,11 @@ class _Labels:
             )
             for one in recording.incidents
         ]
-        self._phases: dict[int, list[Stretch]] = {}
-        self._starts: dict[int, list[int]] = {}
-        for rank, own in spans.items():
-            outer = _steps(own) if pipeline else []
-            inner = [
-                (span.start_ns, span.end_ns, span.phase) for span in own if span.phase != STEP_PHASE
-            ]
-            self._phases[rank] = flattened([*outer, *inner])
-            self._starts[rank] = [one.start_ns for one in self._phases[rank]]
+        self._phases: dict[int, Sequence[Stretch]] = {}
+        for rank, own in recording.spans_by_rank():
+            steps = _steps(own) if pipeline else ()
+            inside_out = heapq.merge(steps, _phases(own), key=lambda one: (one[0], -one[1]))
+            self._phases[rank] = flattened(inside_out)
 
     def ranks_of(self, series: Series) -> list[int]:
         return ranks_of(series, self._local)
@@ -249,8 +257,8 @@ class _Labels:
             return INCIDENT, hit.detail, struck_ns / length_ns
         covered: dict[str, float] = {}
         for rank in ranks:
-            stretches = self._phases.get(rank, [])
-            first = bisect.bisect_right(self._starts.get(rank, []), start_ns) - 1
+            stretches = self._phases.get(rank, ())
+            first = bisect.bisect_right(column(stretches, "start_ns"), start_ns) - 1
             for index in range(max(0, first), len(stretches)):
                 if stretches[index].start_ns >= end_ns:
                     break
@@ -262,18 +270,20 @@ class _Labels:
         return cause, "", covered[cause] / length_ns
 
 
-def _steps(spans: Sequence[Span]) -> list[tuple[int, int, str]]:
-    """Return the time of each step of one rank, from its first phase to the end of its last."""
-    bounds: list[tuple[int, int, int]] = []
-    for span in spans:
-        if span.step is None or span.phase == STEP_PHASE:
+def _steps(spans: Sequence[Span]) -> Iterator[tuple[int, int, str]]:
+    """Yield the time of each step of one rank, from its first phase to the end of its last."""
+    open_: tuple[int, int, int] | None = None
+    for step, phase, start_ns, end_ns in fields(spans, "step", "phase", "start_ns", "end_ns"):
+        if step is None or phase == STEP_PHASE:
             continue
-        if bounds and bounds[-1][0] == span.step:
-            step, start_ns, end_ns = bounds[-1]
-            bounds[-1] = (step, start_ns, max(end_ns, span.end_ns))
-        else:
-            bounds.append((span.step, span.start_ns, span.end_ns))
-    return [(start_ns, end_ns, BUBBLE) for _, start_ns, end_ns in bounds]
+        if open_ is not None and open_[0] == step:
+            open_ = (step, open_[1], max(open_[2], end_ns))
+            continue
+        if open_ is not None:
+            yield open_[1], open_[2], BUBBLE
+        open_ = (step, start_ns, end_ns)
+    if open_ is not None:
+        yield open_[1], open_[2], BUBBLE
 
 
 def _intervals(series: Series) -> list[tuple[int, int]]:

@@ -74,11 +74,9 @@ OTHERS = "Others"
 def incident_card(cost: IncidentSummary, summary: RunSummary, *, home: Path | None = None) -> Card:
     """Return the card of one incident of a run.
 
-    A diagnosis of another version may lack fields; the card shows the fields that are there.
-
-    Args:
-        home: the folder above the run's folder, whose logs have the user's own frame. None: read no
-            logs.
+    A diagnosis of another version may lack fields; the card shows the fields that are there. `home`
+    is the folder above the run's folder, whose logs have the user's own frame; without `home`, no
+    log is read.
     """
     incident, found = cost.incident, cost.incident.diagnosis
     step = f"at step {incident.step}" if incident.step else "before its first step"

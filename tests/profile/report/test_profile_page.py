@@ -14,7 +14,7 @@ from holdfast.cli.main import cli
 from holdfast.core.errors import BadUse, NotFound
 from holdfast.core.ledger import Incident, Ledger, Run
 from holdfast.core.paths import RunPaths, ledger_url
-from holdfast.profile.recording import Recording, RecordingWriter, Series, SeriesId, Span
+from holdfast.profile.recording import Recording, Series, SeriesId, Span
 from holdfast.profile.report import Job, comparison, summarize
 from holdfast.profile.report.charts import POINTS_LIMIT, activity, thinned
 from holdfast.profile.report.view import headline
@@ -25,6 +25,7 @@ from holdfast.profile.synthetic import (
     write_hierarchical_zero,
     write_three_d,
 )
+from holdfast.profile.writing import RecordingWriter
 
 CHROMIUM = Path("/usr/bin/chromium")
 

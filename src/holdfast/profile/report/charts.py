@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.core import page, words
+from holdfast.profile.columns import Columns, column
 from holdfast.profile.recording import Series
 from holdfast.profile.report.summary import ProfileSummary, RankMemory
 from holdfast.profile.valleys import UNKNOWN, Stretch, local_ranks, phases_of_rank, ranks_of
@@ -124,11 +125,9 @@ def activity(
         striped = False
         if len(ranks) == 1:
             # A restart may move a rank to another node.
-            own = [
-                span
-                for span in summary.recording.spans
-                if (span.rank, span.node) == (ranks[0], series.node)
-            ]
+            own = summary.recording.spans_of(ranks[0])
+            if set(column(own, "node")) - {series.node}:
+                own = [span for span in own if span.node == series.node]
             striped = _strip(axes, phases_of_rank(own), (start_ns, end_ns), at, top)
         axes.set_ylim(-0.16 * top if striped else 0, -0.03 * top if bare and striped else top)
         axes.set_yticks([] if bare else [0, top / 2, top])
@@ -195,8 +194,10 @@ def memory_over_time(summary: ProfileSummary, *, name: str, narrow: bool) -> str
     if not summary.memory:
         return None
     fullest = max(summary.memory, key=lambda one: one.peak_bytes)
-    rows = [one for one in summary.recording.memory if one.rank == fullest.rank]
+    rows = summary.recording.memory_of(fullest.rank)
+    times_ns = column(rows, "at_ns")
     unit, unit_s = words.unit_of_time((rows[-1].at_ns - summary.start_ns) / 1e9)
+    at = _scale(summary.start_ns, unit_s)
     figure = page.new_figure(*_size(narrow, 3.1))
     figure.patch.set_alpha(0)
     axes: Axes = figure.add_subplot()
@@ -219,15 +220,10 @@ def memory_over_time(summary: ProfileSummary, *, name: str, narrow: bool) -> str
         ("allocated_bytes", "ink", "solid"),
     )
     for field, colour, style in lines:
-        points = thinned(
-            [
-                ((one.at_ns - summary.start_ns) / 1e9 / unit_s, getattr(one, field) / GB)
-                for one in rows
-            ]
-        )
+        points = thinned(Columns(lambda *pair: pair, {"x": times_ns, "y": column(rows, field)}))
         axes.plot(
-            [x for x, _ in points],
-            [y for _, y in points],
+            [at(x) for x, _ in points],
+            [y / GB for _, y in points],
             color=COLOUR[colour],
             linewidth=1.2,
             linestyle=style,

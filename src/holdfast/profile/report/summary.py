@@ -2,13 +2,15 @@
 
 import bisect
 import statistics
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
 from holdfast.core import words
 from holdfast.core.errors import BadUse
+from holdfast.profile.columns import Columns, column, fields
 from holdfast.profile.formulas.flops import (
     Peak,
     flops_per_token,
@@ -35,7 +37,7 @@ FORMULA: Final = "6·N + 12·L·H·Q·T FLOPs a token; causal: the second term c
 UNCOVERED: Final = "between phases"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Step:
     """Hold one step of the reference rank, in Unix ns; a step that ran twice is two."""
 
@@ -132,7 +134,7 @@ class ProfileSummary:
     job: Job | None
     start_ns: int
     end_ns: int
-    steps: tuple[Step, ...]
+    steps: Sequence[Step]
     speed: Speed | None
     utilization: Utilization | None
     phases: tuple[Phase, ...]
@@ -204,7 +206,7 @@ def summarize(
         job=job,
         start_ns=start_ns,
         end_ns=end_ns,
-        steps=tuple(steps),
+        steps=steps,
         speed=speed,
         utilization=use,
         phases=phases,
@@ -215,35 +217,63 @@ def summarize(
     )
 
 
-def steps_of(spans: Sequence[Span]) -> list[Step]:
-    """Return the steps of the rank that recorded most of them, in the order of time."""
-    by_rank: dict[int, list[Span]] = {}
-    for span in spans:
-        if span.step is not None and span.phase in (*TRAINING_PHASES, STEP_PHASE):
-            by_rank.setdefault(span.rank, []).append(span)
-    found: list[Step] = []
-    for _, own in sorted(by_rank.items()):
-        steps: list[Step] = []
-        for span in own:
-            number = span.step
-            assert number is not None
-            if steps and steps[-1].number == number:
-                last = steps[-1]
-                end_ns = max(last.end_ns, span.end_ns)
-                steps[-1] = Step(number=number, start_ns=last.start_ns, end_ns=end_ns)
-            else:
-                steps.append(Step(number=number, start_ns=span.start_ns, end_ns=span.end_ns))
-        if len(steps) > len(found):
-            found = steps
-    return found
+def steps_of(spans: Sequence[Span]) -> Sequence[Step]:
+    """Return the steps of the rank that recorded most of them, in the order of time.
+
+    Args:
+        spans: of all ranks, in the order of `Recording.spans`.
+    """
+    found, steps = _Steps(), _Steps()
+    rank_before: int | None = None
+    for phase, start_ns, end_ns, step, rank in fields(
+        spans, "phase", "start_ns", "end_ns", "step", "rank"
+    ):
+        if rank != rank_before:
+            found, steps = max(found, steps, key=len), _Steps()
+            rank_before = rank
+        if step is not None and (phase in TRAINING_PHASES or phase == STEP_PHASE):
+            steps.extend(step, start_ns, end_ns)
+    return max(found, steps, key=len).rows()
+
+
+class _Steps:
+    """Collects the steps of one rank in columns."""
+
+    def __init__(self) -> None:
+        self._numbers, self._starts_ns, self._ends_ns = array("q"), array("q"), array("q")
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def extend(self, number: int, start_ns: int, end_ns: int) -> None:
+        """Add a phase to its step; a phase of another step than the last begins a step."""
+        if self._numbers and self._numbers[-1] == number:
+            self._ends_ns[-1] = max(self._ends_ns[-1], end_ns)
+            return
+        self._numbers.append(number)
+        self._starts_ns.append(start_ns)
+        self._ends_ns.append(end_ns)
+
+    def rows(self) -> Columns[Step]:
+        columns = {
+            "number": self._numbers,
+            "start_ns": self._starts_ns,
+            "end_ns": self._ends_ns,
+        }
+        return Columns(Step, columns)
 
 
 def _bounds(recording: Recording) -> tuple[int, int]:
     moments = [
         at for one in recording.series if one.times_ns for at in (one.times_ns[0], one.times_ns[-1])
     ]
-    moments += [at for span in recording.spans for at in (span.start_ns, span.end_ns)]
-    moments += [one.at_ns for one in recording.memory]
+    for rows, name in (
+        (recording.spans, "start_ns"),
+        (recording.spans, "end_ns"),
+        (recording.memory, "at_ns"),
+    ):
+        if rows:
+            moments += [min(column(rows, name)), max(column(rows, name))]
     return (min(moments), max(moments)) if moments else (0, 0)
 
 
@@ -279,13 +309,13 @@ def _missing(recording: Recording, valleys: Valleys) -> list[str]:
     return missing
 
 
-def _steps(recording: Recording) -> tuple[list[Step], str]:
+def _steps(recording: Recording) -> tuple[Sequence[Step], str]:
     """Return the steps and their source.
 
     Where no rank recorded any, the utilisation may show them.
     """
     if steps := steps_of(recording.spans):
-        logged = any(span.phase == STEP_PHASE for span in recording.spans)
+        logged = STEP_PHASE in column(recording.spans, "phase")
         return steps, "log" if logged else "phases"
     if recording.spans:
         return [], ""
@@ -299,12 +329,15 @@ def _steps(recording: Recording) -> tuple[list[Step], str]:
 def _speed(steps: Sequence[Step], source: str, job: Job | None) -> Speed | None:
     if not steps:
         return None
-    times_s = [
-        (two.start_ns - one.start_ns) / 1e9
-        for one, two in pairwise(steps)
-        if two.number == one.number + 1
-    ]
-    times_s = times_s or [(one.end_ns - one.start_ns) / 1e9 for one in steps]
+    times_s = array(
+        "d",
+        (
+            (two.start_ns - one.start_ns) / 1e9
+            for one, two in pairwise(steps)
+            if two.number == one.number + 1
+        ),
+    )
+    times_s = times_s or array("d", ((one.end_ns - one.start_ns) / 1e9 for one in steps))
     median_s = statistics.median(times_s)
     tokens = None if job is None else job.layout.tokens_a_step
     rate = tokens / median_s if tokens is not None and median_s > 0 else None
@@ -350,15 +383,12 @@ def _utilization(
 
 
 def _phases(recording: Recording, valleys: Valleys, wall_s: float) -> tuple[Phase, ...]:
-    by_rank: dict[int, list[Span]] = {}
-    for span in recording.spans:
-        by_rank.setdefault(span.rank, []).append(span)
-    stretches = {rank: phases_of_rank(own) for rank, own in by_rank.items()}
+    stretches = {rank: phases_of_rank(own) for rank, own in recording.spans_by_rank()}
     totals: dict[str, float] = {}
     for own in stretches.values():
-        for one in own:
-            seconds = (one.end_ns - one.start_ns) / 1e9 / len(stretches)
-            totals[one.label] = totals.get(one.label, 0.0) + seconds
+        for label, start_ns, end_ns in fields(own, "label", "start_ns", "end_ns"):
+            seconds = (end_ns - start_ns) / 1e9 / len(stretches)
+            totals[label] = totals.get(label, 0.0) + seconds
     if not totals:
         return ()
     totals[UNCOVERED] = max(0.0, wall_s - sum(totals.values()))
@@ -377,7 +407,7 @@ def _phases(recording: Recording, valleys: Valleys, wall_s: float) -> tuple[Phas
 
 
 def _idle_by_phase(
-    recording: Recording, valleys: Valleys, stretches: dict[int, list[Stretch]]
+    recording: Recording, valleys: Valleys, stretches: Mapping[int, Sequence[Stretch]]
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return the idle and the sampled nanoseconds of each phase."""
     idle: dict[str, float] = {}
@@ -390,8 +420,8 @@ def _idle_by_phase(
         ranks = ranks_of(series, local)
         if len(ranks) != 1:
             continue
-        own = stretches.get(ranks[0], [])
-        starts = [one.start_ns for one in own]
+        own = stretches.get(ranks[0], ())
+        starts = column(own, "start_ns")
         for at_ns, value in zip(series.times_ns, series.values, strict=True):
             start_ns = at_ns - round(series.interval_s * 1e9)
             for label, part_ns in _labelled(own, starts, start_ns, at_ns):

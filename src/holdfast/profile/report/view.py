@@ -6,6 +6,7 @@ from typing import Final
 
 from holdfast.core import words
 from holdfast.core.page import KeyFigure, TimeBars, time_bars
+from holdfast.profile.columns import column
 from holdfast.profile.formulas.pipeline import bubble_over_ideal
 from holdfast.profile.report.charts import PHASE_COLOURS, one_a_stage
 from holdfast.profile.report.summary import FORMULA, ProfileSummary
@@ -88,7 +89,7 @@ def context(summary: ProfileSummary) -> str:
     """Return one sentence about the size of the recording."""
     recording = summary.recording
     devices = {(one.node, one.device) for one in recording.series if one.device is not None}
-    nodes = {one.node for one in recording.series} | {one.node for one in recording.spans}
+    nodes = {one.node for one in recording.series} | {*column(recording.spans, "node")}
     counted = ((len(recording.ranks), "rank"), (len(devices), "GPU"), (len(nodes), "node"))
     parts = [words.count(number, of) for number, of in counted if number]
     parts.append(words.duration(summary.wall_s))

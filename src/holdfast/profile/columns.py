@@ -1,0 +1,129 @@
+"""Hold many rows in columns of numbers, and make a row only when it is read.
+
+A week of one rank's phases is millions of rows. As objects of Python they need eight times the
+memory of their columns.
+"""
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Generic, TypeVar, overload
+
+Row = TypeVar("Row")
+_NONE: Final = -(1 << 63)
+"""The number that stands for None."""
+
+
+class Whole(Sequence[int | None]):
+    """A column of whole numbers of 64 bits, and of None."""
+
+    def __init__(self, numbers: "array[int] | None" = None) -> None:
+        """Begin with numbers of the type `q`; None: with none."""
+        self._numbers = array("q") if numbers is None else numbers
+
+    def insert(self, at: int, value: int | None) -> None:
+        """Insert a value before the row `at`.
+
+        Raises:
+            OverflowError: the value has more than 64 bits.
+        """
+        self._numbers.insert(at, _NONE if value is None else value)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @overload
+    def __getitem__(self, at: int) -> int | None: ...
+    @overload
+    def __getitem__(self, at: slice) -> "Whole": ...
+    def __getitem__(self, at: int | slice) -> "int | Whole | None":
+        if isinstance(at, slice):
+            return Whole(self._numbers[at])
+        number = self._numbers[at]
+        return None if number == _NONE else number
+
+    def __iter__(self) -> Iterator[int | None]:
+        return (None if number == _NONE else number for number in self._numbers)
+
+
+class Words(Sequence[str]):
+    """A column of a few different words, each row two bytes."""
+
+    def __init__(self, codes: "array[int] | None" = None, known: list[str] | None = None) -> None:
+        """Begin with codes of the type `H` and the words that the codes number; None: with none."""
+        self._codes = array("H") if codes is None else codes
+        self._known: list[str] = [] if known is None else known
+        self._code_of = {word: code for code, word in enumerate(self._known)}
+
+    def insert(self, at: int, word: str) -> None:
+        """Insert a word before the row `at`."""
+        code = self._code_of.get(word)
+        if code is None:
+            code = self._code_of[word] = len(self._known)
+            self._known.append(word)
+        self._codes.insert(at, code)
+
+    def __len__(self) -> int:
+        return len(self._codes)
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+    @overload
+    def __getitem__(self, at: slice) -> "Words": ...
+    def __getitem__(self, at: int | slice) -> "str | Words":
+        if isinstance(at, slice):
+            return Words(self._codes[at], self._known)
+        return self._known[self._codes[at]]
+
+    def __iter__(self) -> Iterator[str]:
+        return map(self._known.__getitem__, self._codes)
+
+
+class Columns(Sequence[Row], Generic[Row]):
+    """Rows in columns; a slice copies its part of the columns."""
+
+    def __init__(self, row: Callable[..., Row], columns: Mapping[str, Sequence[Any]]) -> None:
+        """Make rows of columns of equal length.
+
+        Args:
+            row: makes one row of the columns' values, in the order of the columns.
+            columns: by the names of the row's fields.
+        """
+        self._row = row
+        self._columns = dict(columns)
+        self._first = next(iter(self._columns.values()))
+
+    def column(self, name: str) -> Sequence[Any]:
+        """Return the values of one field in all rows."""
+        return self._columns[name]
+
+    def __len__(self) -> int:
+        return len(self._first)
+
+    @overload
+    def __getitem__(self, at: int) -> Row: ...
+    @overload
+    def __getitem__(self, at: slice) -> "Columns[Row]": ...
+    def __getitem__(self, at: int | slice) -> "Row | Columns[Row]":
+        if isinstance(at, slice):
+            return Columns(self._row, {name: one[at] for name, one in self._columns.items()})
+        return self._row(*(one[at] for one in self._columns.values()))
+
+    def __iter__(self) -> Iterator[Row]:
+        return map(self._row, *self._columns.values())
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence) or len(self) != len(other):
+            return False
+        return all(one == two for one, two in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def column(rows: Sequence[Any], name: str) -> Sequence[Any]:
+    """Return the values of one field in all rows, whether or not the rows are in columns."""
+    return rows.column(name) if isinstance(rows, Columns) else [getattr(one, name) for one in rows]
+
+
+def fields(rows: Sequence[Any], *names: str) -> Iterable[tuple[Any, ...]]:
+    """Yield the values of some fields of each row."""
+    return zip(*(column(rows, name) for name in names), strict=True)
