@@ -53,11 +53,11 @@ def test_the_name_of_the_file_chooses_the_form(home):
 
 
 def test_programs_get_one_object(home):
-    said = json.loads(answer("--json"))
-    assert (said["schema"], said["version"], said["path"]) == ("holdfast.summary", 1, None)
-    assert [one["run"] for one in said["runs"]] == ["new"]
-    assert said["gpu_hours"] == pytest.approx(4.0)
-    assert said["incidents"] == []
+    fields = json.loads(answer("--json"))
+    assert (fields["schema"], fields["version"], fields["path"]) == ("holdfast.summary", 1, None)
+    assert [one["id"] for one in fields["runs"]] == ["new"]
+    assert fields["gpu_hours"] == pytest.approx(4.0)
+    assert fields["incidents"] == []
 
 
 @pytest.mark.parametrize(

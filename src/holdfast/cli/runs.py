@@ -10,7 +10,7 @@ import click
 
 from holdfast.cli.main import Place
 from holdfast.cli.output import near, print_json, print_table, seconds, when
-from holdfast.cli.output_paths import OUTPUT_FILE
+from holdfast.cli.output_paths import OUTPUT_FILE, OUTPUT_FOLDER
 from holdfast.cli.progress import shown
 from holdfast.cli.runs_watch import watch_runs
 from holdfast.core.accounting import RunSummary, summarize
@@ -271,7 +271,7 @@ def report(place: Place, run_ids: tuple[str, ...], output: Path | None, as_json:
 @click.option(
     "-o",
     "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OUTPUT_FILE,
     help="Write to this file: a page if the name ends in .html, else Markdown.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
@@ -306,7 +306,7 @@ def summary(place: Place, since: str, output: Path | None, as_json: bool) -> Non
 
 
 @command.command()
-@click.argument("run_id", metavar="RUN")
+@click.argument("run_id", metavar="[RUN]", required=False)
 @click.option(
     "--to",
     "tracker",
@@ -317,15 +317,17 @@ def summary(place: Place, since: str, output: Path | None, as_json: bool) -> Non
 @click.option(
     "-o",
     "--output",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=OUTPUT_FOLDER,
     help="The folder of the tracker's files.  [default: a folder named after the tracker]",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def export(
-    place: Place, run_id: str, tracker: "Tracker", output: Path | None, as_json: bool
+    place: Place, run_id: str | None, tracker: "Tracker", output: Path | None, as_json: bool
 ) -> None:
     """Write the curves of a run's final state into an experiment tracker.
+
+    Without RUN, the curves of the newest run.
 
     \b
     holdfast runs export RUN --to tensorboard
@@ -335,15 +337,16 @@ def export(
     from holdfast.ui import export as write
 
     with Ledger.open(place.ledger) as ledger:
+        run_id = run_id or ledger.newest_run().run_id
         curves = curves_of(ledger, place.home, run_id)
-    said = write(curves, tracker, (output or Path(tracker)).absolute())
+    outcome = write(curves, tracker, (output or Path(tracker)).absolute())
     if as_json:
         print_json(
-            "export",
-            {"run": run_id, "tracker": tracker, "steps": len(curves.points), "outcome": said},
+            "curves",
+            {"id": run_id, "tracker": tracker, "steps": len(curves.points), "outcome": outcome},
         )
     else:
-        click.echo(said)
+        click.echo(outcome)
 
 
 AGES_S = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
@@ -380,7 +383,7 @@ def _period_fields(period: "Period", output: Path | None) -> dict[str, Any]:
         "rank_seconds": period.rank_seconds,
         "runs": [
             {
-                "run": one.run.run_id, "state": one.state, "ranks": one.ranks, "wall_s": one.wall_s,
+                "id": one.run.run_id, "state": one.state, "ranks": one.ranks, "wall_s": one.wall_s,
                 "gpu_hours": one.gpu_hours, "ettr": one.ettr, "final_step": one.final_step,
                 "incidents": len(one.incidents), "interventions": one.interventions,
                 "why_unknown": one.why_unknown or None,
@@ -389,7 +392,7 @@ def _period_fields(period: "Period", output: Path | None) -> dict[str, Any]:
         ],
         "incidents": [
             {
-                "run": one.run_id, "incident": one.story.incident_id, "at_s": one.story.at_s,
+                "id": str(one.story.incident_id), "run_id": one.run_id, "at_s": one.story.at_s,
                 "what": one.story.what, "reason": one.reason, "cause": one.story.cause,
                 "done": one.story.done, "effect": one.story.check, "is_recovered": one.is_recovered,
                 "lost_gpu_hours": one.story.lost_gpu_hours,
@@ -398,7 +401,7 @@ def _period_fields(period: "Period", output: Path | None) -> dict[str, Any]:
         ],
         "cordoned": [one.name for one in period.cordoned],
         "evaluations": [
-            {"evaluation": one.evaluation_id, "suite": one.suite, "state": one.state}
+            {"id": one.evaluation_id, "suite": one.suite, "state": one.state}
             for one in period.evaluations
         ],
     }  # fmt: skip
