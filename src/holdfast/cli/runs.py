@@ -317,7 +317,7 @@ def summary(place: Place, since: str, output: Path | None, as_json: bool) -> Non
 def export(
     place: Place, run_id: str, tracker: "Tracker", output: Path | None, as_json: bool
 ) -> None:
-    """Write the curves of a run's final state into an experiment tracker.
+    """Write the curves of a run into an experiment tracker, each step once.
 
     \b
     holdfast runs export RUN --to tensorboard

@@ -12,6 +12,7 @@ Enter the ledger, and the functions that act (`Backend`); leaves a web server. T
 | `run_page` | a run and an incident as plain values |
 | `pages` | the routes that read: HTML from a template, or JSON |
 | `metrics` | the page Now as metrics for Prometheus |
+| `otlp` | new events, sent to an OpenTelemetry collector |
 | `stream` | the changes of the ledger, sent to the browsers |
 | `sessions`, `gate` | who is signed in; which requests go no further |
 | `scraper_token` | the token that opens the metrics without a session |
