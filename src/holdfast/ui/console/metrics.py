@@ -6,6 +6,7 @@ node. So the number of series is bounded: `docs/monitoring.md` states the bound 
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 from prometheus_client import exposition
@@ -17,7 +18,6 @@ from prometheus_client.core import (
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from holdfast import __version__
 from holdfast.ui.console.backend import Backend
 from holdfast.ui.console.now_page import now_page
 from holdfast.ui.console.queries.metrics import INCIDENT_KINDS, counts
@@ -76,7 +76,7 @@ def _families(
     page: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], counted: Mapping[str, Any]
 ) -> Iterator[Metric]:
     yield InfoMetricFamily(
-        "holdfast_build", "Version of the console.", value={"version": __version__}
+        "holdfast_build", "Version of the console.", value={"version": version("holdfast")}
     )
     yield _run_counts(page, counted["states"])
     yield GaugeMetricFamily(

@@ -12,12 +12,12 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Select, func, select
 
-from holdfast import __version__
 from holdfast.core import words
 from holdfast.core.atomic import write_atomic
 from holdfast.core.errors import HoldfastError
@@ -205,5 +205,5 @@ def _record(
             attributes={key: value for key, value in attributes.items() if value is not None},
         ),
         resource=Resource.create(service),
-        instrumentation_scope=InstrumentationScope("holdfast", __version__),
+        instrumentation_scope=InstrumentationScope("holdfast", version("holdfast")),
     )
