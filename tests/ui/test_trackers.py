@@ -63,7 +63,7 @@ def read_back(script, *arguments, home, **variables):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_the_curves_are_those_of_the_final_state(curves, home):
+def test_each_step_appears_once_as_it_was_last_made(curves, home):
     with Ledger.open(ledger_url(home)) as ledger:
         surviving = summarize(ledger, home, "demo-1").loss
     assert [one.step for one in curves.points] == list(range(1, 401)), "each step once"
@@ -85,6 +85,28 @@ def test_the_curves_are_those_of_the_final_state(curves, home):
     ]
     assert [at[step]["holdfast/incidents"] for step in (80, 81, 400)] == [0, 1, 3]
     assert [step for step, _, _ in curves.incidents] == [93, 187, 312]
+
+
+def test_rolled_back_steps_are_left_out_and_the_last_steps_before_a_failure_are_not(tmp_path):
+    with sample_runs.open_home(tmp_path) as ledger:
+        job = sample_runs.Scribe(ledger, tmp_path, "run-1")
+        found = sample_runs.diagnosis("Killed", "killed", [])
+        job.begin()
+        job.train(93)
+        job.fail("exit", 1, 0.1, found, "restart", "Restarted.")
+        job.begin(80)
+        job.train(85)
+        job.fail("exit", 1, 0.1, found, "stop", "Stopped.")
+        job.end("failed", 1, "Failed.")
+        points = curves_of(ledger, tmp_path, "run-1").points
+    assert [one.step for one in points] == list(range(1, 86))
+    assert [one.step for one in points if one.values["holdfast/attempt"] == 2] == [
+        81,
+        82,
+        83,
+        84,
+        85,
+    ]
 
 
 def test_two_records_of_a_step_become_one(home, tmp_path):

@@ -325,7 +325,7 @@ def summary(place: Place, since: str, output: Path | None, as_json: bool) -> Non
 def export(
     place: Place, run_id: str | None, tracker: "Tracker", output: Path | None, as_json: bool
 ) -> None:
-    """Write the curves of a run's final state into an experiment tracker.
+    """Write the curves of a run into an experiment tracker, each step once.
 
     Without RUN, the curves of the newest run.
 

@@ -81,7 +81,10 @@ def command(
             click.echo(f"Sign in, once, with {link}")
 
     with Ledger.open(place.ledger) as opened:
-        serve(backend_of(place, opened), address, show=show)
+        serve(
+            backend_of(place, opened), address, show=show,
+            complain=lambda said: click.echo(said, err=True),
+        )  # fmt: skip
 
 
 def backend_of(place: Place, ledger: Ledger) -> Backend:

@@ -1,7 +1,7 @@
 """Write the curves of a run into an experiment tracker: TensorBoard, W&B or trackio.
 
-The curves are those of the run's final state: no step appears twice, and steps that were rolled
-back are left out. Each tracker is a function of the same curves.
+Each step appears once, as the step was last made: steps that were rolled back are left out. Each
+tracker is a function of the same curves.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from holdfast.core.accounting import summarize, surviving_steps
+from holdfast.core.accounting import latest_steps, summarize
 from holdfast.core.errors import BadUse, HoldfastError
 from holdfast.core.explanation import story_of
 from holdfast.core.ledger import Ledger
@@ -52,7 +52,7 @@ def curves_of(ledger: Ledger, home: Path, run_id: str) -> Curves:
         BadUse: no step of the run is recorded on this host.
         HoldfastError: the journal of steps is damaged.
     """
-    steps = surviving_steps(ledger, home, run_id)
+    steps = latest_steps(ledger, home, run_id)
     if not steps:
         raise BadUse(
             f"Run {run_id} has no step on this host to export. Run the export on the host that has the run's folder: "

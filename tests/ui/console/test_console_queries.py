@@ -5,6 +5,7 @@ from sqlalchemy.dialects import sqlite
 
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import ledger_url
+from holdfast.ui.console import otlp
 from holdfast.ui.console.queries import decisions, metrics, nodes, now
 
 QUERIES = {
@@ -18,6 +19,8 @@ QUERIES = {
     "runs by state": (metrics.states_query(), "ix_runs_by_state"),
     "incidents of runs": (metrics.incidents_query(["a", "b"]), "ix_incidents_run_id"),
     "cordoned nodes": (metrics.cordoned_nodes_query(), "sqlite_autoindex_nodes_1"),
+    "new events": (otlp.rows_query(otlp.KEYS[0], 5, 9), "INTEGER PRIMARY KEY"),
+    "new incidents": (otlp.rows_query(otlp.KEYS[1], 5, 9), "INTEGER PRIMARY KEY"),
     "actions": (decisions.actions_query(1000, 50), "INTEGER PRIMARY KEY"),
 }
 

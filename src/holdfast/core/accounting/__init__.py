@@ -30,7 +30,7 @@ from holdfast.core.accounting.records import (
     TimeBreakdown,
     gpu_hours,
 )
-from holdfast.core.accounting.summary import summarize, surviving_steps
+from holdfast.core.accounting.summary import latest_steps, summarize
 
 __all__ = [
     "LOST_CAUSES",
@@ -48,6 +48,6 @@ __all__ = [
     "RunSummary",
     "TimeBreakdown",
     "gpu_hours",
+    "latest_steps",
     "summarize",
-    "surviving_steps",
 ]

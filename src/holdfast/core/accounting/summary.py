@@ -117,8 +117,11 @@ def account(
     )
 
 
-def surviving_steps(ledger: Ledger, home: Path, run_id: str) -> list[StepRecord]:
-    """Return the steps of a run's final state in the order of the steps, one record a step.
+def latest_steps(ledger: Ledger, home: Path, run_id: str) -> list[StepRecord]:
+    """Return each step of a run as the step was last made, in order, one record a step.
+
+    Steps that a later attempt rolled back and did not make again are left out. The last attempt's
+    steps are all there, also those that a failure lost after the newest checkpoint.
 
     A script may report one step in several records, for example its loss and then its validation
     loss: the later numbers complete the earlier ones.
@@ -128,9 +131,11 @@ def surviving_steps(ledger: Ledger, home: Path, run_id: str) -> list[StepRecord]
         HoldfastError: the journal is damaged.
         LedgerError: the ledger cannot be read.
     """
-    run, records = ledger.run(run_id), _by_attempt(read_steps(RunPaths(home, run_id).steps))
+    ledger.run(run_id)  # raises `NotFound`
+    records = _by_attempt(read_steps(RunPaths(home, run_id).steps))
     attempts = _complete(run_id, ledger.attempts(run_id), records, ledger.events(run_id))
-    executed = executed_steps(run.state, attempts, records, ledger.checkpoints(run_id))
+    # Of a completed run no step is lost after the newest checkpoint.
+    executed = executed_steps("completed", attempts, records, ())
     found: dict[int, StepRecord] = {}
     for attempt in attempts:
         for line in executed[attempt.number]:

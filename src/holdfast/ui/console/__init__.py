@@ -13,6 +13,7 @@ stages, in order:
 | `run_page` | a run and an incident as plain values |
 | `pages` | the routes that read: HTML from a template, or JSON |
 | `metrics` | the page Now as metrics for Prometheus |
+| `otlp` | new events, sent to an OpenTelemetry collector |
 | `stream` | the changes of the ledger, sent to the browsers |
 | `sessions`, `gate` | who is signed in; which requests go no further |
 | `scraper_token` | the token that opens the metrics without a session |

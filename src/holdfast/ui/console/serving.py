@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass
@@ -35,9 +36,22 @@ class Address:
 
 
 def application(
-    backend: Backend, address: Address, *, show: Callable[[str], None], clock: Clock | None = None
+    backend: Backend,
+    address: Address,
+    *,
+    show: Callable[[str], None],
+    complain: Callable[[str], None] = lambda _: None,
+    clock: Clock | None = None,
 ) -> "ASGIApp":
-    """Return the console as an ASGI application; `show` receives each link that signs in once."""
+    """Return the console as an ASGI application.
+
+    Args:
+        backend: the records and the actions.
+        address: the address, and who may use it.
+        show: receives each link that signs in once.
+        complain: receives a sentence on each trouble of the console itself.
+        clock: the clock of the sessions.
+    """
     from starlette.applications import Starlette
     from starlette.routing import Route
 
@@ -69,10 +83,14 @@ def application(
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         hub.start()
+        sending = _send_events(backend, complain)
         show_code()
         try:
             yield
         finally:
+            if sending is not None:
+                sending.cancel()
+                await asyncio.gather(sending, return_exceptions=True)
             await hub.close()
 
     reads: list[tuple[str, str, Any]] = [
@@ -114,6 +132,23 @@ def application(
     return Gate(app, rules, sessions)
 
 
+def _send_events(backend: Backend, complain: Callable[[str], None]) -> "asyncio.Task[None] | None":
+    """Start to send events to OpenTelemetry's collector if the environment names one."""
+    from holdfast.ui.console.otlp import EventExport, is_configured
+
+    if not is_configured(os.environ):
+        return None
+    try:
+        export = EventExport(backend.ledger, backend.home, complain)
+    except ImportError:
+        # The variable may be meant for other programs: the console serves without the sending.
+        complain(
+            "OTEL_EXPORTER_OTLP_ENDPOINT is set, but no event is sent. Run: pip install 'holdfast[otel]'"
+        )
+        return None
+    return asyncio.create_task(export.run())
+
+
 def hosts_of(address: Address) -> frozenset[str]:
     """Return the values of `Host` that name the console."""
     port = address.port
@@ -124,7 +159,13 @@ def hosts_of(address: Address) -> frozenset[str]:
     return frozenset(own | names | {f"{name}:{port}" for name in names if ":" not in name})
 
 
-def serve(backend: Backend, address: Address, *, show: Callable[[str], None]) -> None:
+def serve(
+    backend: Backend,
+    address: Address,
+    *,
+    show: Callable[[str], None],
+    complain: Callable[[str], None],
+) -> None:
     """Serve the console until Ctrl-C or SIGTERM.
 
     Raises:
@@ -139,7 +180,7 @@ def serve(backend: Backend, address: Address, *, show: Callable[[str], None]) ->
         raise missing_extra(error.name or "starlette", extra="ui") from error
     listening = _listen(address)
     port = listening.getsockname()[1]
-    app = application(backend, _with_port(address, port), show=show)
+    app = application(backend, _with_port(address, port), show=show, complain=complain)
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, server_header=False, proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_S, limit_concurrency=CONNECTIONS_LIMIT, http="h11", ws="none",
