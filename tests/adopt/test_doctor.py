@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -48,6 +49,13 @@ def test_the_command_looks_at_everything_and_imports_no_torch(tmp_path):
     assert not list(tmp_path.glob(".holdfast-doctor-*"))
 
 
+def is_running(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def answering(then):
     """Return a command whose process answers each check with its name, and does `then` at "bad"."""
     program = (
@@ -75,7 +83,10 @@ def test_a_check_that_hangs_is_killed_with_its_commands(tmp_path):
     ]
     if (tmp_path / "there").exists():  # a machine that stands still may not have come so far
         pid = int((tmp_path / "pid").read_text())
-        assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        deadline_s = time.monotonic() + 120
+        while is_running(pid):  # the kernel ends a killed process when a core is free
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
 
 
 def test_an_error_of_a_check_is_a_finding_beside_the_others(tmp_path):

@@ -73,7 +73,9 @@ def add_to_loop(script: Script) -> str:
         parts,
         block,
         _last_change(script, block, anchor, loops[0], parts),
-        *(script.free_name(name) for name in ("run", "ckpt", "state")),
+        script.free_name("run"),
+        script.free_name("ckpt"),
+        script.free_name("state"),
     )
     plan.before = outer
     if call := _caller_of(script, loops):
@@ -320,11 +322,11 @@ def _first_of(script: Script, counting: ast.Call) -> int:
     if (
         len(counting.args) != 2
         or not isinstance(first, ast.Constant)
+        or not isinstance(first.value, int)
         or first.value not in (0, 1)
-        or isinstance(first.value, bool)
     ):
         raise script.refuse(counting, "the range begins at neither 0 nor 1, or has a step")
-    return int(first.value)
+    return first.value
 
 
 def _counting(script: Script, loop: ast.For) -> ast.Call | None:

@@ -7,6 +7,8 @@ instrumented. `report`, the second face, adds up a recording; `formulas` has the
 `synthetic` jobs that did not run.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from holdfast.core.phases import ENV_NODE, own_node
 from holdfast.profile.captures import (
     Captured,
@@ -40,8 +42,10 @@ from holdfast.profile.recording import (
     SeriesId,
     Span,
 )
-from holdfast.profile.sources.probe import gpu_memory, has_gpu
 from holdfast.profile.writing import RecordingWriter
+
+if TYPE_CHECKING:
+    from holdfast.profile.sources.probe import gpu_memory, has_gpu
 
 __all__ = [
     "ENV_NODE",
@@ -81,3 +85,12 @@ __all__ = [
     "timed_data",
     "typical_s",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Lazy: a rank that notes its phases opens no source of the GPUs.
+    if name in ("gpu_memory", "has_gpu"):
+        from holdfast.profile.sources import probe
+
+        return getattr(probe, name)
+    raise AttributeError(f"module 'holdfast.profile' has no attribute {name!r}")
