@@ -191,9 +191,6 @@ def dealt_states(
         states[members] = _dealt(odds, counts, weights[members], cut_short, rng)
         if row == 1:
             failed = model.states.index("FAILED") if "FAILED" in model.states else None
-            # The published shares of GPU time are of the three states, too.
-            unpublished = cut_short & (model.gpu_time <= 0)
-            members = members[~unpublished[states[members]]]
             _swap_to_gpu_time(states, members, weights, model.gpu_time, failed)
     return states
 
