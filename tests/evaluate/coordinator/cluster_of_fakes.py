@@ -131,6 +131,7 @@ class World:
         self.started: list[str] = []
         self.fetched: list[int] = []
         self.host, self.kind, self.numerics = "here", "", "of fakes"
+        self.other_kinds: dict[int, str] = {}  # of nodes, with numerics of the same name
         self.digests = {number: f"digest {number}" for number in range(9)}
 
     def spawn(self, work):
@@ -269,7 +270,7 @@ class World:
                             memory_bytes=1,
                             gpus=0,
                             store="here:1",
-                            kind=self.kind,
+                            kind=self.other_kinds.get(place, self.kind),
                         )
                     )
                     for one in fetched.values():
@@ -380,7 +381,7 @@ class FakeEngine:
                     model=message.model,
                     how=how,
                     seconds=0.0,
-                    numerics=self.world.numerics,
+                    numerics=self.world.other_kinds.get(self.place, self.world.numerics),
                     max_length=64,
                     curve=CURVE,
                     canary=[canary],

@@ -37,15 +37,18 @@ def evaluate(tmp_path, model):
     """Return a function that evaluates the model, in a folder of its own, and returns the world."""
     numbers = iter(range(100))
 
-    async def scenario(added, entries, spec, changes, killed):
+    async def scenario(added, entries, spec, changes, killed, nodes):
         folder = tmp_path / f"evaluation-{next(numbers)}"
-        world = World(config(folder, entries, spec=spec, journals=str(tmp_path / "answers")))
+        world = World(
+            config(folder, entries, spec=spec, nodes=nodes, journals=str(tmp_path / "answers"))
+        )
         world.host, world.kind = socket.gethostname(), "a kind"
         for name, value in changes.items():
             setattr(world, name, value)
         await world.start()
         world.spawn(world.command(added))
-        world.spawn(world.node(0))
+        for place in range(nodes):
+            world.spawn(world.node(place))
         if killed:
             while not world.outcomes:
                 await asyncio.sleep(0.005)
@@ -55,11 +58,11 @@ def evaluate(tmp_path, model):
         await world.end()
         return world
 
-    def run(entries=ENTRIES, spec=HF, killed=False, **changes):
+    def run(entries=ENTRIES, spec=HF, killed=False, nodes=1, **changes):
         added = messages.AddModel(
             model=0, name="model", manifest=describe(str(model)), tokenizer=str(model)
         )
-        work = scenario(added, entries, spec, changes, killed)
+        work = scenario(added, entries, spec, changes, killed, nodes)
         return asyncio.run(asyncio.wait_for(work, 60.0))
 
     return run
@@ -84,6 +87,7 @@ def test_known_answers_start_no_engine_and_read_no_weights(evaluate):
     assert (second.started, second.fetched, dict(second.answered)) == ([], [], {})
     assert second.models[0].digest == first.models[0].digest == "digest 0"
     assert second.models[0].numerics == "of fakes"
+    assert second.statuses[-1].state == "running"
     assert second.statuses[-1].reused == second.statuses[-1].requests == 16
 
 
@@ -182,3 +186,12 @@ def test_other_numerics_than_remembered_end_the_evaluation_and_are_right_the_nex
     world = evaluate(more, numerics="of others")
     check_scores(world, more)
     assert sum(world.answered.values()) == 16 + 3
+
+
+def test_several_nodes_rest_together_or_not_at_all(evaluate):
+    evaluate(nodes=2)
+    assert evaluate(nodes=2).started == []
+    world = evaluate(nodes=2, other_kinds={1: "another kind"})
+    check_scores(world)
+    assert {name.partition("/")[0] for name in world.started} == {"node-0", "node-1"}
+    assert not world.answered, "the answers of the other node's kind are known"

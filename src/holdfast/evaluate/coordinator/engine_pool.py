@@ -514,19 +514,19 @@ class EnginePool:
 
     def need_engines(self) -> None:
         """Start engines and read the weights, since a request has no answer."""
-        if self.is_resting:
+        if self._dealing.is_held:
             self._resting.end()
             self.tick()
 
     @property
     def is_resting(self) -> bool:
         """True while engines rest, since all answers may be known."""
-        return self._dealing.is_held
+        return self._dealing.is_held and self._resting.has_recalled
 
     def _start_or_rest(self) -> None:
         """Start the engines of new nodes, unless all answers may be known."""
         self._dealing.is_held = self._resting.rests(self.nodes.values())
-        if self.is_resting:
+        if self._dealing.is_held:
             for model in self._models.open():
                 self.identify(model)
                 if model.answers is not None and not len(model.answers):

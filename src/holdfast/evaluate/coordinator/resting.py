@@ -54,6 +54,11 @@ class Resting:
             )
         return self._may_rest
 
+    @property
+    def has_recalled(self) -> bool:
+        """True if the key of a model's answers was recalled."""
+        return bool(self._recalled)
+
     def end(self) -> None:
         """Let the engines start."""
         self._may_rest = False
@@ -109,12 +114,12 @@ class Resting:
         if not self._remembers or node is None or not self._is_here(node):
             return ""
         assert node.report is not None
-        self._known.keep_numerics(
-            self._orders.spec_for(node), model.digest, node.report.kind, numerics
-        )
-        if model.number not in self._recalled or model.numerics == numerics:
+        place = (self._orders.spec_for(node), model.digest, node.report.kind)
+        before = self._known.numerics(*place)
+        self._known.keep_numerics(*place, numerics)
+        if model.number not in self._recalled or before in ("", numerics):
             return ""
         return (
-            f"The engines' numerics changed unseen, from {model.numerics} to {numerics}, and some "
+            f"The engines' numerics changed unseen, from {before} to {numerics}, and some "
             f"answers of {model.added.name} were reused. Evaluate it again under another --id."
         )
