@@ -101,6 +101,8 @@ class Diagnosis:
         said = str(_OWN_WORDS.sub("", self.root_text.strip()))[:_SUMMARY_CHARACTERS].rstrip(".")
         if self.reason == "Others" and said:  # the name "Others" carries no information
             return f"{said}."
+        if said.partition(":")[0].rpartition(".")[2] == self.reason:
+            return f"{said}."  # the root names the class already
         return f"{self.reason}: {said}." if said else f"{self.reason}."
 
     @property
