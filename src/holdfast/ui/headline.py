@@ -66,14 +66,14 @@ def key_figures(summary: RunSummary) -> list[KeyFigure]:
     stalls = summary.checkpoints
     figures = [
         KeyFigure(
-            name="ETTR",
-            value=words.percent(summary.ettr),
-            note=f"{words.duration(summary.breakdown.productive_s)} of {words.duration(summary.wall_s)}",
-        ),
-        KeyFigure(
             name="Incidents",
             value=str(len(summary.incidents)),
             note=f"{words.count(summary.interventions, 'person', 'people')} stepped in",
+        ),
+        KeyFigure(
+            name="ETTR",
+            value=words.percent(summary.ettr),
+            note=f"{words.duration(summary.breakdown.productive_s)} of {words.duration(summary.wall_s)}",
         ),
         KeyFigure(
             name="Steps lost",
