@@ -443,7 +443,11 @@ def test_one_step_of_the_same_rank_or_three_of_another_survive_an_error(job):
 @pytest.mark.parametrize(
     ("root", "said"),
     [
-        ("KeyError: 'tokens'", "KeyError: KeyError: 'tokens'."),
+        ("KeyError: 'tokens'", "KeyError: 'tokens'."),
+        (
+            "torch.cuda.OutOfMemoryError: CUDA out of memory",
+            "torch.cuda.OutOfMemoryError: CUDA out of memory.",
+        ),
         ("__main__.DataBad: shard 7 is corrupt", "__main__.DataBad: shard 7 is corrupt."),
         (
             "holdfast.core.errors.BadUse: `every` is 0; use 1.",

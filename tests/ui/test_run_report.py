@@ -86,7 +86,7 @@ def written(tmp_path, *summaries):
 
 
 def test_the_answer_comes_first(summaries, page):
-    answer = "3 incidents, 0 people, final weights bit-identical: step 400, ETTR 65 %"
+    answer = "Survived 3 faults, nobody stepped in, weights identical"
     assert headline(summaries[0]) == answer
     assert f"<title>Holdfast demo: {answer}</title>" in page.source
     assert f"Holdfast demo {answer} Run demo-1 on 2 ranks" in page.text
@@ -290,7 +290,7 @@ def test_a_run_with_a_fault_being_worked_on_renders(tmp_path):
 
 def test_a_run_without_faults_renders(summaries, tmp_path):
     found = written(tmp_path, summaries[2])
-    assert headline(summaries[2]) == "No incidents, completed: step 400, ETTR 88 %"
+    assert headline(summaries[2]) == "Completed without an incident: step 400, ETTR 88 %"
     assert "Nothing happened." in found.text
 
 
@@ -345,7 +345,7 @@ def test_the_proof_of_a_run_is_its_newest(tmp_path):
         for identical in (False, True):
             data = {"identical": identical}
             ledger.add_event(Event(run_id="twice", attempt=1, at_s=0.0, kind="proof", data=data))
-        assert "bit-identical" in headline(summarize(ledger, tmp_path, "twice"))
+        assert "weights identical" in headline(summarize(ledger, tmp_path, "twice"))
 
 
 @pytest.mark.skipif(

@@ -10,7 +10,7 @@ from holdfast.core.page import KeyFigure
 def headline(summary: RunSummary) -> str:
     """Return a run's result in one sentence.
 
-    An example: `3 incidents, 0 people, final weights bit-identical: step 400, ETTR 71 %`.
+    An example: `Survived 3 faults, nobody stepped in, weights identical`.
     """
     return _sentence(summary).replace(words.NBSP, " ")
 
@@ -27,26 +27,28 @@ def _sentence(summary: RunSummary) -> str:
         case "queued":
             return f"Waits in the queue, {incidents[0].lower()}{incidents[1:]} so far: {numbers}"
         case "completed":
-            how = (
-                [incidents, people, *_weights(summary)]
-                if summary.incidents
-                else [incidents, *_weights(summary)]
-            )
-            return f"{', '.join(how)}: {numbers}"
+            if not summary.incidents:
+                return f"Completed without an incident{_weights(summary)}: {numbers}"
+            faults = words.count(len(summary.incidents), _incident(summary))
+            people = "nobody" if not summary.interventions else people
+            return f"Survived {faults}, {people} stepped in{_weights(summary)}"
         case "stopped":
             return f"Stopped on request, {incidents[0].lower()}{incidents[1:]}: state kept at {numbers}"
         case _:
             return f"Stopped after {incidents[0].lower()}{incidents[1:]}: state kept at {numbers}"
 
 
-def _weights(summary: RunSummary) -> list[str]:
+def _incident(summary: RunSummary) -> str:
+    """Return `fault` if all incidents follow injected faults, else `incident`."""
+    injected = all(cost.injected for cost in summary.incidents)
+    return "fault" if injected else "incident"
+
+
+def _weights(summary: RunSummary) -> str:
     if summary.proof is None:
-        return ["completed"]
-    return [
-        "final weights bit-identical"
-        if summary.proof.get("identical") is True
-        else "final weights DIFFER"
-    ]
+        return ""
+    identical = summary.proof.get("identical") is True
+    return ", weights identical" if identical else ", final weights DIFFER"
 
 
 def context(summary: RunSummary) -> str:
@@ -64,14 +66,14 @@ def key_figures(summary: RunSummary) -> list[KeyFigure]:
     stalls = summary.checkpoints
     figures = [
         KeyFigure(
-            name="ETTR",
-            value=words.percent(summary.ettr),
-            note=f"{words.duration(summary.breakdown.productive_s)} of {words.duration(summary.wall_s)}",
-        ),
-        KeyFigure(
             name="Incidents",
             value=str(len(summary.incidents)),
             note=f"{words.count(summary.interventions, 'person', 'people')} stepped in",
+        ),
+        KeyFigure(
+            name="ETTR",
+            value=words.percent(summary.ettr),
+            note=f"{words.duration(summary.breakdown.productive_s)} of {words.duration(summary.wall_s)}",
         ),
         KeyFigure(
             name="Steps lost",

@@ -154,7 +154,7 @@ def test_clusters_are_pooled_as_the_study_does_but_not_with_those_compared(tmp_p
         result = failure_table(trace)
     assert result.table["cluster"].tolist() == ["Acme", "Other", "Philly", "all", "all"]
     assert result.table.where(cluster="all")["reason"].tolist() == ["ECCError", "NodeFailure"]
-    assert "Philly: 1 failures" in result.caption
+    assert "Philly: 1 failure took" in result.caption
     assert "All clusters: 2 failures" in result.caption
 
 

@@ -95,6 +95,33 @@ def test_every_figure_is_there_and_nothing_sticks_out(opened, width):
     assert cut == []
 
 
+@pytest.mark.parametrize("width", [1280, 800, 390])
+def test_the_contents_stay_in_sight(opened, width):
+    page = opened(width)
+    page.evaluate("scrollTo(0, 3000)")
+    box = page.locator("nav.contents").bounding_box()
+    assert (box["y"], box["x"] >= 0) == (0, True)
+    assert box["height"] <= (900 if width == 1280 else 60)
+
+
+def test_no_table_splits_a_word_on_a_narrow_screen(opened):
+    page = opened(390)
+    page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    split = page.evaluate("""() => [...document.querySelectorAll("td, th")].flatMap(cell => {
+      const walker = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT), found = [];
+      for (let node; (node = walker.nextNode());)
+        for (const match of node.data.matchAll(/\\b[A-Za-z]{2,24}\\b/g)) {
+          const range = document.createRange();
+          range.setStart(node, match.index);
+          range.setEnd(node, match.index + match[0].length);
+          const lines = new Set([...range.getClientRects()].map(box => Math.round(box.top)));
+          if (lines.size > 1) found.push(match[0]);
+        }
+      return found;
+    })""")
+    assert split == []
+
+
 def test_every_explorable_chart_opens_and_is_painted(opened):
     page = opened()
     buttons = page.locator("button.explore")

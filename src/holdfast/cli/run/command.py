@@ -15,6 +15,7 @@ import click
 
 from holdfast.cli.main import Place
 from holdfast.cli.output import print_json
+from holdfast.cli.run.ending import ending
 from holdfast.cli.run.slurm import (
     Wanted,
     check_slurm_use,
@@ -355,6 +356,7 @@ def _lead(paths: RunPaths, ledger: Ledger, place: Place, **options: Any) -> "Out
         if evaluation is not None:
             evaluation.finish()
         settle(paths, outcome, narrator.say)
+        narrator.say(ending(ledger, place.home, paths.run_id))
     finally:
         narrator.finish()
     return outcome

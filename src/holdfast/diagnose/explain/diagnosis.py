@@ -101,6 +101,8 @@ class Diagnosis:
         message = str(_OWN_WORDS.sub("", self.root_text.strip()))[:_SUMMARY_CHARACTERS].rstrip(".")
         if self.reason == "Others" and message:  # the name "Others" carries no information
             return f"{message}."
+        if message.partition(":")[0].rpartition(".")[2] == self.reason:
+            return f"{message}."  # the root names the class already
         return f"{self.reason}: {message}." if message else f"{self.reason}."
 
     @property

@@ -349,7 +349,9 @@ def _recorded(cluster: str, causes: dict[Cause, _Failures], number: float) -> di
 def _sentence(cluster: str, numbers: dict[str, float]) -> str:
     stem = f"{slug(cluster)}.failures"
     failed, hours = (numbers[f"{stem}.{name}"] for name in ("number", "gpu_time_h"))
-    caption = f"{words.plainly(round(failed), 'failure')} took {hours:,.0f} GPU-hours"
+    caption = (
+        f"{words.plainly(round(failed), 'failure')} took {words.plainly(round(hours), 'GPU-hour')}"
+    )
     others = [category for category in CATEGORIES if category not in STUDIED]
     caption += _shares(stem, others, numbers, "of them", "of that time")
     recorded = numbers[f"{stem}.recorded.number"]
