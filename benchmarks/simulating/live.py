@@ -2,11 +2,13 @@
 
 No input depends on the predicted figures. The storm's parameters are those of its script; the times
 of detection and restart are those of `recover.json`, `detection.json` and `checkpoint.json`. The
-storm is one draw of a random process, so the prediction is a mean of replications with a band.
+storm's script draws its faults before the storm begins, so the number of faults of each kind is an
+input. Their moments are drawn again, so the prediction is a mean of replications with a band.
 """
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, quantiles
@@ -19,7 +21,7 @@ from holdfast.simulate.evaluate import simulate
 from holdfast.simulate.pretrain import Rates, Scenario, run
 from holdfast.simulate.pretrain.causes import DAY_S, Cause
 from holdfast.simulate.pretrain.scenario import ALL, Hardware, Saves, Tier, Times
-from holdfast.testing.injector import WEIGHTS, Kind
+from holdfast.testing.injector import Kind, schedule
 from simulating.cases import AT_ONCE
 
 RESULTS: Final = Path(__file__).parents[1] / "results"
@@ -30,6 +32,8 @@ SAVE_EVERY: Final = 10
 SPARES: Final = 2
 BOOT_S: Final = 20.0
 """Seconds until a killed node is back. A test compares these six values with `chaos.py`."""
+SEED: Final = 0
+"""The seed of the recorded storm: the benchmark's default."""
 RECOVER_STEP_S: Final = 0.06
 """The last step before the time `first new step` of `recover.json`."""
 WITHIN: Final = 0.05
@@ -85,15 +89,22 @@ def figures(name: str, results: Path = RESULTS) -> dict[str, float]:
     return {row["measure"]: float(row["ours"]) for row in rows if row["ours"] is not None}
 
 
+def faults() -> Counter[Kind]:
+    """Return the number of faults of each kind that the storm's script draws."""
+    return Counter(one.kind for one in schedule(SEED, mtbf_s=MTBF_S, duration_s=STORM_S))
+
+
 def storm_scenario(results: Path = RESULTS) -> Scenario:
     """Return the storm as a scenario, with the times that other benchmarks measured."""
     recover, detection = figures("recover", results), figures("detection", results)
     checkpoint = figures("checkpoint", results)
     exit_s = recover["warm SIGKILL → detected, median"]
-    weights = sum(WEIGHTS.values())
+    counts = faults()
+    ending = [*JOB, *NODE, SPIKE]
+    damaged = counts["damaged checkpoint"] / sum(counts[kind] for kind in ending)
 
-    def a_day(kinds: Mapping[Kind, Cause]) -> float:
-        return sum(WEIGHTS[kind] for kind in kinds) / weights * DAY_S / MTBF_S
+    def a_day(kinds: Collection[Kind]) -> float:
+        return sum(counts[kind] for kind in kinds) * DAY_S / STORM_S
 
     return Scenario(
         name="storm",
@@ -105,17 +116,19 @@ def storm_scenario(results: Path = RESULTS) -> Scenario:
             name="storm",
             per_gpu_day=a_day(NODE) / 2,
             per_job_day=a_day(JOB),
-            node_mix=tuple((one, float(WEIGHTS[kind])) for kind, one in NODE.items()),
-            job_mix=tuple((one, float(WEIGHTS[kind])) for kind, one in JOB.items()),
+            node_mix=tuple((one, float(counts[kind])) for kind, one in NODE.items()),
+            job_mix=tuple((one, float(counts[kind])) for kind, one in JOB.items()),
         ),
         hangs=0.0,
-        spikes_per_day=WEIGHTS[SPIKE] / weights * DAY_S / MTBF_S,
+        spikes_per_day=a_day([SPIKE]),
         bad_data=1.0,
         slow_per_node_day=0.0,
         saves=Saves(
             interval_s=SAVE_EVERY * STEP_S,
             # The storm's model writes buffers in forward, which the call copies.
             stall_s=checkpoint["buffers: call without buffers"] / 1000,
+            # This fault damages the newest checkpoint and ends the processes that hold the others.
+            damaged=damaged,
             tiers=(
                 # `first new step` has the restore in it.
                 Tier(

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.testing.injector import KINDS
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -31,10 +33,14 @@ def test_the_storm_that_is_predicted_is_the_one_that_runs(part):
     storm = (chaos.STORM_S, chaos.MTBF_S, chaos.STEP_S, chaos.SAVE_EVERY, chaos.BOOT_S)
     assert storm == (live.STORM_S, live.MTBF_S, live.STEP_S, live.SAVE_EVERY, live.BOOT_S)
     kinds = [*live.JOB, *live.NODE, *live.HARMLESS, live.SPIKE]
-    assert sorted(kinds) == sorted(live.WEIGHTS), "each kind is of one class"
+    assert sorted(kinds) == sorted(KINDS), "each kind is of one class"
+    counts = live.faults()
+    assert counts.total() == live.figures("chaos")["storm: faults that took effect"]
+    ending = counts.total() - sum(counts[kind] for kind in live.HARMLESS)
     one = live.storm_scenario()
-    a_minute = (100 - sum(live.WEIGHTS[kind] for kind in live.HARMLESS)) / 100
-    assert live.MTBF_S / one.mean_time_to_failure_s() == pytest.approx(a_minute)
+    assert live.STORM_S / one.mean_time_to_failure_s() == pytest.approx(ending)
+    # A damaged checkpoint costs an older one, but no further failure.
+    assert one.saves.damaged == counts["damaged checkpoint"] / ending
 
 
 def test_no_input_follows_from_the_storms_own_outcome(part, tmp_path):

@@ -207,10 +207,10 @@ class Recording:
                     device=key.device,
                     rank=key.rank,
                     interval_s=key.interval_s,
-                    times_ns=times,
-                    values=values,
+                    times_ns=points.times_ns(reader.moments[node]),
+                    values=points.values,
                 )
-                for (node, key), (times, values) in sorted(reader.points.items(), key=_series_order)
+                for (node, key), points in sorted(reader.points.items(), key=_series_order)
             ),
             spans=reader.spans.rows(),
             memory=reader.memory.rows(),
@@ -248,6 +248,35 @@ class Recording:
     def of(self, metric: str) -> list[Series]:
         """Return all series of one metric."""
         return [one for one in self.series if one.metric == metric]
+
+
+class _Points:
+    """Collects the values of one series, each with the place of its moment among the node's."""
+
+    def __init__(self) -> None:
+        self.values = array("d")
+        self._stretches: list[tuple[int, int]] = []
+        """Where moments in a row begin: the place of the moment, and the place of its value."""
+
+    def add(self, place: int, value: float) -> None:
+        count = len(self.values)
+        if not self._stretches or place - self._stretches[-1][0] != count - self._stretches[-1][1]:
+            self._stretches.append((place, count))
+        self.values.append(value)
+
+    def times_ns(self, moments: "array[int]") -> Sequence[int]:
+        """Return the moment of each value, without a copy unless the series has gaps."""
+        ends = [*(count for _, count in self._stretches[1:]), len(self.values)]
+        parts = [
+            memoryview(moments)[place : place + end - count]
+            for (place, count), end in zip(self._stretches, ends, strict=True)
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        times = array("q")
+        for part in parts:
+            times.extend(part)
+        return times
 
 
 class _Spans:
@@ -336,7 +365,9 @@ class _Reader:
 
     def __init__(self, from_ns: int) -> None:
         self._from_ns = from_ns
-        self.points: dict[tuple[str, SeriesId], tuple[array[int], array[float]]] = {}
+        self.moments: dict[str, array[int]] = {}
+        """For each node, the Unix ns of its samples; its series share them."""
+        self.points: dict[tuple[str, SeriesId], _Points] = {}
         self.spans = _Spans()
         self.memory = _Memory()
         self.clocks: list[ClockReading] = []
@@ -390,14 +421,14 @@ class _Reader:
                 )
             case "sample":
                 at_ns = int(line["t_monotonic_ns"]) + offset_ns
+                if at_ns < self._from_ns:
+                    return
+                moments = self.moments.setdefault(self._node, array("q"))
+                moments.append(at_ns)
                 for name, value in line["values"].items():
-                    if name in self._ids and at_ns >= self._from_ns:
-                        times, values = self.points.setdefault(
-                            (self._node, self._ids[name]), (array("q"), array("d"))
-                        )
-                        number = float(value)
-                        times.append(at_ns)
-                        values.append(number)
+                    if name in self._ids:
+                        key = self._node, self._ids[name]
+                        self.points.setdefault(key, _Points()).add(len(moments) - 1, float(value))
             case "source":
                 known = self.unavailable.setdefault(self._node, {})
                 known.pop(str(line["name"]), None)

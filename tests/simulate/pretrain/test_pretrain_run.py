@@ -27,7 +27,15 @@ from holdfast.simulate.pretrain import run as simulated
 from holdfast.simulate.pretrain.causes import DAY_S, cause, known_causes, table3, weights
 from holdfast.simulate.pretrain.fleet import Fleet, Heat
 from holdfast.simulate.pretrain.formulas import daly_interval_s
-from holdfast.simulate.pretrain.scenario import Hardware, People, Scenario, holdfast, manual, study
+from holdfast.simulate.pretrain.scenario import (
+    Hardware,
+    People,
+    Scenario,
+    Times,
+    holdfast,
+    manual,
+    study,
+)
 from holdfast.simulate.pretrain.streams import draws
 
 run_module = sys.modules["holdfast.simulate.pretrain.run"]
@@ -325,3 +333,21 @@ def test_each_part_of_a_scenario_has_names_of_its_own():
     parts = [one, one.saves, one.times, one.people, one.hardware, one.limits]
     names = [field.name for part in parts for field in fields(part)]
     assert len(names) == len(set(names)), "`varied` finds a field by its name alone"
+
+
+@pytest.mark.parametrize(("nodes", "tests", "start_s"), [(1, 0, 1.0), (4, 1, 100.0)])
+def test_a_replay_on_several_nodes_needs_new_launchers_and_tests_after_it(nodes, tests, start_s):
+    """A replay passes a NaN, so its hardware is suspect: the next failure has the nodes tested."""
+    nan = replace(cause("loss spike"), name="NaN", by_node=False, shows="nan", loses="none")
+    rates = Rates(name="nan", per_gpu_day=0.0, per_job_day=4.0, node_mix=(), job_mix=((nan, 1.0),))
+    times = Times(start_s=100.0, start_in_place_s=1.0, node_tests_s=30.0, first_step_s=0.0)
+    one = replace(failing("loss spike", rates=rates), gpus=8 * nodes, times=times)
+    outcome = simulated(one, 3)
+    failures, lost = len(outcome.incidents), outcome.lost_time
+    assert failures > 20
+    # All failures are NaN: the first begins a replay, the second ends it, and so on.
+    replays = failures / 2
+    seconds = {name: value / lost.ranks for name, value in lost.by_cause.items()}
+    assert seconds.get("node_tests", 0.0) == pytest.approx(30.0 * tests * replays, abs=31.0)
+    expected_s = 100.0 + replays * (start_s + 1.0)
+    assert seconds["start"] == pytest.approx(expected_s, abs=101.0)

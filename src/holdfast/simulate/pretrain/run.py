@@ -118,6 +118,8 @@ class _Run:
         self._go_back_before_s: float | None = None
         self._mended_by_person = False
         self._new_nodes = False
+        self._suspects = self._tests_due = False
+        """The nodes are suspect if a replay has passed: the next failure has them tested."""
         self._interventions = self._launches = self._decisions = self._restores = 0
         self._attempt_from_s = 0.0
 
@@ -261,7 +263,9 @@ class _Run:
         """
         self._find_nodes()
         times = self._one.times
-        in_place = launch.in_place and not self._new_nodes
+        # A replay runs each rank on another node, which needs new launchers.
+        moves = launch.moves_ranks and self._one.nodes > 1
+        in_place = launch.in_place and not moves and not self._new_nodes
         restore_s = self._restore()
         self._attempt_from_s = self._progress.work_s
         self._new_nodes = self._mended_by_person = False
@@ -282,19 +286,26 @@ class _Run:
 
     def _find_nodes(self) -> None:
         """Test the nodes after a failure of the hardware, and fill the job's gaps from spares."""
-        failed, hardware = self._failed, self._one.hardware
-        self._failed = None
-        if failed is not None and failed.node is not None and not self._mended_by_person:
+        failed, self._failed = self._failed, None
+        node = None if failed is None else failed.node
+        if (node is not None or self._tests_due) and not self._mended_by_person:
+            self._tests_due = False
             self._pass("node_tests", self._one.times.node_tests_s)
-            if failed.is_broken and failed.node in self._fleet.broken:
-                luck = failed.draw.random()
-                if failed.cause.loses == "node" or luck < hardware.finds_node:
-                    self._take_out(failed.node)
-                elif luck < hardware.finds_node + hardware.blames_other:
-                    self._take_out(self._fleet.culprit(failed.draw.random()))
+            if failed is not None and node is not None and failed.is_broken:
+                self._judge(failed, node)
         while (back_s := self._fleet.fill(self._now_s)) is not None:
             self._pass("nodes_missing", max(back_s - self._now_s, 0.0))
             self._now_s = max(self._now_s, back_s)
+
+    def _judge(self, failed: _Failure, node: int) -> None:
+        """Take out the broken node that tests find, or another one that tests blame."""
+        if node not in self._fleet.broken:
+            return
+        hardware, luck = self._one.hardware, failed.draw.random()
+        if failed.cause.loses == "node" or luck < hardware.finds_node:
+            self._take_out(node)
+        elif luck < hardware.finds_node + hardware.blames_other:
+            self._take_out(self._fleet.culprit(failed.draw.random()))
 
     def _restore(self) -> float:
         """Go back to the newest state there is; return the time of the restore, in seconds."""
@@ -497,6 +508,7 @@ class _Run:
         found = failure.cause
         self._account.incidents.append(found.name)
         self._failed = failure
+        self._tests_due, self._suspects = self._suspects, False
         self._fleet_slow_again()
         shows = found.shows
         if shows == "exit" and failure.draw.random() < one.hangs:
@@ -564,6 +576,7 @@ class _Run:
         healthy_s = self._healthy_s(broken.work_s)
         self._go_back_before_s = broken.work_s
         again = self._state.is_replay
+        self._suspects = shows == "nan" and not again and self._one.nodes > 1
         return Diagnosed(
             **common,  # type: ignore[arg-type]
             checkpoint_step=self._step(healthy_s) if healthy_s > 0 else None,
