@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812 - its name in every PyTorch p
 
 @dataclass(frozen=True, kw_only=True)
 class GPTConfig:
-    """Sizes of a GPT. `width` is that of the residual stream, `context` the most tokens it sees at once."""
+    """Hold the sizes of a GPT: `width` of the residual stream, `context` in tokens of an input."""
 
     vocabulary_size: int = 256
     context: int = 64

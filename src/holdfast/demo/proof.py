@@ -1,4 +1,4 @@
-"""Whether two runs ended with the same weights, to the last bit; read by stock PyTorch, not by Holdfast."""
+"""Compare the final weights of two runs, to the last bit, as read by stock PyTorch."""
 
 import hashlib
 import warnings

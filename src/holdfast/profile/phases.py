@@ -71,7 +71,7 @@ class PhaseRecorder:
         Args:
             folder: the folder of the recording.
             writer: opens the rank's file; called in the thread.
-            captures: of the rank.
+            captures: the captures of the rank.
             now_ns: the monotonic clock, in nanoseconds.
             device: the times of the device; None: the host's times are recorded.
             has_steps: False for a process without steps, whose spans are written as they come.

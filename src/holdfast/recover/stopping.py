@@ -159,7 +159,7 @@ class Stopping:
 
         Args:
             peer: the rank.
-            message: of the kinds vote, stopped and sigterm.
+            message: a message of the kind vote, stopped or sigterm.
             view: the present attempt.
             is_present: whether the peer still takes part in the present attempt.
         """

@@ -26,7 +26,7 @@ def characterize(
 
     Args:
         trace: the trace.
-        analyses: in the order of the report; None: all of them.
+        analyses: the analyses, in the order of the report; None: all of them.
         assumptions: values that no trace has; None: the study's values.
         title: title of the page; the clusters' names by default.
         progress: called before each analysis.

@@ -17,7 +17,7 @@ def write_report(path: Path, summaries: Sequence[RunSummary], *, title: str) -> 
 
     Args:
         path: where the page goes; its folder is made.
-        summaries: at least one.
+        summaries: the summaries of the runs, at least one.
         title: the page's name.
 
     Raises:

@@ -57,8 +57,8 @@ class WriteResult:
     """Describe a durable save.
 
     Attributes:
-        seconds: from the start of the write until all ranks' parts were there; 0 if the process
-            died before its report.
+        seconds: the time from the start of the write until all ranks' parts were there; 0 if the
+            process died before its report.
         digest: the manifest's digest; None on ranks other than 0, or if the process died before its
             report.
         size_bytes: the size of all ranks' files; None in the same cases as `digest`.

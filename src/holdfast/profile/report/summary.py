@@ -50,7 +50,7 @@ class Speed:
 
     Attributes:
         steps: steps that were recorded whole.
-        median_step_s: from one step's start to the next one's.
+        median_step_s: the median time from one step's start to the next step's start.
         tokens_a_step: None if the job's layout is not given.
         tokens_per_s: tokens a step over the median step, of the whole job.
         source: `phases`, `log`, or the metric whose rise and fall shows the steps.
@@ -81,9 +81,9 @@ class Phase:
 
     Attributes:
         seconds: the seconds of the phase, without the phases that lie inside.
-        share: of the time that was recorded.
-        idle_share: of the phase's sampled time, the part in which the device was idle; None if
-            no utilisation was sampled.
+        share: the share of the recorded time.
+        idle_share: the part of the phase's sampled time in which the device was idle; None if no
+            utilisation was sampled.
     """
 
     name: str

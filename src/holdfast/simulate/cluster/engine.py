@@ -115,10 +115,10 @@ def replay(
     """Replay jobs.
 
     Args:
-        jobs: in the order of submission.
+        jobs: the jobs, in the order of submission.
         sorted_into: the partition, limit and rank of each job, from `policy.classes`.
-        gpus_per_node: of every node.
-        mode: of the best-effort jobs, see `Policy`.
+        gpus_per_node: the GPUs of every node.
+        mode: the mode of the best-effort jobs, see `Policy`.
         progress: called as jobs end, with a description, the jobs done and all jobs.
 
     Raises:
