@@ -112,7 +112,7 @@ class Peer:
 
     @classmethod
     def of_this_process(cls, role: str) -> Self:
-        """This process's place in the job, as the launchers' environment variables tell it."""
+        """Return this process's place in the job, from the launchers' environment variables."""
         return cls(
             role=role,
             attempt=int(os.environ.get(ENV_ATTEMPT, "0")),

@@ -40,7 +40,7 @@ class StopVote:
         self._last_save_step = 0
 
     def propose(self, last_step: int | None) -> dict[str, Any]:
-        """The message that opens a vote; each further one looks twice as far ahead."""
+        """Return the message that opens a vote; each further proposal is twice as far ahead."""
         self._proposal += 1
         self._yes.clear()
         # A rank that reports no steps still tells by its vote where it is.
@@ -61,7 +61,7 @@ class StopVote:
         return {"kind": "decide", "proposal": self._proposal, "commit": all(self._yes.values())}
 
     def left(self, rank: int) -> bool:
-        """A rank saved and leaves; true once all did."""
+        """Record that a rank has saved and ends; return True once all ranks have."""
         self._left.add(rank)
         return self._left >= self._ranks
 

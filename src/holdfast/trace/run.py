@@ -87,7 +87,7 @@ def _read(trace: "Trace") -> list[Read]:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """`Seren`, `Seren and Kalos`, `A, B and C`."""
+    """List names in words: `Seren`, `Seren and Kalos`, `A, B and C`."""
     return (
         " and ".join(filter(None, (", ".join(names[:-1]), names[-1]))) if names else "the cluster"
     )

@@ -29,7 +29,7 @@ def write_report(path: Path, summaries: Sequence[RunSummary], *, title: str) -> 
 
 
 def render(summaries: Sequence[RunSummary], *, title: str) -> str:
-    """The page as text; see `write_report`."""
+    """Return the page as text; see `write_report`."""
     from holdfast.ui.view import run_view
 
     views = [

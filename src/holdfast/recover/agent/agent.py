@@ -51,7 +51,7 @@ REMEMBERED = ("hello", "watch", "section", "step", "restored", "gone", "started"
 
 
 def main() -> None:
-    """`agent CONTROL_FD CHANNEL_FD HOLDING_FD PARENT_PID`: the node has started this process."""
+    """Run `agent CONTROL_FD CHANNEL_FD HOLDING_FD PARENT_PID`, which a node has started."""
     *fds, parent_pid = map(int, sys.argv[1:5])
     die_with_parent(parent_pid)
     asyncio.run(_run(*(socket.socket(fileno=fd) for fd in fds)))

@@ -76,7 +76,7 @@ class Launches:
         """True if the job could not start on fewer nodes."""
 
     def move_ranks(self, *, moves: bool) -> bool:
-        """If `moves`, move each rank of the next attempt to another node (on a single node: GPU).
+        """Move each rank of the next attempt to another node (on a single node: GPU) if `moves`.
 
         Returns:
             True if the move needs a launch, since there are several nodes.
