@@ -25,7 +25,7 @@ def final_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
 
 
 def compare(checkpoint: Path, reference: Path) -> dict[str, Any]:
-    """Return the proof for the ledger: both hashes of all weights' bytes, and whether they agree."""
+    """Return the proof for the ledger: the hashes of all weights' bytes, and whether they agree."""
     ours, theirs = final_weights(checkpoint), final_weights(reference)
     return {
         "tensors": len(ours),
