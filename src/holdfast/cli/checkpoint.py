@@ -101,7 +101,7 @@ def verify(path: Path, *, as_json: bool) -> int:
 )
 @JSON
 def show(checkpoint: Path, *, with_tensors: bool, as_json: bool) -> None:
-    """Show what a CHECKPOINT holds: its files, marks, entries and tensors."""
+    """Show the files, marks, entries and tensors of a CHECKPOINT."""
     _check_torch()
     from holdfast.checkpoint import open_for_reading, take_inventory
 
@@ -156,7 +156,7 @@ def pin(checkpoint: Path, why: str | None, *, as_json: bool) -> None:
 @CHECKPOINT
 @JSON
 def unpin(checkpoint: Path, *, as_json: bool) -> None:
-    """Let a pinned CHECKPOINT be deleted again, once nothing else keeps it."""
+    """Unpin a CHECKPOINT, so that it may be deleted unless another rule keeps it."""
     info = inspect_checkpoint(checkpoint)
     unpin_checkpoint(info.path, now_s=SystemClock().now_s())
     checkpoint_view.print_pin(info.path, pinned=False, as_json=as_json)

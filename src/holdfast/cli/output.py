@@ -33,7 +33,7 @@ def error_object(error: Exception, next_step: str = "") -> dict[str, Any]:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print columns as wide as their cells, so that ids can be copied; only the last one folds."""
+    """Print columns as wide as their cells, so that ids can be copied; the last column may wrap."""
     from rich import box
     from rich.console import Console
     from rich.table import Table

@@ -160,7 +160,7 @@ class ChannelServer:
         self._token = token
 
     async def start(self, listening: socket.socket) -> None:
-        """Serve those who connect to a listening socket."""
+        """Serve the connections to a listening socket."""
         self._server = await asyncio.start_server(
             self._serve, sock=listening, limit=MAX_MESSAGE_BYTES
         )
@@ -412,7 +412,7 @@ class ChannelClient:
                 raise
 
     def give_up(self) -> None:
-        """Send nothing any more, and wait for no other agent."""
+        """Stop sending, and do not wait for another agent."""
         with self._sending:
             self._is_connected, self._is_lost = False, True
             self._sending.notify_all()

@@ -99,7 +99,7 @@ class Stopping:
         self._vote: StopVote | None = None
 
     def begin(self) -> None:
-        """Take in that the run goes on: from now on it can stop."""
+        """Record that the run goes on: stop requests are accepted from now on."""
         self._has_begun = True
         if self._waiting is not None:
             self.ask(*self._waiting)

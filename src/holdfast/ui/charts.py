@@ -222,7 +222,7 @@ VARIABLES = (
     "other",
 )
 COLOUR = page.stand_ins(VARIABLES)
-"""Stand-in colours: what to pass to matplotlib for each CSS variable."""
+"""Stand-in colours: the colour that matplotlib uses for each CSS variable."""
 
 
 def inline_svg(figure: "Figure", *, name: str, label: str) -> str:

@@ -35,7 +35,7 @@ _SILENT_S: Final = 15.0
 _STARTING_S: Final = 60.0
 _LOOK_EVERY_S: Final = 0.5
 _STARTS_A_SAVE: Final = 3
-"""The number of processes that may die during one save; the save fails with the last of them."""
+"""The number of processes that may die during one save before the save fails."""
 _ENDING_S: Final = 5.0
 """Seconds to delete old checkpoints in after the last save; the next job deletes the rest."""
 

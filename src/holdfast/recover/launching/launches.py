@@ -101,7 +101,7 @@ class Launches:
         return peer.attempt == number
 
     def start_late(self, shim: Peer, message: Mapping[str, Any], view: AttemptView) -> None:
-        """Repeat the start to a shim whose agent was gone when the start was sent."""
+        """Repeat the start for a shim whose agent was gone when the start was sent."""
         if (
             self._order is not None
             and (shim.role, message["kind"]) == ("shim", "swept")

@@ -327,7 +327,7 @@ class _Replay:
         return None
 
     def _pass(self, queue: _Queue) -> None:
-        """Start the first jobs of a queue while they fit, then those that delay none of them."""
+        """Start the first jobs of a queue while they fit, then jobs that do not delay these."""
         while (first := self._first(queue)) is not None:
             if not self.regular.fits(queue.both, self.gpus[first]):
                 break
