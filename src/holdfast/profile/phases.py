@@ -2,7 +2,7 @@
 
 The phases are data, forward, backward, optimizer, communication, checkpoint stall, evaluation.
 
-Hooks note the moments; nothing synchronises the device. Where CUDA is used, a moment is also a CUDA event. The event is
+Hooks note the moments; nothing synchronises the device. If CUDA is used, a moment is also a CUDA event. The event is
 read after a later step, so that forward, backward and optimizer have the device's times. A thread writes the spans each
 second, so that a disk that hangs costs spans and no training. No error of a hook reaches the training: the recorder
 then stops.

@@ -89,7 +89,7 @@ def _finite(value: Any) -> Any:
 
 
 def decode(body: bytes) -> dict[str, Any] | None:
-    """Return the object that a frame holds; None where the frame holds no object with a `kind`."""
+    """Return the object that a frame holds; None if the frame holds no object with a `kind`."""
     try:
         message = json.loads(body)
     except (ValueError, RecursionError):

@@ -125,7 +125,7 @@ class Energy:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileSummary:
-    """Hold what a recording shows; each part is None where `missing` has the reason."""
+    """Hold what a recording shows; each part is None if `missing` has a reason."""
 
     name: str
     recording: Recording
@@ -282,7 +282,7 @@ def _missing(recording: Recording, valleys: Valleys) -> list[str]:
 def _steps(recording: Recording) -> tuple[list[Step], str]:
     """Return the steps and their source.
 
-    Where no rank recorded any, the utilisation may show them.
+    If no rank recorded steps, the utilisation may show them.
     """
     if steps := steps_of(recording.spans):
         logged = any(span.phase == STEP_PHASE for span in recording.spans)

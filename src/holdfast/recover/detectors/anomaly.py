@@ -64,7 +64,7 @@ class Anomaly:
     limit: float | None = None
     """The lowest loss that would have been a spike; None if too few losses are known."""
     batches: tuple[int, int] | None = None
-    """The first and the last of the batches that led to the anomaly; None where the rank reports
+    """The first and the last of the batches that led to the anomaly; None if the rank reports
     none."""
     rank: int | None = None
     """The only rank with a loss that was not finite at first; None if several or one rank reports."""

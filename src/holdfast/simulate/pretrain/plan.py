@@ -56,7 +56,7 @@ class Records:
         runs: the number of runs.
         reasons: the diagnosed reason of each failure after a first step.
         gpu_days, job_days: days of training, times GPUs and alone.
-        stall_s, start_s, restore_s, first_step_s, teardown_s, diagnosis_s: medians; None where too
+        stall_s, start_s, restore_s, first_step_s, teardown_s, diagnosis_s: medians; None if too
             few are known.
         longest_step_s: the longest step or pause that no failure ended.
         longest_start_s: the longest time from the start of the processes to the first step.
