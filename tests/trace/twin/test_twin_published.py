@@ -1,4 +1,4 @@
-"""Compare the full-size twins with the published counts of the traces, computed from the jobs alone."""
+"""Compare the full-size twins' jobs with the published counts of the traces."""
 
 import numpy as np
 import pytest
