@@ -102,8 +102,7 @@ class Nodes:
             run_id: the run.
             token: the token of the run.
             generation: the number of this supervisor.
-            own_node: the id of this supervisor's own node, which cannot be lost before the
-                supervisor.
+            own_node: the id of this supervisor's node, which the supervisor cannot outlive.
         """
         self._listener = listener
         self._clock = clock
