@@ -1,4 +1,4 @@
-"""What holds for all tests."""
+"""Set up all tests."""
 
 import contextlib
 import importlib.util

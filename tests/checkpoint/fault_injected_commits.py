@@ -22,7 +22,7 @@ from holdfast.checkpoint.catalog.staging_dir import remove_leftovers
 
 LAYOUT = hand_made(sizes=(20_000, 70_000))
 OTHERS = 20
-"""Of the calls that change nothing, one in this many receives a fault."""
+"""One in this many calls receives a fault, among the calls that change nothing."""
 
 
 def persist(part, order):

@@ -301,7 +301,7 @@ def test_plain_values_are_those_of_the_call(tmp_path, held):
 
 @pytest.fixture
 def room_for_one(monkeypatch):
-    """Of two tensors of 10,000 elements, one fits into the call's budget.
+    """Only one of two tensors of 10,000 elements fits into the call's budget.
 
     So no tensor is copied in the call before a tensor was found to change.
     """

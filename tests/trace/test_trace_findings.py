@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from holdfast.trace.findings import MEASURES, Asked, claims, findings
+from holdfast.trace.findings import MEASURES, ClusterNumbers, claims, findings
 
 SEREN = {
     "gpu_job.median_duration_s": 122.0,
@@ -196,7 +196,9 @@ def test_types_of_few_jobs_are_not_compared():
         "evaluation.n": 18471.0,
     }
     assert asked(few)["pretraining-median-is-near.seren"].value == pytest.approx(400 / 140)
-    assert Asked({"x.other.n": 8.0, "x.other.share": 1.0}, "X").by_type("share") == {"other": 1.0}
+    assert ClusterNumbers({"x.other.n": 8.0, "x.other.share": 1.0}, "X").by_type("share") == {
+        "other": 1.0
+    }
 
 
 def test_another_cluster_sees_the_studys_numbers_in_words():

@@ -125,9 +125,9 @@ def verify(place: Place, path: Path | None, *, as_json: bool) -> int:
 @JSON
 @click.pass_obj
 def show(place: Place, checkpoint: Path | None, *, with_tensors: bool, as_json: bool) -> None:
-    """Show what a CHECKPOINT holds: its files, marks, entries and tensors.
+    """Show the files, marks, entries and tensors of a CHECKPOINT.
 
-    Without CHECKPOINT, the newest of the newest run.
+    Without CHECKPOINT, those of the newest checkpoint of the newest run.
     """
     _check_torch()
     checkpoint = checkpoint or _newest_of_run(place)
@@ -183,7 +183,7 @@ def pin(checkpoint: Path, why: str | None, *, as_json: bool) -> None:
 @CHECKPOINT
 @JSON
 def unpin(checkpoint: Path, *, as_json: bool) -> None:
-    """Let a pinned CHECKPOINT be deleted again, once nothing else keeps it."""
+    """Unpin a CHECKPOINT, so that it may be deleted unless another rule keeps it."""
     info = inspect_checkpoint(checkpoint)
     unpin_checkpoint(info.path, now_s=SystemClock().now_s())
     checkpoint_view.print_pin(info.path, pinned=False, as_json=as_json)

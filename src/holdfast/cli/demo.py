@@ -87,7 +87,7 @@ def command(seed: int, out: Path, steps: int, as_json: bool) -> int:
 
 
 class _Display:
-    """Progress bars with the incidents above them; plain lines where there is no terminal."""
+    """Progress bars with the incidents above them; plain lines without a terminal."""
 
     def __init__(self, steps: int, own_error_steps: int, *, quiet: bool) -> None:
         from rich.console import Console

@@ -81,7 +81,7 @@ def show(place: Place, rule_id: str, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def withdraw(place: Place, rule_id: str, as_json: bool) -> None:
-    """Take a learned rule or filter back. It is not learned again."""
+    """Withdraw a learned rule or filter, so that it is not learned again."""
     with Ledger.open(place.ledger) as ledger:
         ledger.withdraw_learned_rule(rule_id, at_s=SystemClock().now_s(), by=whoami())
     if as_json:

@@ -29,7 +29,7 @@ INJECTED: Final[Mapping[Kind, public.Kind]] = {
 FIRST_INTERVAL: Final = 2
 """The first interval between saves with a fault.
 
-Two checkpoints are older, so that one remains if the newest is damaged.
+Two checkpoints exist by then, so that one remains if the newest is damaged.
 """
 MARGIN_STEPS: Final = 4
 """The least steps from a save to a fault, so that the newest checkpoint is the planned one."""

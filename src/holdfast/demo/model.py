@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812 - its name in every PyTorch p
 
 @dataclass(frozen=True, kw_only=True)
 class GPTConfig:
-    """Sizes of a GPT. `width` is that of the residual stream, `context` the most tokens it sees at once."""
+    """Hold the sizes of a GPT: `width` of the residual stream, `context` in tokens of an input."""
 
     vocabulary_size: int = 256
     context: int = 64
@@ -45,7 +45,7 @@ class Attention(nn.Module):
         self.output = nn.Linear(config.width, config.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Shape (batch, tokens, width) in and out."""
+        """Map a tensor of shape (batch, tokens, width) to one of the same shape."""
         batch, tokens, width = x.shape
         split = self.query_key_value(x).view(batch, tokens, 3, self.heads, width // self.heads)
         query, key, value = split.permute(
@@ -73,7 +73,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Shape (batch, tokens, width) in and out."""
+        """Map a tensor of shape (batch, tokens, width) to one of the same shape."""
         x = x + self.dropout(self.attention(self.attention_norm(x)))
         change: Tensor = self.dropout(self.mlp(self.mlp_norm(x)))
         return x + change

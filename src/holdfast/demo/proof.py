@@ -1,4 +1,4 @@
-"""Whether two runs ended with the same weights, to the last bit; read by stock PyTorch, not by Holdfast."""
+"""Compare the final weights of two runs, to the last bit, as read by stock PyTorch."""
 
 import hashlib
 import warnings
@@ -13,7 +13,7 @@ from holdfast.demo.model import GPT, GPTConfig
 
 
 def final_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
-    """The model's weights in a checkpoint, loaded with `torch.distributed.checkpoint.load` as PyTorch ships it."""
+    """Load the model's weights from a checkpoint, with PyTorch's own `dcp.load`."""
     state: dict[str, Any] = {"model": GPT(GPTConfig(vocabulary_size=VOCABULARY_SIZE)).state_dict()}
     with warnings.catch_warnings():
         warnings.filterwarnings(
@@ -25,7 +25,7 @@ def final_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
 
 
 def compare(checkpoint: Path, reference: Path) -> dict[str, Any]:
-    """The proof as the ledger keeps it: both hashes over every byte of every weight, and whether they agree."""
+    """Return the proof for the ledger: the hashes of all weights' bytes, and whether they agree."""
     ours, theirs = final_weights(checkpoint), final_weights(reference)
     return {
         "tensors": len(ours),

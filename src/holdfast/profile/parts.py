@@ -22,7 +22,7 @@ class Chosen:
     """The parts to read.
 
     Attributes:
-        paths: in the order in which they were given.
+        paths: the paths of the parts, in the order of the arguments.
         from_ns: Unix nanoseconds; what ended before is left out, so that all files begin at one
             moment.
         left_out_bytes: the size of the other parts.

@@ -2,7 +2,7 @@
 
 The phases are data, forward, backward, optimizer, communication, checkpoint stall, evaluation.
 
-Hooks note the moments; nothing synchronises the device. Where CUDA is used, a moment is also a CUDA event. The event is
+Hooks note the moments; nothing synchronises the device. If CUDA is used, a moment is also a CUDA event. The event is
 read after a later step, so that forward, backward and optimizer have the device's times. A thread writes the spans each
 second, so that a disk that hangs costs spans and no training. No error of a hook reaches the training: the recorder
 then stops.
@@ -71,7 +71,7 @@ class PhaseRecorder:
         Args:
             folder: the folder of the recording.
             writer: opens the rank's file; called in the thread.
-            captures: of the rank.
+            captures: the captures of the rank.
             now_ns: the monotonic clock, in nanoseconds.
             device: the times of the device; None: the host's times are recorded.
             has_steps: False for a process without steps, whose spans are written as they come.

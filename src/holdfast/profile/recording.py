@@ -180,7 +180,7 @@ class Recording:
 
         Args:
             folder: the folder of the recording, `RUN/profile`.
-            incidents: of the run, see `incidents.incidents_of`.
+            incidents: the incidents of the run, see `incidents.incidents_of`.
             most_bytes: the most bytes of files that are read, from the newest part on.
 
         Raises:

@@ -50,7 +50,7 @@ class Gpus:
 
         Args:
             command: starts a process with the protocol of `reader`.
-            environment: of the process.
+            environment: the environment of the process.
         """
         self._command = list(command)
         self._environment = environment
@@ -177,7 +177,7 @@ class Sampler:
         """Write nothing yet.
 
         Args:
-            writer: of the node's file.
+            writer: the writer of the node's file.
             host: the source of the host.
             gpus: the reader of the GPUs; None: this host has no GPU.
         """

@@ -266,7 +266,7 @@ class AttemptView:
         return self.frozen
 
     def _stopped_at_start(self, now_s: float) -> Frozen | None:
-        """Return the hang of a rank that does not report yet and has been stopped for too long."""
+        """Return the hang of a rank that has not reported yet and has been stopped for too long."""
         ended = {end.rank for end in self.exits}
         limit_s = self.detector.step_limit_s
         for rank in self.rank_pids:

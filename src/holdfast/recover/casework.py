@@ -1,4 +1,4 @@
-"""Handle one incident after the other: from the failure, over its diagnosis, to the next step."""
+"""Handle incidents one after another, from the failure to the first step after the restart."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence

@@ -89,7 +89,7 @@ def _finite(value: Any) -> Any:
 
 
 def decode(body: bytes) -> dict[str, Any] | None:
-    """Return the object that a frame holds; None where the frame holds no object with a `kind`."""
+    """Return the object that a frame holds; None if the frame holds no object with a `kind`."""
     try:
         message = json.loads(body)
     except (ValueError, RecursionError):
@@ -112,7 +112,7 @@ class Peer:
 
     @classmethod
     def of_this_process(cls, role: str) -> Self:
-        """This process's place in the job, as the launchers' environment variables tell it."""
+        """Return this process's place in the job, from the launchers' environment variables."""
         return cls(
             role=role,
             attempt=int(os.environ.get(ENV_ATTEMPT, "0")),
@@ -160,7 +160,7 @@ class ChannelServer:
         self._token = token
 
     async def start(self, listening: socket.socket) -> None:
-        """Serve those who connect to a listening socket."""
+        """Serve the connections to a listening socket."""
         self._server = await asyncio.start_server(
             self._serve, sock=listening, limit=MAX_MESSAGE_BYTES
         )
@@ -412,7 +412,7 @@ class ChannelClient:
                 raise
 
     def give_up(self) -> None:
-        """Send nothing any more, and wait for no other agent."""
+        """Stop sending, and do not wait for another agent."""
         with self._sending:
             self._is_connected, self._is_lost = False, True
             self._sending.notify_all()

@@ -127,7 +127,7 @@ class Node:
             self.orders.popleft()
 
     def end_launcher(self) -> None:
-        """Order the end of the launcher, with all below it, if there is one."""
+        """Order the end of the launcher, if there is one, with all processes below it."""
         if self.launched is not None:
             self.ending_ticks = self.ending_ticks or 0
             self.order({"kind": "kill"})

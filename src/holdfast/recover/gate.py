@@ -49,7 +49,7 @@ class CheckpointGate:
         return self._take(lambda candidate: candidate > step)
 
     def lost(self, path: Path) -> None:
-        """Take in that a candidate could not be held: the next checkpoint takes its place."""
+        """Record that a candidate could not be held; the next checkpoint replaces it."""
         if self._candidates.get(path.parent, (None, 0))[0] == path:
             del self._candidates[path.parent]
 

@@ -78,7 +78,7 @@ class Listener(Protocol):
         """Take in the loss of a node of the present launch."""
 
     def stop_asked(self, by: str, where: str, count: int) -> None:
-        """Take in the `count`th request of `by`, on the node `where`, to stop the run."""
+        """Handle the `count`th request of `by`, on the node `where`, to stop the run."""
 
 
 class Nodes:
@@ -102,7 +102,7 @@ class Nodes:
             run_id: the run.
             token: the token of the run.
             generation: the number of this supervisor.
-            own_node: the id of this supervisor's node, which is never lost before the supervisor.
+            own_node: the id of this supervisor's node, which the supervisor cannot outlive.
         """
         self._listener = listener
         self._clock = clock
@@ -320,7 +320,7 @@ class Nodes:
         ]
 
     def adopt(self, nodes: Sequence[Node], node_ids: Sequence[str]) -> None:
-        """Take over the launch of a supervisor that is gone, on the nodes that are there."""
+        """Take over the launch of an earlier supervisor, on the connected nodes."""
         for node in nodes:
             node.node_rank = node_ids.index(node.node_id)
         self._launch, self._adopting = list(nodes), None

@@ -55,7 +55,7 @@ class RunLock:
 
 
 def holder_pid(path: Path) -> int | None:
-    """The supervisor that took the lock last; None where that cannot be read."""
+    """Return the process id of the last holder of the lock; None if it cannot be read."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):

@@ -40,7 +40,7 @@ class StopVote:
         self._last_save_step = 0
 
     def propose(self, last_step: int | None) -> dict[str, Any]:
-        """The message that opens a vote; each further one looks twice as far ahead."""
+        """Return the message that opens a vote; each further proposal is twice as far ahead."""
         self._proposal += 1
         self._yes.clear()
         # A rank that reports no steps still tells by its vote where it is.
@@ -61,7 +61,7 @@ class StopVote:
         return {"kind": "decide", "proposal": self._proposal, "commit": all(self._yes.values())}
 
     def left(self, rank: int) -> bool:
-        """A rank saved and leaves; true once all did."""
+        """Record that a rank has saved and ends; return True once all ranks have."""
         self._left.add(rank)
         return self._left >= self._ranks
 
@@ -99,7 +99,7 @@ class Stopping:
         self._vote: StopVote | None = None
 
     def begin(self) -> None:
-        """Take in that the run goes on: from now on it can stop."""
+        """Record that the run goes on: stop requests are accepted from now on."""
         self._has_begun = True
         if self._waiting is not None:
             self.ask(*self._waiting)
@@ -159,7 +159,7 @@ class Stopping:
 
         Args:
             peer: the rank.
-            message: of the kinds vote, stopped and sigterm.
+            message: a message of the kind vote, stopped or sigterm.
             view: the present attempt.
             is_present: whether the peer still takes part in the present attempt.
         """

@@ -66,7 +66,7 @@ class Outcome:
     Attributes:
         makespan_s: seconds until the last score.
         bound: the lower bound of any schedule, from the true costs.
-        timeline: for a Gantt chart and the account; empty unless recorded.
+        timeline: the timeline, for a Gantt chart and the account; empty unless recorded.
         requests, samples: the numbers done.
         decisions, decide_s: the events that the policy decided on, and its CPU time in seconds.
     """

@@ -88,17 +88,17 @@ class SimCluster:
         nodes, engines_per_node, metric_slots: the numbers of each; slots are per node.
         curve: the true cost of engines, which the engines also report.
         slowness: the factor by which an engine's true times exceed its curve, by engine number.
-        store_bytes_per_s: of the remote storage, all readers together.
-        node_bytes_per_s: of one node's storage NIC.
-        fabric_bytes_per_s: between peers, each way per node.
-        device_bytes_per_s: from a node's memory into an engine.
+        store_bytes_per_s: the rate of the remote storage, for all readers together.
+        node_bytes_per_s: the rate of one node's storage NIC.
+        fabric_bytes_per_s: the rate between peers, each way per node.
+        device_bytes_per_s: the rate from a node's memory into an engine.
         node_start_s: seconds until a node's agent is up.
         engine_start_s: seconds to start an engine's process, before it needs weights.
         swap_s: seconds beyond the copy to swap the weights of a running engine.
         process_start_s: seconds of imports of one harness process, which only the peers' policies
             start for each trial.
         prepare_s: seconds from the start until the harness has built the requests.
-        latency_s: of a message, one way.
+        latency_s: the seconds of a message, one way.
         flush_s: the least seconds between two batches of answers of an engine.
         coordinator_s: the coordinator's time per message.
         metric_start_s: the overhead of each metric.

@@ -167,7 +167,7 @@ def _evaluated(claim: Claim, cluster_numbers: ClusterNumbers) -> Finding:
 
 
 def _of_causes(cluster_numbers: ClusterNumbers) -> tuple[str, str]:
-    """Return why failure causes cannot be judged, else "", and a caveat for where they can."""
+    """Return the reason why failure causes cannot be judged, or ""; and a caveat if they can."""
     recorded, infrastructure = (
         cluster_numbers.get(f"failures.recorded.{key}") or 0.0
         for key in ("number", "infrastructure.number")

@@ -49,7 +49,7 @@ class Rule:
         return frozenset(column for column, read in reads.items() if read)
 
     def condition(self) -> str:
-        """The conditions as SQL over the table of jobs."""
+        """Return the conditions as SQL over the table of jobs."""
         tests = []
         if self.words:
             tests.append(f"regexp_matches({_NAME}, '(^|[^a-z])({'|'.join(self.words)})([^a-z]|$)')")

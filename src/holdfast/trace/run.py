@@ -26,7 +26,7 @@ def characterize(
 
     Args:
         trace: the trace.
-        analyses: in the order of the report; None: all of them.
+        analyses: the analyses, in the order of the report; None: all of them.
         assumptions: values that no trace has; None: the study's values.
         title: title of the page; the clusters' names by default.
         progress: called before each analysis.
@@ -87,7 +87,7 @@ def _read(trace: "Trace") -> list[Read]:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """`Seren`, `Seren and Kalos`, `A, B and C`."""
+    """List names in words: `Seren`, `Seren and Kalos`, `A, B and C`."""
     return (
         " and ".join(filter(None, (", ".join(names[:-1]), names[-1]))) if names else "the cluster"
     )

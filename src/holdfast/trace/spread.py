@@ -249,7 +249,7 @@ def read_part(part: Part, result: Path) -> None:
 
 
 def _of_jobs(trace: "Trace") -> Iterator[str]:
-    """Names of the aggregates that the columns of these jobs permit."""
+    """Return the names of the aggregates that the columns of these jobs permit."""
     for name in aggregates.names():
         try:
             trace.prepare(name)

@@ -192,7 +192,7 @@ class Trace:
         return f"agg_{name}"
 
     def _tables(self) -> set[str]:
-        """Names of all tables and views."""
+        """Return the names of all tables and views."""
         return {row[0] for row in self.connection.execute("SHOW TABLES").fetchall()}
 
     def adopt(self, name: str, sql: str) -> None:

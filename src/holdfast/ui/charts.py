@@ -62,7 +62,7 @@ def loss_chart(summary: RunSummary, *, name: str, narrow: bool) -> str | None:
 
 
 def time_line(summary: RunSummary, *, name: str, narrow: bool) -> str | None:
-    """One bar an attempt over the wall time; None before any time passed."""
+    """Draw one bar an attempt over the wall time; None before any time has passed."""
     if not summary.phases:
         return None
     numbers = sorted({phase.attempt for phase in summary.phases})[-ROWS_LIMIT:]
@@ -222,7 +222,7 @@ VARIABLES = (
     "other",
 )
 COLOUR = page.stand_ins(VARIABLES)
-"""Stand-in colours: what to pass to matplotlib for each CSS variable."""
+"""Stand-in colours: the colour that matplotlib uses for each CSS variable."""
 
 
 def inline_svg(figure: "Figure", *, name: str, label: str) -> str:

@@ -19,7 +19,7 @@ def write_report(
 
     Args:
         path: where the page goes; its folder is made.
-        summaries: at least one.
+        summaries: the summaries of the runs, at least one.
         title: the page's name.
         home: the folder of the runs' folders, whose logs have the user's own frame of a failure.
 
@@ -32,7 +32,7 @@ def write_report(
 
 
 def render(summaries: Sequence[RunSummary], *, title: str, home: Path | None = None) -> str:
-    """The page as text; see `write_report`."""
+    """Return the page as text; see `write_report`."""
     from holdfast.ui.view import run_view
 
     views = [

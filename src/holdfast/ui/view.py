@@ -132,7 +132,7 @@ def run_view(summary: RunSummary, *, key: str, home: Path | None = None) -> RunV
 
 
 def _both_widths(draw: Any, summary: RunSummary, name: str) -> Sequence[tuple[str, Markup]]:
-    """The same chart laid out for a page and for a phone; CSS shows one of them."""
+    """Lay the chart out for a page and for a phone; CSS shows one of them."""
     drawings = []
     for width in ("wide", "narrow"):
         svg = draw(summary, name=f"{name}-{width}", narrow=width == "narrow")

@@ -75,7 +75,7 @@ class NumbersLoader(ParallelAwareDataloader):
 
 
 class Training:
-    """What torchtitan's trainer does with its loader and its manager, in its order."""
+    """Call the loader and the manager in the order of torchtitan's trainer."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Runs in the queue, against a Slurm that answers what the test wants."""
+"""Runs in the queue, against a fake Slurm with scripted answers."""
 
 import stat
 from pathlib import Path

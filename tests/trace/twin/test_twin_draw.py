@@ -1,4 +1,4 @@
-"""What a draw is at any size: deterministic, scaled, within the cluster."""
+"""Check that a draw of any size is deterministic, scaled, and within the cluster."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""The full-size twins against what was published of the traces, computed here from the jobs alone."""
+"""Compare the full-size twins' jobs with the published counts of the traces."""
 
 import numpy as np
 import pytest

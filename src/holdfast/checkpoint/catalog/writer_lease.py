@@ -45,7 +45,7 @@ _logger = logging.getLogger("holdfast")
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """The run of a process, and which start of the run the process is.
+    """The run of a process, and the number of the run's start.
 
     `run` is empty if the run is unknown.
     """

@@ -180,9 +180,9 @@ def _copy(target: memoryview, source: memoryview) -> None:
 def _tasks(
     parts: Sequence[ByteRange], size_bytes: int
 ) -> Iterator[tuple[int, int, list[ByteRange]]]:
-    """Yield stretches of whole blocks that contain all of `parts`, with the parts in each.
+    """Yield the stretches of whole blocks to read, each with the parts that it contains.
 
-    No stretch is longer than a task. `parts` are in the order of their offsets.
+    A stretch has at most the size of one task. `parts` are in the order of their offsets.
     """
     extents: list[list[int]] = []
     for offset, target in parts:

@@ -35,7 +35,7 @@ _SILENT_S: Final = 15.0
 _STARTING_S: Final = 60.0
 _LOOK_EVERY_S: Final = 0.5
 _STARTS_A_SAVE: Final = 3
-"""The number of processes that may die during one save; the save fails with the last of them."""
+"""The number of processes that may die during one save before the save fails."""
 _ENDING_S: Final = 5.0
 """Seconds to delete old checkpoints in after the last save; the next job deletes the rest."""
 
@@ -57,8 +57,8 @@ class WriteResult:
     """Describe a durable save.
 
     Attributes:
-        seconds: from the start of the write until all ranks' parts were there; 0 if the process
-            died before its report.
+        seconds: the time from the start of the write until all ranks' parts were there; 0 if the
+            process died before its report.
         digest: the manifest's digest; None on ranks other than 0, or if the process died before its
             report.
         size_bytes: the size of all ranks' files; None in the same cases as `digest`.

@@ -249,7 +249,10 @@ class Service:
             self._tidy(order, layout, ended)
 
     def _tidy(self, order: SaveRequest, layout: Layout, ended: dict[str, Any]) -> None:
-        """Delete what may go after a save. The outcome is sent before, since this may take long."""
+        """Delete superfluous files after a save.
+
+        The outcome is sent first, since this may take long.
+        """
         if "failed" not in ended:
             delete_superfluous(order, self._moved)
         elif layout.world_size > 1:  # with one rank, `_persist` has tried to make room

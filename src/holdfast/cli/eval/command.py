@@ -178,7 +178,7 @@ def plan(
     as_json: bool,
     **how: Any,
 ) -> None:
-    """Predict how long it would take, and what no schedule could go below; nothing is run."""
+    """Predict the time of an evaluation, and its lower bound for any schedule; nothing is run."""
     _check_installed()  # `holdfast simulate evaluate` is this command too
     from holdfast.simulate.plan import plan as make_plan
 

@@ -180,7 +180,7 @@ def _there(record: EvaluationRecord, name: str) -> str:
 @JSON
 @click.pass_obj
 def why(place: Place, evaluation_id: str, as_json: bool) -> None:
-    """Say where an evaluation's time went, against what no schedule could have gone below."""
+    """Show where an evaluation's time went, beside the lower bound for any schedule."""
     from holdfast.evaluate import why as told
 
     with Ledger.open(place.ledger) as ledger:

@@ -147,7 +147,7 @@ def _record(job: list[str], folder: Path | None, interval_s: float, *, as_json: 
 
 @contextlib.contextmanager
 def _started(job: list[str], environment: Mapping[str, str]) -> Iterator["subprocess.Popen[bytes]"]:
-    """Start the job; pass SIGTERM and Ctrl-C on to it, and end it with the block."""
+    """Start the job, pass SIGTERM and Ctrl-C on to the job, and end the job with the block."""
     process = subprocess.Popen(
         job, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )

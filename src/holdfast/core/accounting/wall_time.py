@@ -37,7 +37,7 @@ class _Tape:
     def spend(
         self, seconds: float, cause: Cause, attempt: int, *, parts: Mapping[Cause, float]
     ) -> None:
-        """Pass a stretch: one phase of `cause`, whose seconds are counted by `parts`."""
+        """Count a stretch of time as a phase of `cause`, with the seconds divided by `parts`."""
         if seconds <= 0:
             return
         end_s = self.cursor_s + seconds

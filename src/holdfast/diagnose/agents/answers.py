@@ -14,7 +14,7 @@ _THINKING: Final = ("<think>", "</think>")
 
 
 class Malformed(ValueError):
-    """An answer has the wrong form; the message says in a few words what is wrong."""
+    """An answer has the wrong form; the message describes the error in a few words."""
 
 
 def json_object(text: str) -> dict[str, Any]:

@@ -101,7 +101,7 @@ class Event:
     introduced: bool = False
     """True if the traceback begins behind other words of its line."""
     survived_before: int = 0
-    """How often the job survived the same error before."""
+    """The number of times that the job survived the same error before."""
     time_s: float | None = None
     """Seconds since 1970 in the log's zone: the time in the line, or else the last one before."""
     has_own_time: bool = False

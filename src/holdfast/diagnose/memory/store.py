@@ -89,7 +89,7 @@ def remember(
         diagnosis: the rules' or the model's answer.
         text: the compressed log, as `compress` made it.
         suggested: the fields of a rule that a model suggested.
-        clock: for tests.
+        clock: the clock of the record; tests pass their own.
 
     Returns:
         The diagnosis with similar incidents, decided by one of them if the case was open.

@@ -130,7 +130,7 @@ def _special_first(one: Learned) -> tuple[int, int, str]:
 
 
 class Layered(RuleSet):
-    """Learned rules above other rules. Cheap to build, so that a rule can be tried."""
+    """Learned rules above other rules; cheap to build, so that each new rule can be tested."""
 
     def __init__(self, below: RuleSet, learned: Iterable[Learned]) -> None:
         above = learned_topics(learned)

@@ -25,7 +25,7 @@ Outcome = Literal[
     "running",
     "unknown",
 ]
-"""How a job ended."""
+"""The end of a job."""
 
 
 Ending = Literal[

@@ -160,7 +160,7 @@ class Live:
         self._run_policy()
 
     def heard(self, peer: Connection, message: messages.Message) -> None:
-        """See `Listener.heard`."""
+        """Handle a message, see `Listener.heard`."""
         self._pool.heard(peer)
         if handler := self._handlers.get(type(message)):
             handler(peer, message)

@@ -1,4 +1,4 @@
-"""Run metrics on hosts as the policy grants them, after a look into the journal."""
+"""Run metrics on hosts as the policy grants them, unless the journal has the result."""
 
 from dataclasses import dataclass
 

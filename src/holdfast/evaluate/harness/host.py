@@ -231,7 +231,7 @@ class Host:
         self._send(await asyncio.shield(self._prepared[1]))
 
     def _send(self, message: messages.Message) -> None:
-        """Send a message if connected; a returning coordinator asks again."""
+        """Send a message if connected; a returning coordinator repeats its requests."""
         if self._writer is not None:
             self._writer.write(messages.encode(message))
 

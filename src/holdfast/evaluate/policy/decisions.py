@@ -252,7 +252,7 @@ def _answered(state: State, event: Answered) -> None:
 
 
 def _more(state: State, engine: EngineState) -> None:
-    """Give more work to an engine that finished some, or find other work for it."""
+    """Give more requests to an engine that has finished some, or find other work for the engine."""
     feed.open_engine(state, engine)
     model = state.models[engine.model]
     if model.decode.count or model.forward.count:

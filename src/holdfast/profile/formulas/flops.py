@@ -31,7 +31,7 @@ PEAK_TFLOPS: Final[tuple[tuple[str, str, float], ...]] = (
 
 @dataclass(frozen=True)
 class Peak:
-    """Hold a peak and the reason to believe it."""
+    """Hold a peak and its source."""
 
     tflops: float
     """Dense BF16, TFLOP/s a GPU."""

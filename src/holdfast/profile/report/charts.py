@@ -18,7 +18,7 @@ DEVICES_LIMIT: Final = 4
 """Devices drawn; of more, some that are spread evenly."""
 POINTS_LIMIT: Final = 700
 STRIP_LIMIT: Final = 200
-"""Phases drawn below one curve; of more, they would only be a smear."""
+"""The most phases drawn below one curve; more phases could not be distinguished."""
 BARS_LIMIT: Final = 32
 LEAST_POINTS: Final = 4
 """Samples below which a curve shows nothing."""

@@ -52,7 +52,7 @@ class Speed:
 
     Attributes:
         steps: steps that were recorded whole.
-        median_step_s: from one step's start to the next one's.
+        median_step_s: the median time from one step's start to the next step's start.
         tokens_a_step: None if the job's layout is not given.
         tokens_per_s: tokens a step over the median step, of the whole job.
         source: `phases`, `log`, or the metric whose rise and fall shows the steps.
@@ -83,9 +83,9 @@ class Phase:
 
     Attributes:
         seconds: the seconds of the phase, without the phases that lie inside.
-        share: of the time that was recorded.
-        idle_share: of the phase's sampled time, the part in which the device was idle; None if
-            no utilisation was sampled.
+        share: the share of the recorded time.
+        idle_share: the part of the phase's sampled time in which the device was idle; None if no
+            utilisation was sampled.
     """
 
     name: str
@@ -127,7 +127,7 @@ class Energy:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileSummary:
-    """Hold what a recording shows; each part is None where `missing` has the reason."""
+    """Hold what a recording shows; each part is None if `missing` has a reason."""
 
     name: str
     recording: Recording
@@ -312,7 +312,7 @@ def _missing(recording: Recording, valleys: Valleys) -> list[str]:
 def _steps(recording: Recording) -> tuple[Sequence[Step], str]:
     """Return the steps and their source.
 
-    Where no rank recorded any, the utilisation may show them.
+    If no rank recorded steps, the utilisation may show them.
     """
     if steps := steps_of(recording.spans):
         logged = STEP_PHASE in column(recording.spans, "phase")

@@ -41,9 +41,9 @@ PING_S = 1.0
 STATES_S = 0.1
 KEPT_ORDERS = 64
 RETURN_S = 30.0
-"""So long after its start the ranks and shims of an agent before this one may come."""
+"""Seconds after an agent's start in which ranks and shims of the previous agent may connect."""
 WAITING_BYTES = 64 * 1024 * 1024
-"""So much may wait for a supervisor that does not read."""
+"""The bytes that may wait for a supervisor that does not read."""
 SUPERVISOR_SILENT_S = 8.0
 """A connection on which the supervisor, which answers each ping, is silent for so long is cut."""
 REMEMBERED = ("hello", "watch", "section", "step", "restored", "gone", "started", "exited", "swept")
@@ -51,7 +51,7 @@ REMEMBERED = ("hello", "watch", "section", "step", "restored", "gone", "started"
 
 
 def main() -> None:
-    """`agent CONTROL_FD CHANNEL_FD HOLDING_FD PARENT_PID`: the node has started this process."""
+    """Run `agent CONTROL_FD CHANNEL_FD HOLDING_FD PARENT_PID`, which a node has started."""
     *fds, parent_pid = map(int, sys.argv[1:5])
     die_with_parent(parent_pid)
     asyncio.run(_run(*(socket.socket(fileno=fd) for fd in fds)))
@@ -326,7 +326,7 @@ class Agent:
                 looking.add_done_callback(self._looking.discard)
 
     def _pass_on(self, order: Mapping[str, Any], only: Peer | None = None) -> None:
-        """Pass a message on to those for whom it is, or to `only` one of them."""
+        """Pass a message on to its receivers, or to `only` one of them."""
         if order["only"] is not None:
             meant = Peer(**order["only"])
             if only not in (None, meant):

@@ -43,7 +43,7 @@ class Child:
     complain: Callable[[str], None]
     """Report a sentence to people."""
     starting: asyncio.Lock
-    """Held during a process's start, so that no other one inherits its blocked signals."""
+    """A lock for a process's start, so that no other process inherits the blocked signals."""
     inherits: tuple[int, ...] = ()
     """Further descriptors that the process inherits."""
     stream: Stream | None = None

@@ -100,7 +100,7 @@ class Node:
         """The attempt and the return code of the launcher that ended last."""
         self._is_kill_due = False
         self._starting = asyncio.Lock()
-        """Held during a process's start, so that no other one inherits its blocked signals."""
+        """A lock for a process's start, so that no other process inherits the blocked signals."""
         self._stop: dict[str, Any] | None = None
         """The last message to the supervisor to stop the run, with the number of requests here."""
         self._away: tuple[float, str] | None = None
@@ -408,7 +408,7 @@ class Node:
                 )
 
     async def _follow(self, watch: Watch) -> None:
-        """Start a supervisor here, if the last one is gone with its node and this node may lead."""
+        """Start a supervisor here if the last one is lost with its node and this node may lead."""
         assert self._meeting is not None
         is_successor, self._is_successor = self._is_successor, False
         sign = await asyncio.to_thread(watch.gone, is_successor=is_successor)

@@ -60,15 +60,14 @@ class Anomaly:
     value: float
     """The loss of that step."""
     usual: float | None = None
-    """The median of the last ordinary losses; None where too few are known."""
+    """The median of the last ordinary losses; None if too few are known."""
     limit: float | None = None
-    """The lowest loss that would have been a spike; None where too few losses are known."""
+    """The lowest loss that would have been a spike; None if too few losses are known."""
     batches: tuple[int, int] | None = None
-    """The first and the last of the batches that led to the anomaly; None where the rank reports
+    """The first and the last of the batches that led to the anomaly; None if the rank reports
     none."""
     rank: int | None = None
-    """The only rank whose loss was not finite at the beginning of the anomaly; None where several
-    were, or one rank reports."""
+    """The only rank with a loss that was not finite at first; None if several or one rank reports."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values; JSON has no NaN and no infinity."""
@@ -112,7 +111,7 @@ class AnomalyDetector:
         self._forget_signs()
 
     def accept(self) -> None:
-        """Learn anew which losses are usual: the job goes on at the level that it has reached."""
+        """Begin to learn the usual losses anew, because the job goes on at the present level."""
         self._ordinary.clear()
         self._learns_anew = True
         self._forget_signs()

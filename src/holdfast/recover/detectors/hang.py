@@ -134,7 +134,7 @@ class _Rank:
     """The time since when the rank has also neither read nor written."""
 
     def sign(self, now_s: float) -> None:
-        """Record a sign of life: earlier looks do not count any more."""
+        """Record a sign of life, which invalidates earlier looks."""
         self.last_sign_s, self.look, self.stand = now_s, None, None
         self.stuck_since_s = self.locked_since_s = self.waits_since_s = self.quiet_since_s = None
 
@@ -419,7 +419,7 @@ def _idle(before: Look, now: Look, passed_s: float) -> bool:
 
 
 def _since(known_s: float | None, before_s: float, *, holds: bool) -> float | None:
-    """Return the time since when something holds, `before_s` at the latest; None if not `holds`."""
+    """Return the known start of a state that holds, by default `before_s`; None unless `holds`."""
     return (before_s if known_s is None else known_s) if holds else None
 
 

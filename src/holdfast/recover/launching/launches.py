@@ -76,7 +76,7 @@ class Launches:
         """True if the job could not start on fewer nodes."""
 
     def move_ranks(self, *, moves: bool) -> bool:
-        """If `moves`, move each rank of the next attempt to another node (on a single node: GPU).
+        """Move each rank of the next attempt to another node (on a single node: GPU) if `moves`.
 
         Returns:
             True if the move needs a launch, since there are several nodes.
@@ -101,7 +101,7 @@ class Launches:
         return peer.attempt == number
 
     def start_late(self, shim: Peer, message: Mapping[str, Any], view: AttemptView) -> None:
-        """Repeat the start to a shim whose agent was gone when the start was sent."""
+        """Repeat the start for a shim whose agent was gone when the start was sent."""
         if (
             self._order is not None
             and (shim.role, message["kind"]) == ("shim", "swept")

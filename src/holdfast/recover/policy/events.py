@@ -151,7 +151,7 @@ class StopAsked:
 
 @dataclass(frozen=True)
 class StateSaved:
-    """Every rank saved its state for the stop and leaves now."""
+    """Every rank has saved its state for the stop, and ends now."""
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ class _Service:
         self._address = address
 
     def get(self, path: str, *, method: str = "GET", **headers: str) -> str:
-        """Return the body; empty where there is none of that name.
+        """Return the body; empty if there is none of that name.
 
         Raises:
             CannotSee: the service does not answer, or refuses.

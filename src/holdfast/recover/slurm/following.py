@@ -36,7 +36,7 @@ class Following:
         """Follow nothing yet.
 
         Args:
-            paths: of the run.
+            paths: the paths of the run.
             submission: the record of the run's jobs.
             jobs: the jobs of Slurm.
             say: receives a sentence about the queue.

@@ -115,10 +115,10 @@ def replay(
     """Replay jobs.
 
     Args:
-        jobs: in the order of submission.
+        jobs: the jobs, in the order of submission.
         sorted_into: the partition, limit and rank of each job, from `policy.classes`.
-        gpus_per_node: of every node.
-        mode: of the best-effort jobs, see `Policy`.
+        gpus_per_node: the GPUs of every node.
+        mode: the mode of the best-effort jobs, see `Policy`.
         progress: called as jobs end, with a description, the jobs done and all jobs.
 
     Raises:
@@ -327,7 +327,7 @@ class _Replay:
         return None
 
     def _pass(self, queue: _Queue) -> None:
-        """Start the first jobs of a queue while they fit, then those that delay none of them."""
+        """Start the first jobs of a queue while they fit, then jobs that do not delay these."""
         while (first := self._first(queue)) is not None:
             if not self.regular.fits(queue.both, self.gpus[first]):
                 break

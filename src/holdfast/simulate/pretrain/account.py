@@ -81,7 +81,7 @@ class Account:
             own[cause] = own.get(cause, 0.0) + seconds
 
     def take_back(self, seconds: float, incident: int) -> None:
-        """Count seconds of training as lost: the run goes back behind them."""
+        """Count seconds of training as lost, because the run goes back to an earlier state."""
         self.add("trained", -seconds)
         self.add("steps_again", seconds, incident)
 

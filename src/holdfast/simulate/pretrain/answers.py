@@ -149,7 +149,8 @@ def replicate(
     Args:
         scenario: the simulated scenario.
         replications: how often.
-        seed: of the first replication; replication r of another scenario meets the same failures.
+        seed: the seed of the first replication; replication r of another scenario meets the same
+            failures.
         uncertain: draw the rates of each replication from their gamma posterior.
         progress: receives the work done so far.
 

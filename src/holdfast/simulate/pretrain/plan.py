@@ -56,7 +56,7 @@ class Records:
         runs: the number of runs.
         reasons: the diagnosed reason of each failure after a first step.
         gpu_days, job_days: days of training, times GPUs and alone.
-        stall_s, start_s, restore_s, first_step_s, teardown_s, diagnosis_s: medians; None where too
+        stall_s, start_s, restore_s, first_step_s, teardown_s, diagnosis_s: medians; None if too
             few are known.
         longest_step_s: the longest step or pause that no failure ended.
         longest_start_s: the longest time from the start of the processes to the first step.
@@ -84,8 +84,9 @@ class Records:
         """Collect the records of runs from their summaries.
 
         Args:
-            summaries: of the runs.
-            longest_step_s: from the journals of the runs; None where there are none.
+            summaries: the summaries of the runs.
+            longest_step_s: the longest step in the journals of the runs; None if there are no
+                journals.
         """
         reasons: list[str] = []
         gpu_days = job_days = 0.0
@@ -267,7 +268,7 @@ def advise(
         days: the length of the next job.
         replications: the replications of the plan; the search uses half as many, the tornado twice
             as many.
-        seed: of the first replication.
+        seed: the seed of the first replication.
         progress: receives the work done so far.
 
     Raises:

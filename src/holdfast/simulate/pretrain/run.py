@@ -78,7 +78,7 @@ def run(scenario: Scenario, seed: int, *, rate_factor: float = 1.0) -> Outcome:
 
     Args:
         scenario: the simulated scenario.
-        seed: of all draws; the same seed gives the same outcome, bit for bit.
+        seed: the seed of all draws; equal seeds give equal outcomes, bit for bit.
         rate_factor: multiplies the rates of failure, for rates that are uncertain.
 
     Raises:

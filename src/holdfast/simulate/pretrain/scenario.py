@@ -69,7 +69,7 @@ class Times:
         node_tests_s: tests of the nodes after a failure that the hardware may have caused.
         start_s, start_in_place_s: a start with new launchers and one below the launchers that were
             kept.
-        first_step_s: from the restore to the first step, without that step.
+        first_step_s: the time from the restore to the first step, without that step.
     """
 
     exit_s: float = 0.0

@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parent
 
 @cache
 def names() -> tuple[str, ...]:
-    """Names of all aggregates."""
+    """Return the names of all aggregates."""
     return tuple(sorted(path.stem for path in FOLDER.glob("*.sql")))
 
 

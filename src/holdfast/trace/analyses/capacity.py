@@ -165,8 +165,9 @@ def gpus_over_time(trace: "Trace", *, points: int = 1000) -> Result:
 def allocation(trace: "Trace") -> Result:
     """Chart the CDF over hours of the share of GPUs in use.
 
-    The share is of the capacity, or if unknown of the busiest hour. Table: `cluster`, `part`
-    (`capacity` or `busiest hour seen`), `weight`, `share_in_use`, `share_at_most`.
+    The share is the GPUs in use divided by the capacity, or by the busiest hour if the capacity is
+    unknown. Table: `cluster`, `part` (`capacity` or `busiest hour seen`), `weight`, `share_in_use`,
+    `share_at_most`.
 
     Raises:
         LeftOut: no GPU job has times.

@@ -49,7 +49,7 @@ class Assumptions:
     """Tonnes of CO2-equivalent per MWh, averaged over all sources of the grid."""
 
     def in_words(self) -> dict[str, str]:
-        """Name and value of each assumption, for the report's notes on methods."""
+        """Return the name and value of each assumption, for the report's notes on methods."""
         return {
             "Power usage effectiveness (PUE)": f"{self.pue:g}",
             "Carbon-free share of the electricity": f"{self.carbon_free_share:.2%}",

@@ -73,7 +73,7 @@ def drops_bad_rows(connection: "duckdb.DuckDBPyConnection") -> bool:
 
 
 def span_ends(since: str | None, until: str | None) -> tuple[datetime | None, datetime | None]:
-    """Parse the ends of the span of submissions, each ISO 8601 in UTC; None: open.
+    """Parse the first and the last submission time, ISO 8601 in UTC; None for no limit.
 
     Returns:
         Both ends without a zone.

@@ -17,7 +17,7 @@ def loss_chart(
     """Return the loss curve in units of the drawing; None without a loss.
 
     Args:
-        lines: of `Series.lines`.
+        lines: the result of `Series.lines`.
         marks: `step`, `kind` and `label` of each mark: a spike, a rollback or a restart.
 
     Returns:
@@ -84,7 +84,7 @@ def time_line(
     """Return attempts and incidents on one line of time; None before the first attempt.
 
     Args:
-        attempts: of the ledger.
+        attempts: the attempts of the run, from the ledger.
         incidents: `at_s`, `attempt`, `label` and `number` of each incident.
         start_s: the beginning of the time, Unix seconds.
         end_s: the end of the time, Unix seconds.

@@ -29,7 +29,7 @@ class EngineLM(HFLM):  # type: ignore[misc]
 
     Args:
         facts: the facts of the model.
-        model_args: of lm-eval's `--model_args` (see `options`).
+        model_args: the values of lm-eval's `--model_args` (see `options`).
         seed: the seed of sampling.
     """
 

@@ -28,7 +28,7 @@ class TextLM(TemplateLM):  # type: ignore[misc]
 
     Args:
         facts: the facts of the model.
-        model_args: of lm-eval's `--model_args`; only `think_end_token` applies to text.
+        model_args: the values of lm-eval's `--model_args`; only `think_end_token` applies to text.
         seed: the seed of sampling.
     """
 

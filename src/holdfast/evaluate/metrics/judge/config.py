@@ -46,7 +46,7 @@ class JudgeConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     port: int = 0
 
     def limits(self) -> QuotaLimits:
-        """The quota's limits."""
+        """Return the quota's limits."""
         return QuotaLimits(
             requests_per_minute=math.inf
             if self.requests_per_minute is None

@@ -261,7 +261,7 @@ class Sandbox:
         )
 
     def process_id(self) -> int:
-        """The process id of the ancestor of all processes in the sandbox."""
+        """Return the process id of the ancestor of all processes in the sandbox."""
         return self._process.pid
 
     def _restart(self) -> None:

@@ -50,7 +50,7 @@ class Reading:
     gpus: Mapping[str, GpuState]
     """For each GPU, by its PCI address or number."""
     lost: Mapping[str, str] = field(default_factory=dict)
-    """For each GPU that the driver calls lost, the driver's words. Where a GPU is lost, the reader
+    """For each GPU that the driver calls lost, the driver's words. If a GPU is lost, the reader
     may have missed others."""
 
     def to_json(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ TABLES = (
     (schema.actions, schema.actions.c.action_id, schema.actions.c.target),
 )
 ROWS_LIMIT = 500
-"""More new rows than this of one table become a snapshot: the browser reads its page anew."""
+"""The most new rows of one table in a change; more become a snapshot, and the page is reloaded."""
 STATES_LIMIT = 200
 _POSITION = re.compile(r"(\d{1,18})\.(\d{1,18})\.(\d{1,18})\.(\d{1,18})")
 
