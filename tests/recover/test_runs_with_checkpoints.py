@@ -126,9 +126,10 @@ def test_a_checkpoint_folder_that_cannot_be_written_ends_in_one_clear_sentence(p
     folder = place.folder / "a-file" / "checkpoints"
     code, _, err = place.holdfast(*run_arguments(place, folder, ranks=1))
     assert code == 1
-    assert (
-        "a-file/checkpoints is a file. Give Checkpointer a folder." in err.strip().splitlines()[-1]
-    )
+    sentence, following = err.strip().splitlines()[-2:]
+    assert "a-file/checkpoints is a file. Give Checkpointer a folder." in sentence
+    assert following.startswith("holdfast: no step reported in ")
+    assert following.endswith("; no checkpoint. Next: holdfast explain r")
 
 
 @pytest.mark.slow
