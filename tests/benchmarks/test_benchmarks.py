@@ -141,3 +141,13 @@ def test_a_telemetry_file_of_several_years_ascends_and_repeats_nothing(monkeypat
     ]
     scan = scan_wide(tmp_path / "GPU_UTIL.csv", METRICS["GPU_UTIL"])
     assert (scan.rows, scan.duplicates, scan.backward_steps) == (150, [], 0)
+
+
+def test_the_page_states_the_memory_of_a_report_that_was_measured():
+    rows = json.loads((BENCHMARKS / "results/profile_report.json").read_text())
+    most = [row for row in rows if "peak memory on 512 MiB" in row["measure"]]
+    phases, counters = (row["ours"] / 1024 for row in most)
+    assert all(row["met"] for row in most)
+    page = (BENCHMARKS.parent / "docs/profile.md").read_text("utf-8")
+    text = f"{phases:.1f} GiB of memory for 512 MiB of phases and\n{counters:.0f} GiB for 512 MiB of counters"
+    assert text in page
