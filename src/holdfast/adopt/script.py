@@ -145,9 +145,10 @@ class Script:
         self, function: ast.FunctionDef | ast.AsyncFunctionDef, names: Sequence[str]
     ) -> None:
         """Add parameters that are given by name, after the parameters of a function."""
+        parts: list[ast.arg | ast.expr] = [*function.args.args, *function.args.defaults]
         ends = [
             self._starts[node.end_lineno - 1] + node.end_col_offset
-            for node in (*function.args.args, *function.args.defaults)
+            for node in parts
             if node.end_lineno is not None and node.end_col_offset is not None
         ]
         self._edits.append(_Edit(max(ends), max(ends), f", *, {', '.join(names)}"))

@@ -68,7 +68,7 @@ def idle_while_allocated(trace: "Trace") -> Result:
         held = np.minimum(total[at], gpus)
         idle = (own["n_zero"][kept] / own["n"][kept])[order]
         least = np.clip(idle * gpus - (gpus - held), 0.0, held)
-        at_s = (first + at) * 3600.0
+        at_s = ((first + at) * 3600.0).astype(np.float64)
         rows += [
             (cluster, *row)
             for row in zip(at_s.tolist(), held.tolist(), idle.tolist(), least.tolist(), strict=True)

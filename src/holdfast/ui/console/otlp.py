@@ -85,7 +85,7 @@ class EventExport:
                 if not is_more:
                     await asyncio.sleep(LOOK_S)
         finally:
-            self._exporter.shutdown()
+            self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
     def send_new(self) -> bool:
         """Send one batch of new records; return True if there are more to send now.
