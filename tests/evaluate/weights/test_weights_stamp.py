@@ -53,3 +53,20 @@ def test_what_is_no_folder_here_has_no_stamp(model):
     assert stamp_of(manifest, 2e9) is None
     there = msgspec.structs.replace(describe(str(model.parent / "whole")), source="s3://bucket/m")
     assert stamp_of(there, 2e9) is None
+
+
+def test_a_stamp_is_of_opened_files_since_a_network_may_cache_what_stat_returns(model, monkeypatch):
+    manifest, before = describe(str(model)), stamp(model)
+
+    def cached(*_, **__):
+        raise AssertionError("stat without open may be a minute old")
+
+    monkeypatch.setattr(os, "stat", cached)
+    assert stamp_of(manifest, 2e9) == before
+
+
+def test_a_pipe_in_place_of_a_file_has_no_stamp_and_does_not_block(model):
+    manifest = describe(str(model))
+    (model / "model.safetensors").unlink()
+    os.mkfifo(model / "model.safetensors")
+    assert stamp_of(manifest, 2e9) is None

@@ -7,6 +7,7 @@ one step of the file system's clock. A stamp is settled if its newest file is ol
 """
 
 import hashlib
+import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +41,13 @@ def stamp_of(manifest: ModelManifest, now_s: float) -> Stamp | None:
     for file in manifest.files:
         try:
             folder, path = manifest.place_of(file.path)
-            found = (Path(folder) / path).stat()
+            # NFS may answer a stat from a cache that is a minute old; opening asks the server.
+            # A pipe must not block.
+            descriptor = os.open(Path(folder) / path, os.O_RDONLY | os.O_NONBLOCK)
+            try:
+                found = os.fstat(descriptor)
+            finally:
+                os.close(descriptor)
         except OSError:
             return None
         if not stat.S_ISREG(found.st_mode):
