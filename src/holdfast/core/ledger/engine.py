@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError
 
 from holdfast.core.errors import LedgerError
 from holdfast.core.ledger import schema
@@ -54,6 +54,20 @@ def first_line(error: Exception) -> str:
     """Return the driver's message, without SQLAlchemy's lines about the statement."""
     cause = error.orig if isinstance(error, DBAPIError) else error
     return next(iter(str(cause).splitlines()), type(cause).__name__)
+
+
+def is_unreachable(engine: Engine, error: DBAPIError) -> bool:
+    """Return True if the error is a lost or refused connection to the ledger's server."""
+    if engine.dialect.name == "sqlite":
+        return False
+    if error.connection_invalidated:
+        return True
+    # A failure of the connection has no SQLSTATE; a server that starts, ends or has no free place
+    # has one of these. PostgreSQL's manual, appendix A.
+    state = getattr(error.orig, "sqlstate", None)
+    return isinstance(error, OperationalError) and (
+        state is None or state.startswith(("08", "57P", "53300"))
+    )
 
 
 def _engine(url: str) -> Engine:
