@@ -82,7 +82,7 @@ def test_records_of_an_outage_arrive_in_order_and_once(server, ledger):
 @pytest.mark.parametrize(
     ("add", "recorded"),
     [
-        (lambda ledger: ledger.add_event(event(1)), lambda ledger: numbers(ledger)),
+        (lambda ledger: ledger.add_event(event(1)), numbers),
         (
             lambda ledger: ledger.add_events([event(1), event(2)]),
             lambda ledger: numbers(ledger)[1:],
