@@ -373,6 +373,7 @@ def test_the_command_line_is_what_was_agreed():
         ],
         "init": ["--json", "--write"],
         "doctor": ["--json"],
+        "ledger downgrade": ["--force", "--json"],
         "demo": ["--json", "--out", "--seed", "--steps"],
         "runs": ["--watch"],
         "runs ls": ["--json"],

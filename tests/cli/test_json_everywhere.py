@@ -85,6 +85,7 @@ FAILURES = {
     "trace check /nope": "",
     "trace query SELECT /nope": "",
     "simulate cluster /nope": "",
+    "ledger downgrade 0001": "--ledger URL",
     "plan nope": "lists those there are",
     "eval show nope": "holdfast eval ls",
     "eval why nope": "holdfast eval ls",

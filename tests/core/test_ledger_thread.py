@@ -7,7 +7,7 @@ import threading
 import psutil
 import pytest
 
-from holdfast.core.errors import LedgerError
+from holdfast.core.errors import LedgerError, LedgerUnreachable
 from holdfast.core.ledger import Event, Ledger, LedgerThread, Run
 from holdfast.core.ledger import ledger_thread as module
 from holdfast.core.paths import ledger_url
@@ -34,12 +34,19 @@ class Answering:
 
     def __init__(self):
         self.may, self.done, self.url = threading.Event(), [], "u"
+        self.failures = 0
 
     def add_event(self, number):
         assert self.may.wait(60)
+        if self.failures:
+            self.failures -= 1
+            raise LedgerUnreachable("The server is away.")
         if number < 0:
             raise LedgerError(f"not written: {number}")
         self.done.append(number)
+
+    def repeating(self):
+        return self
 
     def events(self):
         assert self.may.wait(60)
@@ -109,6 +116,20 @@ def test_errors_for_which_nobody_has_waited_are_kept(answering, thread):
     assert second.startswith("A record was not written: AttributeError")
     thread.later(lambda ledger: ledger.add_event(2))
     assert (thread.take_errors(), answering.done) == ([], [2])
+
+
+def test_while_the_server_is_away_the_records_wait_in_their_order(answering, thread, monkeypatch):
+    monkeypatch.setattr(module, "REPEAT_S", 0.0)
+    thread.start()
+    answering.failures = 5
+    for number in (1, -2, 3):
+        thread.later(lambda ledger, number=number: ledger.add_event(number))
+    answering.may.set()
+    thread.close()
+    assert answering.done == [1, 3]
+    away, refused = thread.take_errors()
+    assert away == "The server is away. The run goes on, and its records wait."
+    assert refused == "not written: -2", "an answer of the ledger is no reason to try again"
 
 
 def test_of_too_many_operations_the_last_are_dropped_and_that_is_reported(

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from holdfast.core.errors import LedgerUnreachable
 from holdfast.core.failure_history import FailureHistory
 from holdfast.core.ledger import Event, Incident, Ledger, Run, ledger_thread
 from holdfast.core.paths import RunPaths, ledger_url
@@ -365,6 +366,33 @@ def test_a_ledger_that_does_not_answer_holds_up_no_report_of_a_healthy_job(
     assert recorder.start_step == 4
     assert [one.step for one in ledger.checkpoints("r")] == [5]
     assert complaints == []
+
+
+def test_an_incident_of_an_outage_has_its_action_and_its_end_afterwards(
+    recorder, ledger, clock, monkeypatch, complaints
+):
+    is_back, repeating = threading.Event(), ledger.repeating
+
+    def away(_incident):
+        raise LedgerUnreachable("The server is away.")
+
+    monkeypatch.setattr(ledger, "add_incident", away)
+    monkeypatch.setattr(ledger, "repeating", lambda: is_back.wait(60) and repeating())
+    monkeypatch.setattr(ledger_thread, "REPEAT_S", 0.0)
+    recorder.attempt_began(1)
+    recorder.start_thread()
+    monkeypatch.setattr(recorder._thread, "_wait_s", 0.0)
+    for step in (7, 9):
+        assert recorder.incident(incident(clock, step=step)) is None
+        recorder.resolved(None, policy.Resolve(action="restart", explanation=f"At {step}."))
+        recorder.resumed(None, float(step), step - 1)
+    is_back.set()
+    recorder.close()
+    assert [
+        (one.step, one.action, one.explanation, one.resumed_at_s, one.restored_step)
+        for one in ledger.incidents("r")
+    ] == [(7, "restart", "At 7.", 7.0, 6), (9, "restart", "At 9.", 9.0, 8)]
+    assert "The server is away. The run goes on, and its records wait." in complaints
 
 
 def test_an_event_that_waits_is_read_all_the_same(recorder):

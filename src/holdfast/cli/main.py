@@ -35,6 +35,7 @@ COMMANDS = {
         "holdfast.cli.incidents",
         "List and show what went wrong, and say whether the cause was right.",
     ),
+    "ledger": ("holdfast.cli.ledger", "Migrate the ledger back for an earlier Holdfast."),
     "ui": ("holdfast.cli.ui", "Serve the runs, incidents and nodes as live pages."),
     "nodes": ("holdfast.cli.nodes", "Test nodes, and cordon the faulty ones."),
     "rules": ("holdfast.cli.rules", "List, check and withdraw the rules of the diagnosis."),

@@ -5,6 +5,7 @@ HoldfastError                     exit code 1
 │   ├── NotFound                  2: no such run, incident, script or folder
 │   └── StateMismatch             2: the given state does not fit the checkpoint
 ├── LedgerError                   2: the ledger cannot be opened or has another version
+│   └── LedgerUnreachable         2: the ledger's server does not run, or the network is cut
 ├── CheckpointError               1
 │   ├── SaveFailed                1: this save is not durable; earlier checkpoints are untouched
 │   ├── NoVerifiedCheckpoint      1: checkpoints exist, but none verifies
@@ -46,6 +47,14 @@ class LedgerError(HoldfastError):
     """The ledger cannot be opened, or has another version."""
 
     exit_code = 2
+
+
+class LedgerUnreachable(LedgerError):
+    """The ledger's server cannot be reached; a later try may succeed.
+
+    A write that was under way may have been recorded: the connection may have broken after the
+    commit and before the answer.
+    """
 
 
 class CheckpointError(HoldfastError):

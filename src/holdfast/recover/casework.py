@@ -151,9 +151,8 @@ class Casework:
             return
         explanation = " ".join((incident.explanation, *sentences)).strip()
         self._incident = replace(incident, explanation=explanation)
-        if incident.incident_id is not None:
-            resolve = policy.Resolve(action=incident.action, explanation=explanation)
-            self._recorder.resolved(incident.incident_id, resolve)
+        resolve = policy.Resolve(action=incident.action, explanation=explanation)
+        self._recorder.resolved(incident.incident_id, resolve)
 
     def resolve(self, resolve: policy.Resolve) -> None:
         """Record the action taken on the incident."""
@@ -162,8 +161,7 @@ class Casework:
             self._incident, action=resolve.action, explanation=resolve.explanation
         )
         incident_id = self._incident.incident_id
-        if incident_id is not None:
-            self._recorder.resolved(incident_id, resolve)
+        self._recorder.resolved(incident_id, resolve)
         data = {"incident_id": incident_id, "summary": self._summary}
         self._observe(
             "resolved", {**data, "action": resolve.action, "explanation": resolve.explanation}
@@ -174,8 +172,7 @@ class Casework:
         incident, self._incident = self._incident, None
         if incident is None:
             return
-        if incident.incident_id is not None:
-            self._recorder.resumed(incident.incident_id, record.at_s, start_step)
+        self._recorder.resumed(incident.incident_id, record.at_s, start_step)
         seconds = record.at_s - incident.detected_at_s
         data = {"step": record.step, "restored_step": start_step, "seconds_to_restart": seconds}
         self._observe("resumed", data)

@@ -82,6 +82,8 @@ class Recorder:
         """True once any attempt has reported a step."""
         self.checkpoint_step: int | None = None
         """The step of the newest checkpoint that the present attempt made durable."""
+        self._incident_ids: list[int] = []
+        """The id of the last incident, once the ledger has recorded the incident."""
         self._newest_checkpoint: tuple[int, str] | None = None
         """The attempt and the path of the checkpoint that was recorded last."""
         for one in ledger.checkpoints(self._run_id):
@@ -228,20 +230,39 @@ class Recorder:
 
     @_or_complain
     def incident(self, incident: Incident) -> int:
-        """Record a diagnosed failure, and return its id; None if it cannot be recorded."""
-        return self._ledger.add_incident(incident)
+        """Record a diagnosed failure, and return its id; None if the ledger does not answer yet."""
+        ids = self._incident_ids = []
+
+        def add(ledger: Ledger) -> int:
+            ids.append(ledger.add_incident(incident))
+            return ids[0]
+
+        return self._thread.call(add)
 
     @_or_complain
-    def resolved(self, incident_id: int, resolve: policy.Resolve) -> None:
-        """Record the action after an incident."""
-        self._ledger.set_incident(
-            incident_id, action=resolve.action, explanation=resolve.explanation
-        )
+    def resolved(self, incident_id: int | None, resolve: policy.Resolve) -> None:
+        """Record the action after an incident; without an id, after the last incident."""
+        changes = {"action": resolve.action, "explanation": resolve.explanation}
+        self._thread.call(self._change_of_incident(incident_id, changes))
 
     @_or_complain
-    def resumed(self, incident_id: int, at_s: float, restored_step: int) -> None:
-        """Record the job's next completed step after an incident."""
-        self._ledger.set_incident(incident_id, resumed_at_s=at_s, restored_step=restored_step)
+    def resumed(self, incident_id: int | None, at_s: float, restored_step: int) -> None:
+        """Record the job's next step after an incident; without an id, after the last incident."""
+        changes = {"resumed_at_s": at_s, "restored_step": restored_step}
+        self._thread.call(self._change_of_incident(incident_id, changes))
+
+    def _change_of_incident(
+        self, incident_id: int | None, changes: dict[str, Any]
+    ) -> Callable[[Ledger], None]:
+        ids = self._incident_ids if incident_id is None else [incident_id]
+
+        def change(ledger: Ledger) -> None:
+            # The thread has added the incident before this change. There is no id if the ledger
+            # has refused the incident, which was reported.
+            for one in ids:
+                ledger.set_incident(one, **changes)
+
+        return change
 
     @_or_complain
     def run_ended(self, *, state: str, exit_code: int, outcome: str) -> None:

@@ -3,6 +3,7 @@
 The server listens at a socket in a folder of its own.
 """
 
+import contextlib
 import itertools
 import os
 import shutil
@@ -11,6 +12,8 @@ import tempfile
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+import psutil
 
 _NUMBERS = itertools.count()
 
@@ -45,7 +48,7 @@ class PrivatePostgreSQL:
         shutil.rmtree(self.folder)
 
     def start(self) -> None:
-        """Start the server, for the first time or after `stop`."""
+        """Start the server, for the first time or after `stop` or `kill`."""
         settings = (
             f"-c listen_addresses= -c unix_socket_directories={self.folder} -c fsync=off "
             "-c shared_buffers=16MB"
@@ -55,6 +58,17 @@ class PrivatePostgreSQL:
     def stop(self) -> None:
         """Stop the server, and cut all connections. The databases stay."""
         self._run("pg_ctl", "stop", "--wait", "-m", "fast")
+
+    def kill(self) -> None:
+        """Kill the server's processes with SIGKILL, as a loss of power does; `start` recovers."""
+        pid = int((self.folder / "data" / "postmaster.pid").read_text().split()[0])
+        server = psutil.Process(pid)
+        # The server's other processes hold its shared memory, and end some time after the server.
+        processes = [server, *server.children(recursive=True)]
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(processes)
 
     def new_database(self) -> str:
         """Return the SQLAlchemy URL of a new database."""

@@ -8,9 +8,9 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError
 
-from holdfast.core.errors import LedgerError
+from holdfast.core.errors import BadUse, LedgerError
 from holdfast.core.ledger import schema
 
 BUSY_TIMEOUT_S = 5.0
@@ -18,6 +18,8 @@ SERVER_LIMITS = {"connect_timeout": 5, "tcp_user_timeout": 8000}
 """Limits of PostgreSQL's client library: seconds to connect, milliseconds to an acknowledgement."""
 _ADVISORY_LOCK = 0x686F6C64
 """The key of PostgreSQL's lock for creating or migrating a ledger: `hold` in ASCII."""
+_NAMED = 5
+"""The running runs and evaluations that an error names."""
 
 
 def open_engine(url: str) -> Engine:
@@ -35,14 +37,95 @@ def open_engine(url: str) -> Engine:
             _bring_up_to_date(engine)
     except (ArgumentError, NoSuchModuleError, DBAPIError, OSError, ImportError) as error:
         _dispose(engine)
-        raise LedgerError(
-            f"The ledger {_shown(url)} cannot be opened: {first_line(error)}. "
-            "Name another with --ledger URL, or a writable folder with HOLDFAST_HOME."
-        ) from error
+        raise _cannot_be_opened(url, error) from error
     except BaseException:
         _dispose(engine)
         raise
     return engine
+
+
+def downgrade_ledger(url: str, revision: str, *, force: bool = False) -> dict[str, int]:
+    """Migrate a ledger back to the version of an earlier Holdfast, or change nothing.
+
+    After a crash in between, the ledger is unchanged. Any use of the ledger by this Holdfast
+    migrates the ledger to the newest version again.
+
+    Args:
+        url: the SQLAlchemy URL of the ledger.
+        revision: the version, such as `0005`.
+        force: True to delete records that the version cannot hold, and to migrate a ledger with
+            running runs or evaluations.
+
+    Returns:
+        The deleted tables, each with the number of its records.
+
+    Raises:
+        BadUse: the ledger cannot be of this version, or `force` is needed.
+        LedgerError: the ledger cannot be opened, or a newer Holdfast wrote it.
+    """
+    engine = None
+    try:
+        engine = _engine(url)
+        with _migration_lock(engine), writing(engine).begin() as connection:
+            _lock_on_server(connection)
+            return _downgrade(connection, revision, force=force)
+    except (ArgumentError, NoSuchModuleError, DBAPIError, OSError, ImportError) as error:
+        raise _cannot_be_opened(url, error) from error
+    finally:
+        _dispose(engine)
+
+
+def _downgrade(connection: Connection, revision: str, *, force: bool) -> dict[str, int]:
+    now = _revision(connection)
+    if now is None:
+        raise BadUse("There is no ledger yet. Name another with --ledger URL.")
+    _refuse_newer(connection, now)
+    is_number = len(revision) == len(now) and revision.isdecimal()
+    if not is_number or not "0001" <= revision < now:
+        raise BadUse(
+            f"The ledger is of version {now}, and cannot be changed to version {revision!r}. "
+            "Give an earlier version, as the error of the earlier Holdfast names it."
+        )
+    going = [] if force else _going(connection)
+    if going:
+        raise BadUse(
+            f"{', '.join(going[:_NAMED])} {'is' if len(going) == 1 else 'are'} recorded as running. "
+            "Stop what runs, or give --force if nothing runs any more."
+        )
+    before = _counts(connection)
+    from holdfast.core.ledger.migrations import downgrade
+
+    downgrade(connection, revision)
+    left = _tables(connection)
+    deleted = {table: count for table, count in before.items() if table not in left}
+    lost = [f"{count} in {table}" for table, count in deleted.items() if count]
+    if lost and not force:
+        # The error rolls the transaction back.
+        raise BadUse(
+            f"Version {revision} cannot hold these records: {', '.join(lost)}. Back up the ledger, "
+            "then give --force to delete the records."
+        )
+    return deleted
+
+
+def _going(connection: Connection) -> list[str]:
+    found = []
+    for name in ("run", "evaluation"):
+        if f"{name}s" in _tables(connection):
+            query = text(f"SELECT {name}_id FROM {name}s WHERE state = 'running' ORDER BY 1")
+            found += [f"{name} {one}" for one in connection.execute(query).scalars()]
+    return found
+
+
+def _tables(connection: Connection) -> set[str]:
+    return set(inspect(connection).get_table_names()) & set(schema.metadata.tables)
+
+
+def _counts(connection: Connection) -> dict[str, int]:
+    return {
+        table: int(connection.execute(text(f"SELECT count(*) FROM {table}")).scalar_one())
+        for table in sorted(_tables(connection))
+    }
 
 
 def writing(engine: Engine) -> Engine:
@@ -54,6 +137,20 @@ def first_line(error: Exception) -> str:
     """Return the driver's message, without SQLAlchemy's lines about the statement."""
     cause = error.orig if isinstance(error, DBAPIError) else error
     return next(iter(str(cause).splitlines()), type(cause).__name__)
+
+
+def is_unreachable(engine: Engine, error: DBAPIError) -> bool:
+    """Return True if the error is a lost or refused connection to the ledger's server."""
+    if engine.dialect.name == "sqlite":
+        return False
+    if error.connection_invalidated:
+        return True
+    # A failure of the connection has no SQLSTATE; a server that starts, ends or has no free place
+    # has one of these. PostgreSQL's manual, appendix A.
+    state = getattr(error.orig, "sqlstate", None)
+    return isinstance(error, OperationalError) and (
+        state is None or state.startswith(("08", "57P", "53300"))
+    )
 
 
 def _engine(url: str) -> Engine:
@@ -103,24 +200,41 @@ def _bring_up_to_date(engine: Engine) -> None:
         if _revision(connection) == schema.REVISION:
             return
     with writing(engine).begin() as connection:
-        if connection.dialect.name == "postgresql":
-            # One process at a time creates or migrates the tables, as in `_migration_lock`.
-            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
+        _lock_on_server(connection)
         revision = _revision(connection)
-        if revision is not None and revision > schema.REVISION:
-            raise LedgerError(
-                f"The ledger {engine.url} is of version {revision}; this Holdfast knows {schema.REVISION}. "
-                "Upgrade Holdfast, or name another ledger with --ledger URL."
-            )
+        if revision is not None:
+            _refuse_newer(connection, revision)
         from holdfast.core.ledger.migrations import upgrade
 
         upgrade(connection)
+
+
+def _lock_on_server(connection: Connection) -> None:
+    """Let one process at a time create or migrate the tables, as `_migration_lock` does."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
+
+
+def _refuse_newer(connection: Connection, revision: str) -> None:
+    if revision > schema.REVISION:
+        raise LedgerError(
+            f"The ledger {connection.engine.url} is of version {revision}; this Holdfast knows "
+            f"{schema.REVISION}. Upgrade Holdfast, name another ledger with --ledger URL, or "
+            f"run with the newer Holdfast: holdfast ledger downgrade {schema.REVISION}"
+        )
 
 
 def _revision(connection: Connection) -> str | None:
     if not inspect(connection).has_table("alembic_version"):
         return None
     return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+
+
+def _cannot_be_opened(url: str, error: Exception) -> LedgerError:
+    return LedgerError(
+        f"The ledger {_shown(url)} cannot be opened: {first_line(error)}. "
+        "Name another with --ledger URL, or a writable folder with HOLDFAST_HOME."
+    )
 
 
 def _shown(url: str) -> str:

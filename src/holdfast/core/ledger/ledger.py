@@ -1,18 +1,19 @@
 """Add, change and read the ledger's records."""
 
+import json
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from sqlalchemy import Connection, Engine, Table, and_, func, select, true
 from sqlalchemy.exc import DBAPIError
 
-from holdfast.core.errors import BadUse, LedgerError, NotFound
+from holdfast.core.errors import BadUse, LedgerError, LedgerUnreachable, NotFound
 from holdfast.core.ledger import schema
 from holdfast.core.ledger.action_table import ActionTable
-from holdfast.core.ledger.engine import first_line, open_engine, writing
+from holdfast.core.ledger.engine import first_line, is_unreachable, open_engine, writing
 from holdfast.core.ledger.lead_table import LeadTable
 from holdfast.core.ledger.node_table import NodeTable
 from holdfast.core.ledger.reading import bounded_reading
@@ -61,6 +62,8 @@ class Ledger(Remembered, NodeTable, LeadTable, ActionTable):
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._may_be_recorded = False
+        """True to look for each record before the record is added."""
 
     @classmethod
     def open(cls, url: str) -> Self:
@@ -75,6 +78,16 @@ class Ledger(Remembered, NodeTable, LeadTable, ActionTable):
     def url(self) -> str:
         """The URL for `open`; the URL may hold a password."""
         return self._engine.url.render_as_string(hide_password=False)
+
+    def repeating(self) -> Self:
+        """Return the same ledger, for an operation that is repeated after `LedgerUnreachable`.
+
+        The first try may have been recorded. So `add_attempt`, `add_events`, `add_event` and
+        `add_incident` first look for the same record, and add no second one.
+        """
+        again = type(self)(self._engine)
+        again._may_be_recorded = True
+        return again
 
     def close(self) -> None:
         """Close all connections to the database."""
@@ -143,6 +156,8 @@ class Ledger(Remembered, NodeTable, LeadTable, ActionTable):
 
     def add_attempt(self, attempt: Attempt) -> None:
         """Record a start of the job."""
+        if self._may_be_recorded and attempt in self.attempts(attempt.run_id):
+            return
         self._insert(schema.attempts, asdict(attempt))
 
     def set_attempt(self, run_id: str, number: int, **changes: Any) -> None:
@@ -168,10 +183,15 @@ class Ledger(Remembered, NodeTable, LeadTable, ActionTable):
 
     def add_event(self, event: Event) -> None:
         """Record an event."""
-        self._insert(schema.events, asdict(event))
+        self.add_events([event])
 
     def add_events(self, events: Sequence[Event]) -> None:
         """Record events in one transaction, in their order."""
+        if self._may_be_recorded:
+            # One transaction has recorded either all of the events or none.
+            first = replace(events[0], data=json.loads(json.dumps(events[0].data)))
+            if first in self.events(first.run_id, first.kind):
+                return
         with self._write() as connection:
             connection.execute(schema.events.insert(), [asdict(event) for event in events])
 
@@ -196,6 +216,11 @@ class Ledger(Remembered, NodeTable, LeadTable, ActionTable):
         """Record an incident, and return the incident's new id."""
         values = asdict(incident)
         del values["incident_id"]
+        if self._may_be_recorded:
+            for one in self.incidents(incident.run_id):
+                if replace(one, incident_id=None) == incident:
+                    assert one.incident_id is not None
+                    return one.incident_id
         with self._write() as connection:
             key = connection.execute(
                 schema.incidents.insert().values(**values)
@@ -384,6 +409,11 @@ class Ledger(Remembered, NodeTable, LeadTable, ActionTable):
         try:
             yield
         except DBAPIError as error:
+            if is_unreachable(self._engine, error):
+                raise LedgerUnreachable(
+                    f"The ledger {self._engine.url} cannot be reached: {first_line(error)}. "
+                    "See that its server runs and that this host can reach the server, then try again."
+                ) from error
             raise LedgerError(
                 f"The ledger {self._engine.url} cannot be {verb}: {first_line(error)}. "
                 "See that its disk has room and that nothing else holds it locked, then try again."

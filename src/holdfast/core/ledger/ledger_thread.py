@@ -2,7 +2,9 @@
 
 One thread runs all operations, in order. The loop passes writes to the thread and goes on. For
 reads, and for writes before an action, the loop waits a limited time, or not at all while an
-operation is stuck. The thread keeps the writes until the ledger answers.
+operation is stuck. The thread keeps the writes until the ledger answers. If the ledger's server
+cannot be reached, the thread repeats the present operation until the server can be reached again,
+so that all records arrive, in order and once.
 """
 
 import contextlib
@@ -13,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar, cast
 
-from holdfast.core.errors import HoldfastError, LedgerError
+from holdfast.core.errors import HoldfastError, LedgerError, LedgerUnreachable
 from holdfast.core.ledger.ledger import Ledger
 
 WAIT_S = 5.0
@@ -23,6 +25,8 @@ MOST_WAITING = 10_000
 CLOSE_S = 10.0
 """Seconds to wait at the end for the remaining operations; the event loop stands still meanwhile.
 """
+REPEAT_S = 0.5
+"""Seconds between two tries to reach the ledger's server."""
 T = TypeVar("T")
 
 
@@ -137,12 +141,24 @@ class LedgerThread:
             use, answer = work
             self._began_s = time.monotonic()
             try:
-                answer.future.set_result(use(self._plain))
+                answer.future.set_result(self._reach(use))
             except Exception as error:
                 answer.future.set_exception(error)
                 if not answer.is_awaited:
                     self._errors.put(error)
             self._began_s = None
+
+    def _reach(self, use: Callable[[Ledger], T]) -> T:
+        """Run an operation; repeat the operation while the ledger's server cannot be reached."""
+        try:
+            return use(self._plain)
+        except LedgerUnreachable as error:
+            self._errors.put(LedgerError(f"{error} The run goes on, and its records wait."))
+        repeating = self._plain.repeating()
+        while True:
+            time.sleep(REPEAT_S)
+            with contextlib.suppress(LedgerUnreachable):
+                return use(repeating)
 
 
 class _Answer:
@@ -163,6 +179,6 @@ class _Routed:
             return value
 
         def operate(*args: Any, **kwargs: Any) -> Any:
-            return self._thread.call(lambda _ledger: value(*args, **kwargs))
+            return self._thread.call(lambda ledger: getattr(ledger, name)(*args, **kwargs))
 
         return operate

@@ -1,4 +1,4 @@
-"""Migrate a ledger of an earlier version, with Alembic's scripts, in the caller's transaction."""
+"""Migrate a ledger to another version, with Alembic's scripts, in the caller's transaction."""
 
 from pathlib import Path
 
@@ -9,7 +9,16 @@ from sqlalchemy import Connection
 
 def upgrade(connection: Connection) -> None:
     """Migrate the ledger behind `connection` to the newest revision."""
+    command.upgrade(_config(connection), "head")
+
+
+def downgrade(connection: Connection, revision: str) -> None:
+    """Migrate the ledger behind `connection` back to an earlier revision; `base` is the first."""
+    command.downgrade(_config(connection), revision)
+
+
+def _config(connection: Connection) -> Config:
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    return config

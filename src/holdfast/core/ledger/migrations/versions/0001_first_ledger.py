@@ -80,3 +80,12 @@ def upgrade() -> None:
         sa.Column("committed_at_s", sa.Float(53), nullable=False),
         sa.UniqueConstraint("run_id", "attempt", "step", "path"),
     )
+
+
+def downgrade() -> None:
+    """Delete the tables, those that refer to `runs` first."""
+    op.drop_table("checkpoints")
+    op.drop_table("incidents")
+    op.drop_table("events")
+    op.drop_table("attempts")
+    op.drop_table("runs")

@@ -46,3 +46,9 @@ def upgrade() -> None:
         sa.Column("history", sa.LargeBinary, nullable=False),
         sa.Index("ix_priors_of_a_task", "family", "harness", "task"),
     )
+
+
+def downgrade() -> None:
+    """Delete the tables."""
+    op.drop_table("priors")
+    op.drop_table("evaluations")

@@ -62,6 +62,15 @@ def upgrade() -> None:
         op.execute("CREATE VIRTUAL TABLE memory_words USING fts5(words)")
 
 
+def downgrade() -> None:
+    """Delete the tables, and the full-text index."""
+    if op.get_context().dialect.name == "sqlite":
+        op.execute("DROP TABLE IF EXISTS memory_words")
+    op.drop_table("good_runs")
+    op.drop_table("learned_rules")
+    op.drop_table("memories")
+
+
 def _has_fts5() -> bool:
     # Without FTS5 (an SQLite built without the module) the ledger must open as well; search uses
     # LIKE.

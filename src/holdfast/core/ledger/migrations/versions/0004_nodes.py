@@ -20,3 +20,8 @@ def upgrade() -> None:
         sa.Column("tested_at_s", sa.Float(53)),
         sa.Column("verdicts", sa.JSON, nullable=False),
     )
+
+
+def downgrade() -> None:
+    """Delete the table."""
+    op.drop_table("nodes")

@@ -34,3 +34,9 @@ def upgrade() -> None:
         sa.Column("port", sa.Integer, nullable=False),
         sa.Column("token", sa.String(64), nullable=False),
     )
+
+
+def downgrade() -> None:
+    """Delete the tables."""
+    op.drop_table("meetings")
+    op.drop_table("leads")

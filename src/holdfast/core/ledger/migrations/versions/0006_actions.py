@@ -27,3 +27,12 @@ def upgrade() -> None:
     op.create_index("ix_runs_by_state", "runs", ["state", "started_at_s"])
     op.create_index("ix_runs_by_start", "runs", ["started_at_s", "run_id"])
     op.create_index("ix_evaluations_by_start", "evaluations", ["started_at_s", "evaluation_id"])
+
+
+def downgrade() -> None:
+    """Delete the indexes and the table."""
+    op.drop_index("ix_evaluations_by_start", "evaluations")
+    op.drop_index("ix_runs_by_start", "runs")
+    op.drop_index("ix_runs_by_state", "runs")
+    op.drop_index("ix_events_of_a_kind", "events")
+    op.drop_table("actions")
