@@ -66,7 +66,12 @@ CHECKPOINT = click.argument("checkpoint", metavar="CHECKPOINT", type=PATH)
 
 @click.group()
 def command() -> None:
-    """List, verify, compare, keep, delete and convert checkpoints."""
+    """List, verify, compare, keep, delete and convert checkpoints.
+
+    \b
+    holdfast checkpoint ls checkpoints/
+    holdfast checkpoint verify checkpoints/
+    """  # noqa: D301 - click wants the character itself
 
 
 @command.command()
@@ -76,8 +81,11 @@ def command() -> None:
 def ls(place: Place, folder: Path | None, *, as_json: bool) -> None:
     """List the checkpoints of a folder, without reading their data.
 
+    \b
+    holdfast checkpoint ls checkpoints/
+
     Without DIR, those of the newest run.
-    """
+    """  # noqa: D301 - click wants the character itself
     folder = folder or _newest_of_run(place).parent
     _check_folder(folder)
     checkpoint_view.print_checkpoints(folder, scan(folder), as_json=as_json)
@@ -90,11 +98,14 @@ def ls(place: Place, folder: Path | None, *, as_json: bool) -> None:
 def verify(place: Place, path: Path | None, *, as_json: bool) -> int:
     """Check every byte of a checkpoint, or of all in a folder.
 
+    \b
+    holdfast checkpoint verify checkpoints/
+
     Without a path, check all checkpoints of the newest run.
 
     The exit code is 1 if a checkpoint is damaged or incomplete, and 4 if a checkpoint that PyTorch
     wrote by itself cannot be checked in full.
-    """
+    """  # noqa: D301 - click wants the character itself
     path = path or _newest_of_run(place).parent
     _check_folder(path)
     found = checkpoints_at(path)
@@ -127,8 +138,11 @@ def verify(place: Place, path: Path | None, *, as_json: bool) -> int:
 def show(place: Place, checkpoint: Path | None, *, with_tensors: bool, as_json: bool) -> None:
     """Show what a CHECKPOINT holds: its files, marks, entries and tensors.
 
+    \b
+    holdfast checkpoint show checkpoints/step-200 --tensors
+
     Without CHECKPOINT, the newest of the newest run.
-    """
+    """  # noqa: D301 - click wants the character itself
     _check_torch()
     checkpoint = checkpoint or _newest_of_run(place)
     from holdfast.checkpoint import open_for_reading, take_inventory
@@ -147,9 +161,12 @@ def show(place: Place, checkpoint: Path | None, *, with_tensors: bool, as_json: 
 def diff(a: Path, b: Path, *, as_json: bool) -> int:
     """Show the differences between two checkpoints, bit for bit.
 
+    \b
+    holdfast checkpoint diff checkpoints/step-100 checkpoints/step-200
+
     The exit code is that of diff(1): 0 for equal checkpoints, 1 for different ones, 2 if one cannot
     be read.
-    """
+    """  # noqa: D301 - click wants the character itself
     try:
         _check_torch()
         from holdfast.checkpoint import compare_checkpoints, open_for_reading
@@ -173,7 +190,11 @@ def diff(a: Path, b: Path, *, as_json: bool) -> int:
 @click.option("--why", metavar="TEXT", help="The reason, which is shown with the checkpoint.")
 @JSON
 def pin(checkpoint: Path, why: str | None, *, as_json: bool) -> None:
-    """Keep a CHECKPOINT from ever being deleted."""
+    """Keep a CHECKPOINT from ever being deleted.
+
+    \b
+    holdfast checkpoint pin checkpoints/step-200 --why "the release"
+    """  # noqa: D301 - click wants the character itself
     info = inspect_checkpoint(checkpoint)
     pin_checkpoint(info.path, by=whoami(), now_s=SystemClock().now_s(), why=why)
     checkpoint_view.print_pin(info.path, pinned=True, as_json=as_json)
@@ -183,7 +204,11 @@ def pin(checkpoint: Path, why: str | None, *, as_json: bool) -> None:
 @CHECKPOINT
 @JSON
 def unpin(checkpoint: Path, *, as_json: bool) -> None:
-    """Let a pinned CHECKPOINT be deleted again, once nothing else keeps it."""
+    """Let a pinned CHECKPOINT be deleted again, once nothing else keeps it.
+
+    \b
+    holdfast checkpoint unpin checkpoints/step-200
+    """  # noqa: D301 - click wants the character itself
     info = inspect_checkpoint(checkpoint)
     unpin_checkpoint(info.path, now_s=SystemClock().now_s())
     checkpoint_view.print_pin(info.path, pinned=False, as_json=as_json)
@@ -206,9 +231,12 @@ def prune(
 ) -> int:
     """Delete the checkpoints that no rule keeps, and show why each of the others stays.
 
+    \b
+    holdfast checkpoint prune checkpoints/ --last 3 --every 1000 --dry-run
+
     These stay whatever the rules: the newest, the newest verified, the pinned, the wanted and the
     damaged checkpoints. The exit code is 1 if a checkpoint could not be deleted.
-    """
+    """  # noqa: D301 - click wants the character itself
     from holdfast.checkpoint import prune as prune_folder
 
     _check_folder(folder)
@@ -245,8 +273,11 @@ def export(
 ) -> None:
     """Write the model of a CHECKPOINT as a Hugging Face folder.
 
+    \b
+    holdfast checkpoint export checkpoints/step-200 --safetensors ./model --hf-config ./llama
+
     The folder has the configuration, the tokenizer and the weights as safetensors.
-    """
+    """  # noqa: D301 - click wants the character itself
     _check_torch()
     with shown() as progress:
         progress("reading names", 0, None)
@@ -284,7 +315,11 @@ def export(
 )
 @JSON
 def restore(checkpoint: Path, output: Path, entries: tuple[str, ...], *, as_json: bool) -> None:
-    """Write the state of a CHECKPOINT as one file, for torch.load(FILE, weights_only=True)."""
+    """Write the state of a CHECKPOINT as one file, for torch.load(FILE, weights_only=True).
+
+    \b
+    holdfast checkpoint restore checkpoints/step-200 --to state.pt
+    """  # noqa: D301 - click wants the character itself
     _check_torch()
     with shown() as progress:
         progress("checking", 0, None)
@@ -323,7 +358,11 @@ def restore(checkpoint: Path, output: Path, entries: tuple[str, ...], *, as_json
 )
 @JSON
 def import_(source: Path, folder: Path, step: int, *, as_json: bool) -> None:
-    """Copy a checkpoint that PyTorch wrote by itself into DIR for Checkpointer.restore."""
+    """Copy a checkpoint that PyTorch wrote by itself into DIR for Checkpointer.restore.
+
+    \b
+    holdfast checkpoint import old/step_200 --to checkpoints --step 200
+    """  # noqa: D301 - click wants the character itself
     _check_torch()
     with shown() as progress:
         progress("looking", 0, None)

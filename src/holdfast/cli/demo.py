@@ -52,6 +52,10 @@ CAUSE_LIMIT = 160
 def command(seed: int, out: Path, steps: int, as_json: bool) -> int:
     """Train a small GPT on two nodes under real faults, without a person, and print the proof.
 
+    \b
+    holdfast demo
+    holdfast demo --seed 3 --steps 84 --out demo-report
+
     Three runs on this machine. The first run has two nodes and a spare node: a rank is killed, a
     checkpoint is damaged, a rank is frozen, a batch of bad data makes the loss NaN, and a node
     turns bad. The second run fails by an error in its script, which a restart does not mend. The
@@ -61,13 +65,13 @@ def command(seed: int, out: Path, steps: int, as_json: bool) -> int:
     The exit code is 0 if the run with injected faults and the run without faults end with the same
     weights, to the last bit. The run without faults also leaves out the bad batches that the run
     with faults has found.
-    """
+    """  # noqa: D301 - click wants the character itself
     missing = [
         name for name in ("torch", "matplotlib", "jinja2") if importlib.util.find_spec(name) is None
     ]
     if missing:
         raise HoldfastError(
-            f"The demonstration needs {', '.join(missing)}: pip install 'holdfast[all]'"
+            f"The demonstration needs {', '.join(missing)}. Run: pip install 'holdfast[train,report]'"
         )
     from holdfast.demo import Demonstration
 

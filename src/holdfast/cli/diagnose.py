@@ -87,11 +87,16 @@ def command(
 ) -> int:
     """Show how a job ended and why it failed, with cited lines, the faulty part and the next step.
 
+    \b
+    holdfast diagnose job.log
+    holdfast diagnose logs/ dmesg.txt sacct.json
+    kubectl logs job/train --prefix | holdfast diagnose -
+
     All PATHs belong to one job: its log, one file a rank, its output folder, a kernel log, sacct
     --json, Flight Recorder dumps. A file may be plain, .gz or .zst. A PATH may be a pattern in
     quotes, or - for standard input. The exit code is 0 for every diagnosis, also for Unknown. With
     --json, an error is a JSON object, too.
-    """
+    """  # noqa: D301 - click wants the character itself
     as_json |= each
     if compressed and explain and not as_json:
         raise BadUse("--compressed prints the lines alone. Leave out --explain, or add --json.")

@@ -20,8 +20,12 @@ from holdfast.recover import state_of
 def command(place: Place, run_id: str | None, as_json: bool) -> None:
     """Show what happened in a run: faults, evidence, decisions, effects, and what each cost.
 
+    \b
+    holdfast explain
+    holdfast explain RUN --json
+
     Without RUN, the newest run.
-    """
+    """  # noqa: D301 - click wants the character itself
     with Ledger.open(place.ledger) as ledger:
         story = explain(ledger, place.home, run_id or ledger.newest_run().run_id)
         state = state_of(story.summary.run, place.home)

@@ -41,8 +41,12 @@ def command(
 ) -> None:
     """Print what a run's ranks printed, rank by rank.
 
+    \b
+    holdfast logs
+    holdfast logs RUN --rank 3 --follow
+
     Without RUN, of the newest run.
-    """
+    """  # noqa: D301 - click wants the character itself
     if follow and as_json:
         raise BadUse("--follow and --json do not go together. Leave one of them out.")
     with Ledger.open(place.ledger) as ledger:

@@ -25,7 +25,11 @@ SHOWN = 8
 
 @click.group()
 def command() -> None:
-    """Run the policies under a virtual clock: thousands of GPUs for months, in seconds."""
+    """Run the policies under a virtual clock: thousands of GPUs for months, in seconds.
+
+    \b
+    holdfast simulate pretrain --gpus 16384 --scenario study --scenario holdfast
+    """  # noqa: D301 - click wants the character itself
 
 
 command.add_command(plan_evaluation, "evaluate")

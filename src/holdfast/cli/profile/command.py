@@ -99,8 +99,12 @@ def record(
 ) -> int:
     """Record a command, or attach to a run.
 
+    \b
+    holdfast profile record -- python train.py
+    holdfast profile record --attach RUN --deep
+
     `holdfast run` records by default; then --attach shows the recording, and requests captures.
-    """
+    """  # noqa: D301 - click wants the character itself
     from holdfast.profile import LEAST_INTERVAL_S
 
     if (attach is None) == (not job):
