@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # folders, the longest first (tests/conftest.py): by their number of tests, the long end-to-end runs would all come last.
 PARALLEL := --numprocesses $(shell echo $$(($$(nproc) * 5 / 2))) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test coverage test-slow test-gpu lint collect format examples bench bench-quick picture profile-cases ci clean
+.PHONY: demo test coverage test-slow test-gpu docs-test lint collect format examples bench bench-quick picture profile-cases ci clean
 
 demo: $(VENV)/.train
 	$(BIN)/holdfast demo $(DEMO_FLAGS)
@@ -33,6 +33,10 @@ test-slow: $(VENV)/.dev $(VENV)/.debian $(VENV)/.trackers
 # On a machine with one, or more; elsewhere they are skipped.
 test-gpu:
 	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest tests/checkpoint/test_gpu_copy.py tests/checkpoint/test_xxh3_kernel.py $(PYTEST_FLAGS)
+
+# Executes the blocks of the README and of a newcomer's pages, and lists what a block needs that is not here.
+docs-test: $(VENV)/.dev
+	$(BIN)/python .ci/docs_blocks.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
@@ -81,7 +85,7 @@ LONGEST := quick-checkpoint quick-chaos quick-recover quick-evaluate quick-overh
 # A failed test, example or quick benchmark runs once more, alone; lint and the collection do not.
 ci:
 	$(MAKE) --jobs=2 $(VENV)/.dev $(VENV)/.debian $(VENV)/.trackers
-	$(BIN)/python .ci/checks.py --once lint collect --again $(LONGEST) $(filter-out $(LONGEST),$(EXAMPLES) $(QUICK)) -- $(PARALLEL) $(PYTEST_FLAGS)
+	$(BIN)/python .ci/checks.py --once lint collect --again docs-test $(LONGEST) $(filter-out $(LONGEST),$(EXAMPLES) $(QUICK)) -- $(PARALLEL) $(PYTEST_FLAGS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

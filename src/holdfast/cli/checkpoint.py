@@ -66,7 +66,12 @@ CHECKPOINT = click.argument("checkpoint", metavar="CHECKPOINT", type=PATH)
 
 @click.group()
 def command() -> None:
-    """List, verify, compare, keep, delete and convert checkpoints."""
+    """List, verify, compare, keep, delete and convert checkpoints.
+
+    \b
+    holdfast checkpoint ls checkpoints/
+    holdfast checkpoint verify checkpoints/
+    """
 
 
 @command.command()
@@ -75,6 +80,9 @@ def command() -> None:
 @click.pass_obj
 def ls(place: Place, folder: Path | None, *, as_json: bool) -> None:
     """List the checkpoints of a folder, without reading their data.
+
+    \b
+    holdfast checkpoint ls checkpoints/
 
     Without DIR, those of the newest run.
     """
@@ -89,6 +97,9 @@ def ls(place: Place, folder: Path | None, *, as_json: bool) -> None:
 @click.pass_obj
 def verify(place: Place, path: Path | None, *, as_json: bool) -> int:
     """Check every byte of a checkpoint, or of all in a folder.
+
+    \b
+    holdfast checkpoint verify checkpoints/
 
     Without a path, check all checkpoints of the newest run.
 
@@ -127,6 +138,9 @@ def verify(place: Place, path: Path | None, *, as_json: bool) -> int:
 def show(place: Place, checkpoint: Path | None, *, with_tensors: bool, as_json: bool) -> None:
     """Show the files, marks, entries and tensors of a CHECKPOINT.
 
+    \b
+    holdfast checkpoint show checkpoints/step-200 --tensors
+
     Without CHECKPOINT, those of the newest checkpoint of the newest run.
     """
     _check_torch()
@@ -146,6 +160,9 @@ def show(place: Place, checkpoint: Path | None, *, with_tensors: bool, as_json: 
 @JSON
 def diff(a: Path, b: Path, *, as_json: bool) -> int:
     """Show the differences between two checkpoints, bit for bit.
+
+    \b
+    holdfast checkpoint diff checkpoints/step-100 checkpoints/step-200
 
     The exit code is that of diff(1): 0 for equal checkpoints, 1 for different ones, 2 if one cannot
     be read.
@@ -173,7 +190,11 @@ def diff(a: Path, b: Path, *, as_json: bool) -> int:
 @click.option("--why", metavar="TEXT", help="The reason, which is shown with the checkpoint.")
 @JSON
 def pin(checkpoint: Path, why: str | None, *, as_json: bool) -> None:
-    """Keep a CHECKPOINT from ever being deleted."""
+    """Keep a CHECKPOINT from ever being deleted.
+
+    \b
+    holdfast checkpoint pin checkpoints/step-200 --why "the release"
+    """
     info = inspect_checkpoint(checkpoint)
     pin_checkpoint(info.path, by=whoami(), now_s=SystemClock().now_s(), why=why)
     checkpoint_view.print_pin(info.path, pinned=True, as_json=as_json)
@@ -183,7 +204,11 @@ def pin(checkpoint: Path, why: str | None, *, as_json: bool) -> None:
 @CHECKPOINT
 @JSON
 def unpin(checkpoint: Path, *, as_json: bool) -> None:
-    """Unpin a CHECKPOINT, so that it may be deleted unless another rule keeps it."""
+    """Unpin a CHECKPOINT, so that it may be deleted unless another rule keeps it.
+
+    \b
+    holdfast checkpoint unpin checkpoints/step-200
+    """
     info = inspect_checkpoint(checkpoint)
     unpin_checkpoint(info.path, now_s=SystemClock().now_s())
     checkpoint_view.print_pin(info.path, pinned=False, as_json=as_json)
@@ -205,6 +230,9 @@ def prune(
     as_json: bool,
 ) -> int:
     """Delete the checkpoints that no rule keeps, and show why each of the others stays.
+
+    \b
+    holdfast checkpoint prune checkpoints/ --last 3 --every 1000 --dry-run
 
     These stay whatever the rules: the newest, the newest verified, the pinned, the wanted and the
     damaged checkpoints. The exit code is 1 if a checkpoint could not be deleted.
@@ -245,6 +273,9 @@ def export(
 ) -> None:
     """Write the model of a CHECKPOINT as a Hugging Face folder.
 
+    \b
+    holdfast checkpoint export checkpoints/step-200 --safetensors ./model --hf-config ./llama
+
     The folder has the configuration, the tokenizer and the weights as safetensors.
     """
     _check_torch()
@@ -284,7 +315,11 @@ def export(
 )
 @JSON
 def restore(checkpoint: Path, output: Path, entries: tuple[str, ...], *, as_json: bool) -> None:
-    """Write the state of a CHECKPOINT as one file, for torch.load(FILE, weights_only=True)."""
+    """Write the state of a CHECKPOINT as one file, for torch.load(FILE, weights_only=True).
+
+    \b
+    holdfast checkpoint restore checkpoints/step-200 --to state.pt
+    """
     _check_torch()
     with shown() as progress:
         progress("checking", 0, None)
@@ -323,7 +358,11 @@ def restore(checkpoint: Path, output: Path, entries: tuple[str, ...], *, as_json
 )
 @JSON
 def import_(source: Path, folder: Path, step: int, *, as_json: bool) -> None:
-    """Copy a checkpoint that PyTorch wrote by itself into DIR for Checkpointer.restore."""
+    """Copy a checkpoint that PyTorch wrote by itself into DIR for Checkpointer.restore.
+
+    \b
+    holdfast checkpoint import old/step_200 --to checkpoints --step 200
+    """
     _check_torch()
     with shown() as progress:
         progress("looking", 0, None)

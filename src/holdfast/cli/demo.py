@@ -52,6 +52,10 @@ CAUSE_LIMIT = 160
 def command(seed: int, out: Path, steps: int, as_json: bool) -> int:
     """Train a small GPT on two nodes under real faults, without a person, and print the proof.
 
+    \b
+    holdfast demo
+    holdfast demo --seed 3 --steps 84 --out demo-report
+
     Three runs on this machine. The first run has two nodes and a spare node: a rank is killed, a
     checkpoint is damaged, a rank is frozen, a batch of bad data makes the loss NaN, and a node
     turns bad. The second run fails by an error in its script, which a restart does not mend. The
@@ -67,7 +71,7 @@ def command(seed: int, out: Path, steps: int, as_json: bool) -> int:
     ]
     if missing:
         raise HoldfastError(
-            f"The demonstration needs {', '.join(missing)}: pip install 'holdfast[all]'"
+            f"The demonstration needs {', '.join(missing)}. Run: pip install 'holdfast[train,report]'"
         )
     from holdfast.demo import Demonstration
 

@@ -87,6 +87,11 @@ def command(
 ) -> int:
     """Show how a job ended and why it failed, with cited lines, the faulty part and the next step.
 
+    \b
+    holdfast diagnose job.log
+    holdfast diagnose logs/ dmesg.txt sacct.json
+    kubectl logs job/train --prefix | holdfast diagnose -
+
     All PATHs belong to one job: its log, one file a rank, its output folder, a kernel log, sacct
     --json, Flight Recorder dumps. A file may be plain, .gz or .zst. A PATH may be a pattern in
     quotes, or - for standard input. The exit code is 0 for every diagnosis, also for Unknown. With

@@ -24,7 +24,7 @@ def command(folder: Path, *, as_json: bool) -> int:
     FOLDER is the folder for checkpoints, whose storage is measured. Each check ends within a
     minute. Leaves with 0 if nothing is wrong, 1 if something is, and 4 if something could not be
     looked at.
-    """  # noqa: D301 - click wants the character itself
+    """
     from holdfast.adopt import examine
 
     found = []

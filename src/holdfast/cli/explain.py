@@ -20,6 +20,10 @@ from holdfast.recover import state_of
 def command(place: Place, run_id: str | None, as_json: bool) -> None:
     """Show what happened in a run: faults, evidence, decisions, effects, and what each cost.
 
+    \b
+    holdfast explain
+    holdfast explain RUN --json
+
     Without RUN, the newest run.
     """
     with Ledger.open(place.ledger) as ledger:

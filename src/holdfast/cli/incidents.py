@@ -25,7 +25,12 @@ _WITHOUT_RUN = "m"
 
 @click.group()
 def command() -> None:
-    """List and show incidents; confirm or correct a diagnosis, from which later ones learn."""
+    """List and show incidents; confirm or correct a diagnosis, from which later ones learn.
+
+    \b
+    holdfast incidents ls
+    holdfast incidents show 7
+    """
 
 
 @command.command()
@@ -33,7 +38,12 @@ def command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def ls(place: Place, run_id: str | None, as_json: bool) -> None:
-    """List the incidents, oldest first; m and a number are those diagnosed without a run."""
+    """List the incidents, oldest first; m and a number are those diagnosed without a run.
+
+    \b
+    holdfast incidents ls
+    holdfast incidents ls --run RUN
+    """
     with Ledger.open(place.ledger) as ledger:
         incidents = ledger.incidents(ledger.run(run_id).run_id if run_id else None)
         memories = ledger.memories()
@@ -80,6 +90,10 @@ def ls(place: Place, run_id: str | None, as_json: bool) -> None:
 @click.pass_obj
 def show(place: Place, incident_id: str | None, as_json: bool) -> None:
     """Show an incident: diagnosis, cited lines, action taken, and a person's verdict.
+
+    \b
+    holdfast incidents show
+    holdfast incidents show 7 --json
 
     Without ID, the last incident of the newest run.
     """
@@ -130,7 +144,11 @@ def show(place: Place, incident_id: str | None, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def confirm(place: Place, incident_id: str, action: str, as_json: bool) -> None:
-    """Say that the diagnosis of an incident was right. The next answer about its like is surer."""
+    """Say that the diagnosis of an incident was right. The next answer about its like is surer.
+
+    \b
+    holdfast incidents confirm m3
+    """
     _judge(place, incident_id, reason="", lines=(), action=action, as_json=as_json)
 
 
@@ -161,6 +179,9 @@ def correct(
     place: Place, incident_id: str, reason: str, lines: tuple[str, ...], action: str, as_json: bool
 ) -> None:
     """Record the true reason of an incident.
+
+    \b
+    holdfast incidents correct 7 --reason NetworkError --line logs/rank-3.log:812
 
     Holdfast learns a rule from the reason, unless the rule would spoil another answer.
     """

@@ -23,7 +23,7 @@ def command(script: Path, *, write: bool, as_json: bool) -> None:
 
     Scripts of these kinds are recognised: a training loop of the script's own, also with FSDP2,
     and the trainers of Hugging Face, Lightning and torchtitan.
-    """  # noqa: D301 - click wants the character itself
+    """
     from holdfast.adopt import KINDS, adoption_of
 
     adoption = adoption_of(script)

@@ -29,7 +29,7 @@ def downgrade(place: Place, version: str, *, force: bool, as_json: bool) -> None
     VERSION is the version that the earlier Holdfast names in its error. Back up the ledger first,
     stop all runs, evaluations and consoles, and install the earlier Holdfast afterwards: any use of
     the ledger by this Holdfast migrates the ledger again.
-    """  # noqa: D301 - click wants the character itself
+    """
     deleted = downgrade_ledger(place.ledger, version, force=force)
     if as_json:
         print_json("ledger_downgrade", {"ledger_version": version, "deleted": deleted})

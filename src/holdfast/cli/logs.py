@@ -41,6 +41,10 @@ def command(
 ) -> None:
     """Print what a run's ranks printed, rank by rank.
 
+    \b
+    holdfast logs
+    holdfast logs RUN --rank 3 --follow
+
     Without RUN, of the newest run.
     """
     if follow and as_json:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
+from click.shell_completion import CompletionItem
 
 from holdfast import __version__
 from holdfast.cli.output import print_error
@@ -63,6 +64,9 @@ COMMANDS = {
 }
 """The module of each command, imported only when it is called: `--help` answers at once."""
 
+MAX_SUMMARY_LENGTH = 200
+"""In characters. A test finds a summary that is longer."""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -81,11 +85,28 @@ class _Commands(click.Group):
             return None
         command = importlib.import_module(COMMANDS[cmd_name][0]).command
         assert isinstance(command, click.Command)
+        _keep_summaries_whole(command)
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete a command's name without importing the commands."""
+        names = [
+            CompletionItem(name, help=help_text)
+            for name, (_, help_text) in COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+        return names + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
             formatter.write_dl([(name, help_text) for name, (_, help_text) in COMMANDS.items()])
+
+
+def _keep_summaries_whole(command: click.Command) -> None:
+    """Set the summary of every subcommand, which click would cut to the width of the terminal."""
+    for subcommand in getattr(command, "commands", {}).values():
+        subcommand.short_help = subcommand.get_short_help_str(limit=MAX_SUMMARY_LENGTH)
+        _keep_summaries_whole(subcommand)
 
 
 @click.group("holdfast", cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -23,7 +23,12 @@ MAX_LENGTH = 255
 
 @click.group()
 def command() -> None:
-    """Test nodes, and cordon the faulty ones."""
+    """Test nodes, and cordon the faulty ones.
+
+    \b
+    holdfast nodes check
+    holdfast nodes ls
+    """
 
 
 @command.command()
@@ -48,7 +53,7 @@ def check(
 
     The exit code is 0 if all nodes are good, 1 if a node is bad, and 4 if the tests could not
     decide.
-    """  # noqa: D301 - click wants the character itself
+    """
     from holdfast.recover import check_nodes, check_this_host, keep_verdicts, meeting_of, priors_of
 
     meeting = meeting_of(["holdfast"], nnodes=nnodes, rendezvous=rendezvous, spares=0, stem="check")
@@ -176,7 +181,11 @@ def _print_report(report: "Report", missing: int, *, cordons: bool, as_json: boo
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def ls(place: Place, as_json: bool) -> None:
-    """List the nodes that were tested or cordoned."""
+    """List the nodes that were tested or cordoned.
+
+    \b
+    holdfast nodes ls
+    """
     with Ledger.open(place.ledger) as ledger:
         nodes = ledger.nodes()
     if as_json:
@@ -231,7 +240,11 @@ def _one_line(text: str, what: str) -> str:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def cordon(place: Place, name: str, why: str, as_json: bool) -> None:
-    """Have no run launch anything on a node."""
+    """Have no run launch anything on a node.
+
+    \b
+    holdfast nodes cordon node7 --why "a fan is broken"
+    """
     name, why = _one_line(name, "NODE"), _one_line(why, "--why")
     scheduler = cordon_node(place, name, why, by=whoami())
     if as_json:
@@ -273,7 +286,11 @@ def return_cordoned_node(place: Place, name: str, *, force: bool) -> Sequence[st
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def return_(place: Place, name: str, force: bool, as_json: bool) -> None:
-    """Let runs use a cordoned node again."""
+    """Let runs use a cordoned node again.
+
+    \b
+    holdfast nodes return node7
+    """
     scheduler = return_cordoned_node(place, name, force=force)
     if as_json:
         print_json("nodes_return", {"id": name, "scheduler": scheduler})

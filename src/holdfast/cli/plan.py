@@ -77,6 +77,10 @@ def command(
 ) -> None:
     """Advise on the next job, from the ledger's records of RUNs, or of all runs.
 
+    \b
+    holdfast plan
+    holdfast plan --gpus 1024
+
     The job is simulated with the failure rate of the records, and with the uncertainty of this
     rate. The tornado chart shows how much each input changes the effective training time.
     """

@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 
 @click.group()
 def command() -> None:
-    """List, show, check and withdraw the diagnosis rules: packaged, learned, and your own."""
+    """List, show, check and withdraw the diagnosis rules: packaged, learned, and your own.
+
+    \b
+    holdfast rules ls --learned
+    holdfast rules check fluxfs.yaml
+    """
 
 
 @command.command()
@@ -30,7 +35,12 @@ def command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def ls(place: Place, learned: bool, as_json: bool) -> None:
-    """List the rules and learned filters that are in force."""
+    """List the rules and learned filters that are in force.
+
+    \b
+    holdfast rules ls
+    holdfast rules ls --learned
+    """
     with Ledger.open(place.ledger) as ledger:
         records = ledger.learned_rules()
     rows = (
@@ -56,7 +66,11 @@ def ls(place: Place, learned: bool, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def show(place: Place, rule_id: str, as_json: bool) -> None:
-    """Show a rule in the form of its file, and the source of a learned rule."""
+    """Show a rule in the form of its file, and the source of a learned rule.
+
+    \b
+    holdfast rules show python-key-error
+    """
     import yaml
 
     with Ledger.open(place.ledger) as ledger:
@@ -81,7 +95,11 @@ def show(place: Place, rule_id: str, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def withdraw(place: Place, rule_id: str, as_json: bool) -> None:
-    """Withdraw a learned rule or filter, so that it is not learned again."""
+    """Withdraw a learned rule or filter, so that it is not learned again.
+
+    \b
+    holdfast rules withdraw learned-networkerror-1f9c0a2e
+    """
     with Ledger.open(place.ledger) as ledger:
         ledger.withdraw_learned_rule(rule_id, at_s=SystemClock().now_s(), by=whoami())
     if as_json:
@@ -95,7 +113,11 @@ def withdraw(place: Place, rule_id: str, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def check(place: Place, file: Path, as_json: bool) -> None:
-    """Check a file of your own rules: its form, and its examples with the packaged rules."""
+    """Check a file of your own rules: its form, and its examples with the packaged rules.
+
+    \b
+    holdfast rules check fluxfs.yaml
+    """
     from holdfast.diagnose.memory import faults_of, own_topics, read_topic
 
     topic = read_topic(file)
@@ -115,7 +137,12 @@ def check(place: Place, file: Path, as_json: bool) -> None:
 
 @command.group()
 def good() -> None:
-    """Record and list runs that ended well: their lines are routine, and no failure's root."""
+    """Record and list runs that ended well: their lines are routine, and no failure's root.
+
+    \b
+    holdfast rules good add logs/
+    holdfast rules good ls
+    """
 
 
 @good.command("add")
@@ -126,7 +153,11 @@ def good() -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def good_add(place: Place, paths: tuple[str, ...], model: bool, as_json: bool) -> None:
-    """Record the logs of one run that ended well, and learn its routine lines."""
+    """Record the logs of one run that ended well, and learn its routine lines.
+
+    \b
+    holdfast rules good add logs-of-a-run-that-ended-well/
+    """
     from holdfast.cli.diagnose import asked_endpoint
     from holdfast.diagnose.memory import add_good_run
 
@@ -177,7 +208,11 @@ def _ask_for_filters(
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def good_ls(place: Place, as_json: bool) -> None:
-    """List the good runs."""
+    """List the good runs.
+
+    \b
+    holdfast rules good ls
+    """
     with Ledger.open(place.ledger) as ledger:
         runs = ledger.good_runs()
     if as_json:

@@ -41,7 +41,7 @@ def command(context: click.Context, watch: bool) -> None:
     \b
     holdfast runs --watch
     holdfast runs ls
-    """  # noqa: D301 - click wants the character itself
+    """
     if not watch:
         return
     if context.invoked_subcommand is not None:
@@ -70,7 +70,12 @@ def state_by_host(home: Path) -> Callable[[str, str, str], str]:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def ls(place: Place, as_json: bool) -> None:
-    """List the runs, oldest first."""
+    """List the runs, oldest first.
+
+    \b
+    holdfast runs ls
+    holdfast runs ls --json
+    """
     with Ledger.open(place.ledger) as ledger:
         rows = [_row(ledger, place, run.run_id) for run in ledger.runs()]
     if as_json:
@@ -120,6 +125,10 @@ def _row(ledger: Ledger, place: Place, run_id: str) -> dict[str, Any]:
 @click.pass_obj
 def show(place: Place, run_id: str | None, as_json: bool) -> None:
     """Show a run: its attempts, its failures, its cost.
+
+    \b
+    holdfast runs show
+    holdfast runs show RUN --json
 
     Without RUN, the newest run.
     """
@@ -189,7 +198,11 @@ def _figures(summary: RunSummary) -> dict[str, Any]:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def stop(place: Place, run_id: str, timeout_s: float, as_json: bool) -> None:
-    """Save a run's state and stop it."""
+    """Save a run's state and stop it.
+
+    \b
+    holdfast runs stop RUN
+    """
     with Ledger.open(place.ledger) as ledger:
         if (run := ledger.run(run_id)).state == "queued":
             stop_queued(run, ledger, place.home)
@@ -210,7 +223,11 @@ def stop(place: Place, run_id: str, timeout_s: float, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def approve(place: Place, run_id: str, timeout_s: float, as_json: bool) -> None:
-    """Carry out the proposal of a run of `--mode propose`."""
+    """Carry out the proposal of a run of `--mode propose`.
+
+    \b
+    holdfast runs approve RUN
+    """
     with Ledger.open(place.ledger) as ledger:
         proposal = approve_run(run_id, ledger, place.home, timeout_s=timeout_s)
     if as_json:
@@ -224,7 +241,11 @@ def approve(place: Place, run_id: str, timeout_s: float, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def rm(place: Place, run_ids: tuple[str, ...], as_json: bool) -> None:
-    """Forget runs and delete their logs. Their checkpoints stay where the scripts put them."""
+    """Forget runs and delete their logs. Their checkpoints stay where the scripts put them.
+
+    \b
+    holdfast runs rm RUN
+    """
     with Ledger.open(place.ledger) as ledger:
         for run in [ledger.run(run_id) for run_id in run_ids]:
             remove_run(run, ledger, place.home)
@@ -244,6 +265,10 @@ def rm(place: Place, run_ids: tuple[str, ...], as_json: bool) -> None:
 @click.pass_obj
 def report(place: Place, run_ids: tuple[str, ...], output: Path | None, as_json: bool) -> None:
     """Write a page about runs: one HTML file that needs no network.
+
+    \b
+    holdfast runs report
+    holdfast runs report RUN -o run.html
 
     Without RUN, about the newest run.
     """
@@ -282,7 +307,7 @@ def summary(place: Place, since: str, output: Path | None, as_json: bool) -> Non
     \b
     holdfast runs summary
     holdfast runs summary --since 24h -o day.html
-    """  # noqa: D301 - click wants the character itself
+    """
     from holdfast.ui import period_html, period_markdown, period_of
 
     now_s = SystemClock().now_s()
@@ -332,7 +357,7 @@ def export(
     \b
     holdfast runs export RUN --to tensorboard
     WANDB_MODE=offline holdfast runs export RUN --to wandb
-    """  # noqa: D301 - click wants the character itself
+    """
     from holdfast.ui import curves_of
     from holdfast.ui import export as write
 

@@ -25,7 +25,11 @@ SHOWN = 8
 
 @click.group()
 def command() -> None:
-    """Run the policies under a virtual clock: thousands of GPUs for months, in seconds."""
+    """Run the policies under a virtual clock: thousands of GPUs for months, in seconds.
+
+    \b
+    holdfast simulate pretrain --gpus 16384 --scenario study --scenario holdfast
+    """
 
 
 command.add_command(plan_evaluation, "evaluate")
@@ -110,7 +114,7 @@ def pretrain(
     \b
     holdfast simulate pretrain --gpus 16384 --days 54 --rates llama3
     holdfast simulate pretrain --gpus 2048 --scenario manual --scenario holdfast
-    """  # noqa: D301 - click wants the character itself
+    """
     from holdfast.simulate.pretrain import (
         SCENARIOS,
         best_interval,

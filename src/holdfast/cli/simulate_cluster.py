@@ -72,7 +72,7 @@ def cluster(
     \b
     holdfast simulate cluster twin/trace_kalos.csv --decoupled
     holdfast simulate cluster jobs.csv --capacity 286x8 --reserve Pretrain=200 --limit Evaluation=256
-    """  # noqa: D301 - click wants the character itself
+    """
     try:
         import duckdb  # noqa: F401 - what reads the records
     except ImportError as error:

@@ -68,6 +68,10 @@ def _of_the_engine(error: Exception) -> BaseException | None:
 def command() -> None:
     """Show where a cluster's GPU time goes, from job records and telemetry.
 
+    \b
+    holdfast trace report jobs.txt -o report
+    holdfast trace twin --like seren
+
     JOBS are files or folders of job records, or ledgers; `holdfast trace formats` lists the forms
     that are known. NAME=FILE names the cluster of a file.
     """
@@ -143,6 +147,10 @@ def report(
 ) -> None:
     """Read, check, analyse, and write one page with every figure and its data.
 
+    \b
+    holdfast trace report jobs.txt -o report
+    holdfast trace report jobs.csv --map columns.toml --capacity Borealis=286x8
+
     The exit code is 4 if no job of a source with a field of GPUs has a GPU: the page then contains
     nothing about the GPUs of that source.
     """
@@ -213,6 +221,9 @@ def check(
 ) -> None:
     """List the contradictions in the records, and how often each occurs.
 
+    \b
+    holdfast trace check jobs.txt --strict
+
     The exit code is 4 if no job of a source with a field of GPUs has a GPU.
     """
     from holdfast.trace import beyond_capacity
@@ -248,7 +259,11 @@ def _note_line(note: "Note") -> str:
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def convert(jobs: tuple[str, ...], reading: dict[str, Any], output: Path, as_json: bool) -> None:
-    """Convert to Parquet, once; the folder then stands for JOBS, and for --metrics."""
+    """Convert to Parquet, once; the folder then stands for JOBS, and for --metrics.
+
+    \b
+    holdfast trace convert jobs.txt --metrics telemetry/ -o store
+    """
     from holdfast.trace import by_cluster, telemetry
     from holdfast.trace import convert as convert_jobs
 
@@ -276,7 +291,11 @@ def convert(jobs: tuple[str, ...], reading: dict[str, Any], output: Path, as_jso
 def query(
     sql: str, jobs: tuple[str, ...], reading: dict[str, Any], as_csv: bool, as_json: bool
 ) -> None:
-    """Answer a SELECT over the normalised tables: jobs; with telemetry, samples and devices."""
+    """Answer a SELECT over the normalised tables: jobs; with telemetry, samples and devices.
+
+    \b
+    holdfast trace query "SELECT type, count(*) FROM jobs GROUP BY type" jobs.txt
+    """
     if len(sql.split()) == 1 and Path(sql).exists():
         raise BadUse(
             f"{sql} is a file, where the question was expected. Give the SELECT first, then JOBS."
@@ -373,7 +392,12 @@ def twin(
     column_map: Path | None,
     as_json: bool,
 ) -> None:
-    """Draw a synthetic trace that has the counts of a trace and none of its rows."""
+    """Draw a synthetic trace that has the counts of a trace and none of its rows.
+
+    \b
+    holdfast trace twin --like seren
+    holdfast trace twin --like jobs.txt -n 10000
+    """
     from holdfast.trace.twin import (
         calibration,
         draw,
@@ -431,7 +455,11 @@ def _offset(utc_offset_h: float) -> str:
 def export(
     jobs: tuple[str, ...], reading: dict[str, Any], form: str, output: Path, as_json: bool
 ) -> None:
-    """Write the jobs in the form of a schedulers' simulator."""
+    """Write the jobs in the form of a schedulers' simulator.
+
+    \b
+    holdfast trace export jobs.txt --to swf -o jobs.swf
+    """
     from holdfast.trace.twin import export as write_form
     from holdfast.trace.twin import jobs_of
 
@@ -452,7 +480,11 @@ def export(
 @command.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def formats(as_json: bool) -> None:
-    """List the forms of job records, and the metrics of telemetry, that are known."""
+    """List the forms of job records, and the metrics of telemetry, that are known.
+
+    \b
+    holdfast trace formats
+    """
     from holdfast.trace import adapters
     from holdfast.trace.telemetry import METRICS
 

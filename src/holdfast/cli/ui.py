@@ -68,7 +68,7 @@ def command(
     holdfast ui --ledger postgresql+psycopg://team@db/holdfast --port 8470
 
     Open the link that is printed. The link signs a browser in once.
-    """  # noqa: D301 - click wants the character itself
+    """
     place = Place(place.home, ledger_at(ledger) if ledger else place.ledger)
     address = Address(
         host=host, port=port, names=names, proxies=proxies, reading_is_open=open_reading

@@ -165,3 +165,21 @@ def test_an_adapter_of_another_base_or_of_prompts_is_refused(models, llama_of, t
     adapter = make_adapter(models["llama"], tmp_path / "prompts", prompts)
     with pytest.raises(BadUse, match="of the type PROMPT_TUNING, which adds tokens"):
         loaded(beside(models["llama"], adapter, tmp_path / "both"))
+
+
+def test_an_adapter_whose_weights_reach_no_layer_or_are_cut_is_refused(models, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    adapter = make_adapter(models["llama"], tmp_path / "lora", lora())
+    weights = adapter / "adapter_model.safetensors"
+    renamed = {
+        name.replace(".layers.", ".language_model.layers."): tensor
+        for name, tensor in load_file(weights).items()
+    }
+    save_file(renamed, weights)
+    with pytest.raises(BadUse, match=r"missing adapter keys.* \.\.\. Give the base") as refused:
+        loaded(beside(models["llama"], adapter, tmp_path / "renamed"))
+    assert len(str(refused.value)) < 500
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(BadUse, match=r"unreadable \(.*\)\. Copy the adapter again"):
+        loaded(beside(models["llama"], adapter, tmp_path / "cut"))

@@ -73,6 +73,13 @@ def test_the_key_figures_of_an_operator():
     assert "--metrics" in found["Idle while allocated"][1]
 
 
+def test_without_a_failed_job_no_gpu_hour_is_lost_and_without_states_it_is_unknown():
+    (one,) = screen(job(0, 10, 32), job(9, 10, 1))
+    assert figures(one)["GPU-hours lost"] == ("0", "no failed job held a GPU")
+    (one,) = screen(job(0, 10, 32, None), job(9, 10, 1, None))
+    assert figures(one)["GPU-hours lost"] == ("unknown", "needs the states of jobs")
+
+
 def test_losses_name_people_and_causes():
     (one,) = screen(*BROKEN)
     assert [tuple(text.replace("\xa0", " ") for text in row) for row in one.losses] == [

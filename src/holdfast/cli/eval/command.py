@@ -1,5 +1,6 @@
 """`holdfast eval run | plan | resume | watch | rescore | why | compare | ls | show`."""
 
+import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +76,10 @@ MODEL = click.option(
 def command() -> None:
     """Evaluate checkpoints: the harness's own scores, in the shortest time.
 
+    \b
+    holdfast eval run --suite gsm8k,mmlu:0.1 --model ./llama
+    holdfast eval watch checkpoints/ --suite nightly.toml --hf-config ./llama
+
     SUITE is a TOML file or task names of lm-evaluation-harness, separated by commas; `inspect:NAME`
     is inspect-ai's.
     """
@@ -82,12 +87,10 @@ def command() -> None:
 
 
 def _check_installed() -> None:
-    try:
-        import msgspec  # noqa: F401 - what every command here needs first
-    except ImportError as error:
+    if importlib.util.find_spec("lm_eval") is None:
         raise HoldfastError(
-            f"This needs {error.name}, which is not installed. Run: pip install 'holdfast[eval]'"
-        ) from error
+            "This needs lm_eval, which is not installed. Run: pip install 'holdfast[eval]'"
+        )
 
 
 class LmEvalWords(click.Command):
@@ -144,7 +147,7 @@ def lm_eval(
 
     \b
     holdfast eval lm_eval --model hf --model_args pretrained=./llama --tasks gsm8k --num_fewshot 5
-    """  # noqa: D301 - click wants the character itself
+    """
     return _run(place, suite, model, as_json, no_progress, how)
 
 
@@ -160,7 +163,7 @@ def run(
     holdfast eval run --suite gsm8k,mmlu:0.1 --model ./llama
     holdfast eval run --suite nightly.toml --model ckpt/step-0000001000 --hf-config ./llama --on slurm --nodes 4
     holdfast eval run --tasks gsm8k --model hf --model_args pretrained=./llama --num_fewshot 5
-    """  # noqa: D301 - click wants the character itself
+    """
     return _run(place, suite, model, as_json, no_progress, how)
 
 
@@ -178,7 +181,12 @@ def plan(
     as_json: bool,
     **how: Any,
 ) -> None:
-    """Predict the time of an evaluation, and its lower bound for any schedule; nothing is run."""
+    """Predict the time of an evaluation, and its lower bound for any schedule; nothing is run.
+
+    \b
+    holdfast eval plan --suite gsm8k,mmlu:0.1 --model ./llama --nodes 4
+    holdfast simulate evaluate --suite gsm8k --model ./llama --nodes 4
+    """
     _check_installed()  # `holdfast simulate evaluate` is this command too
     from holdfast.simulate.plan import plan as make_plan
 
@@ -216,6 +224,9 @@ def resume(
 ) -> int:
     """Resume an evaluation that was stopped; finished work is not done again.
 
+    \b
+    holdfast eval resume ID
+
     The evaluation keeps its options. The nodes and the output folder may change.
     """
     from holdfast.evaluate import resume as go_on
@@ -241,7 +252,11 @@ def watch(
     no_progress: bool,
     **how: Any,
 ) -> int:
-    """Evaluate each checkpoint that appears in DIR, the newest first, on engines that stay warm."""
+    """Evaluate each checkpoint that appears in DIR, the newest first, on engines that stay warm.
+
+    \b
+    holdfast eval watch checkpoints/ --suite nightly.toml --hf-config ./llama
+    """
     from holdfast.evaluate import watch as follow
 
     codes = []
@@ -263,7 +278,11 @@ def watch(
 @takes(*SHOWING)
 @click.pass_obj
 def rescore(place: Place, /, evaluation_id: str, as_json: bool, no_progress: bool) -> int:
-    """Compute an evaluation's metrics again from its stored answers; no engine is started."""
+    """Compute an evaluation's metrics again from its stored answers; no engine is started.
+
+    \b
+    holdfast eval rescore ID
+    """
     from holdfast.evaluate import rescore as score_again
 
     with eval_progress.shown(quiet=no_progress or as_json) as progress:

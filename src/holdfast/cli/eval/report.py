@@ -28,7 +28,12 @@ RUN = click.option("--run", "run_id", metavar="RUN", help="Only checkpoints of t
 @JSON
 @click.pass_obj
 def ls(place: Place, /, as_json: bool, **wanted: str | None) -> None:
-    """List the evaluations, newest first."""
+    """List the evaluations, newest first.
+
+    \b
+    holdfast eval ls
+    holdfast eval ls --suite nightly
+    """
     with Ledger.open(place.ledger) as ledger:
         found = ledger.evaluations(
             **{name: value for name, value in wanted.items() if value is not None}
@@ -124,7 +129,11 @@ def _ended(one: EvaluationRecord) -> "Evaluation":
 @JSON
 @click.pass_obj
 def show(place: Place, evaluation_id: str, output: Path | None, as_json: bool) -> None:
-    """Show an evaluation's scores."""
+    """Show an evaluation's scores.
+
+    \b
+    holdfast eval show ID
+    """
     with Ledger.open(place.ledger) as ledger:
         record = _as_it_is(ledger.evaluation(evaluation_id), ledger)
     if output is not None:
@@ -180,7 +189,11 @@ def _there(record: EvaluationRecord, name: str) -> str:
 @JSON
 @click.pass_obj
 def why(place: Place, evaluation_id: str, as_json: bool) -> None:
-    """Show where an evaluation's time went, beside the lower bound for any schedule."""
+    """Show where an evaluation's time went, beside the lower bound for any schedule.
+
+    \b
+    holdfast eval why ID
+    """
     from holdfast.evaluate import why as told
 
     with Ledger.open(place.ledger) as ledger:
@@ -225,6 +238,10 @@ def compare(
     as_json: bool,
 ) -> None:
     """Put scores side by side, and mark the differences that are more than chance.
+
+    \b
+    holdfast eval compare
+    holdfast eval compare ID OTHER_ID
 
     Compare the named evaluations, or the newest complete one of each step of --suite or --run.
     """

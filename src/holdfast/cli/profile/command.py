@@ -50,7 +50,7 @@ def command() -> None:
     holdfast profile --attach RUN
     holdfast profile --attach RUN --deep
     holdfast profile report RUN
-    """  # noqa: D301 - click wants the character itself
+    """
 
 
 command.add_command(report)
@@ -98,6 +98,10 @@ def record(
     job: tuple[str, ...],
 ) -> int:
     """Record a command, or attach to a run.
+
+    \b
+    holdfast profile record -- python train.py
+    holdfast profile record --attach RUN --deep
 
     `holdfast run` records by default; then --attach shows the recording, and requests captures.
     """

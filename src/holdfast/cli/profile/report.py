@@ -48,6 +48,10 @@ def report(
 ) -> None:
     """Write a page about a recording: where the time, the memory and the energy went.
 
+    \b
+    holdfast profile report RUN
+    holdfast profile report RUN --compare OTHER_RUN
+
     RUN is a run or an evaluation; FOLDER holds a recording.
     """
     from holdfast.profile import report as reports

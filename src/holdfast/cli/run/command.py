@@ -240,7 +240,7 @@ def command(
     holdfast run --resume RUN
 
     A resumed run keeps its options; those given again replace them.
-    """  # noqa: D301 - click wants the character itself
+    """
     _check_use(job, resume, name, fresh=fresh)
     check_slurm_use(on, nodes, sbatch_options, rendezvous, spares)
     wish = _wish(eval_suite, eval_drop_stale, eval_options)

@@ -54,7 +54,7 @@ def _overview(read: Read, report: Report) -> Overview:
     known = _numbers(report, read)
     return Overview(
         cluster=read.cluster.name,
-        key_figures=_key_figures(read, known),
+        key_figures=_key_figures(read, report, known),
         actions=_actions(read, report, known),
         losses=[
             (
@@ -103,7 +103,7 @@ def _rows(report: Report, analysis: str, read: Read) -> list[dict[str, Any]]:
     return []
 
 
-def _key_figures(read: Read, known: Known) -> list[KeyFigure]:
+def _key_figures(read: Read, report: Report, known: Known) -> list[KeyFigure]:
     gpus = _gpus(read)
     of = f"of {gpus:,.0f} GPUs, on average" if gpus else "of the most in any hour, on average"
     figures = [
@@ -122,10 +122,13 @@ def _key_figures(read: Read, known: Known) -> list[KeyFigure]:
     lost_h = known("lost_to_failures.gpu_time_h")
     failed = known("lost_to_failures.jobs")
     note = ""
+    months = _rows(report, "months", read)
+    if lost_h is None and any(row["lost_gpu_time_h"] == 0 for row in months):
+        lost_h, note = 0.0, "no failed job held a GPU"  # months without states are not a number
     if lost_h is not None and failed is not None:
         share = lost_h * 3600 / read.gpu_time_s if read.gpu_time_s else 0.0
         note = f"{words.percent(share)}, by {words.plainly(round(failed), 'failed job')}"
-    figures.append(_figure("GPU-hours lost", lost_h, _hours, note, "no failed job, or no states"))
+    figures.append(_figure("GPU-hours lost", lost_h, _hours, note, "needs the states of jobs"))
     figures.append(_idle(known))
     figures.append(
         KeyFigure("GPU jobs", f"{read.gpu_jobs:,}", f"of {words.plainly(read.jobs, 'job')}")

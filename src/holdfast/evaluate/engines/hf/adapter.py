@@ -4,6 +4,8 @@ The adapter is applied at each forward and not merged into the weights, since a 
 other last bits.
 """
 
+import textwrap
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ def with_adapter(model: Any, folder: Path, tokenizer: Any) -> Any:
     try:
         from peft import PeftModel
         from peft.tuners.tuners_utils import BaseTuner
+        from safetensors import SafetensorError
     except ImportError as error:
         raise BadUse(
             "The model is a PEFT adapter, which needs peft. Run on each node: pip install "
@@ -34,12 +37,19 @@ def with_adapter(model: Any, folder: Path, tokenizer: Any) -> Any:
     if text.vocab_size != len(tokenizer):  # an adapter may have been trained with added tokens
         model.resize_token_embeddings(len(tokenizer))
     try:
-        adapted: Any = PeftModel.from_pretrained(model, folder / ADAPTER_FOLDER)
-    except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
-        said = str(error).strip().splitlines()[:2]
+        with warnings.catch_warnings():
+            # peft only warns, and layers without weights add nothing: the scores were the base's.
+            warnings.filterwarnings("error", r"(?s).*missing adapter keys", UserWarning)
+            adapted: Any = PeftModel.from_pretrained(model, folder / ADAPTER_FOLDER)
+    except SafetensorError as error:
         raise BadUse(
-            f"The PEFT adapter does not fit its base: {' '.join(said)} Give the base that it was "
-            "trained on: --base FOLDER"
+            f"The weights of the PEFT adapter are unreadable ({error}). Copy the adapter again."
+        ) from error
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError, UserWarning) as error:
+        reason = textwrap.shorten(" ".join(str(error).split("\n")[:2]), 300, placeholder=" ...")
+        raise BadUse(
+            f"The PEFT adapter does not fit its base: {reason} Give the base that it was trained "
+            "on: --base FOLDER"
         ) from error
     if not isinstance(adapted.base_model, BaseTuner):
         kind = adapted.active_peft_config.peft_type.value

@@ -1,0 +1,283 @@
+"""Execute every block of a newcomer's pages (`PAGES`), or list what a block needs.
+
+Usage: `docs_blocks.py [PAGE …]`. Each page has a folder of its own, with a training script, its
+checkpoints and one run, logs of a failed job, and job records. A line of a block that needs more
+(`NEEDS`, or the comment `<!-- needs: … -->` before the block) is not executed: its command line is
+parsed, Python is compiled, TOML, YAML and JSON are loaded. A Python block starts with the names of
+`docs_workspace/given.py`, which a reader's script has: a model, a loader, a step.
+
+Exit code: 0 if no block failed, else 1.
+"""
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import yaml
+from markdown_it import MarkdownIt
+
+from holdfast.cli.main import cli
+from holdfast.core.errors import HoldfastError
+
+ROOT = Path(__file__).parents[1]
+PAGES = (
+    "README.md",
+    "docs/running.md",
+    "docs/evaluation.md",
+    "docs/trace.md",
+    "docs/diagnosis.md",
+)
+"""A newcomer's path; other pages are executed where they are named."""
+WORKSPACE = ROOT / ".ci/docs_workspace"
+GIVEN = "from given import *\n"
+LIMIT_S = 600
+"""For one block or command."""
+NEEDS = (
+    ("an index of packages", r"^pip install"),
+    ("a step of CI of its own", r"^make "),
+    ("arguments of the reader's (a synopsis)", r"…|\[(?!\[)[^\]']*\]"),
+    ("Slurm", r"\b(srun|sbatch)\b|--on slurm"),
+    ("a Ray cluster", r"--on ray"),
+    ("Kubernetes", r"\bkubectl\b"),
+    ("several nodes", r"--rendezvous|\bnode7\b"),
+    ("an idle host", r"holdfast nodes check"),
+    ("a run that outlives the page", r"--detach"),
+    ("eight GPUs", r"--nproc(-per-node)? 8"),
+    ("a browser", r"holdfast ui\b"),
+    ("a terminal", r"--watch"),
+    ("tasks and a model", r"gsm8k|nightly\.toml"),
+    (
+        "the reader's own run, incident, rule or checkpoint",
+        r"\b(RUN|ID|DIR|SOURCE|OTHER)\b|\bm3\b|\b7\b|learned-",
+    ),
+)
+"""What a line of a shell needs, and the pattern by which such a line is recognised."""
+EXIT_CODES = {"holdfast doctor": "[14]"}
+"""The exit codes, beside 0, with which a command answers about the machine of the test."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page; `need` is what the page's comment names, else the empty text."""
+
+    page: str
+    line: int
+    language: str
+    text: str
+    need: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of one line or one block: `need` if it was only checked, `error` if it failed."""
+
+    block: Block
+    text: str
+    need: str = ""
+    error: str = ""
+
+
+def blocks_of(page: str, text: str) -> Iterator[Block]:
+    """Yield the fenced blocks of a page with the comments that stand before them."""
+    need = ""
+    for token in MarkdownIt().parse(text):
+        if token.type == "html_block":
+            found = re.fullmatch(r"<!-- needs: (.+) -->", token.content.strip())
+            need = found[1] if found else ""
+        elif token.type == "fence":
+            assert token.map is not None
+            language = token.info.partition(" ")[0]
+            yield Block(page, token.map[0] + 1, language, token.content, need)
+            need = ""
+        elif token.level == 0:
+            need = ""
+
+
+def run_block(block: Block, folder: Path) -> list[Result]:
+    """Execute or check one block; return a result for each of its commands."""
+    if block.language in ("sh", "bash"):
+        return _run_shell(block, folder)
+    if block.language == "python":
+        return [_run_python(block, folder)]
+    load = {
+        "toml": tomllib.loads,
+        "json": json.loads,
+        "yaml": lambda text: list(yaml.safe_load_all(text)),
+    }
+    if block.language not in load:
+        return [Result(block, block.text, need=block.need or "nothing: it shows output")]
+    try:
+        load[block.language](block.text)
+    except (ValueError, yaml.YAMLError) as error:
+        return [Result(block, block.text, error=str(error))]
+    return [Result(block, block.text)]
+
+
+def need_of(command: str, block: Block) -> str:
+    """Return what a line of a shell needs that the workspace does not have; the empty text for nothing."""
+    if block.need:
+        return block.need
+    code = command.partition(" #")[0]
+    return next((need for need, pattern in NEEDS if re.search(pattern, code)), "")
+
+
+def _run_shell(block: Block, folder: Path) -> list[Result]:
+    """Execute the lines of a block that need nothing in one shell; parse the others."""
+    commands = [one for one in block.text.replace("\\\n", " ").splitlines() if one.strip()]
+    if "#SBATCH" in block.text:
+        commands = [one for one in commands if not one.startswith("#")]
+    results, script = [], []
+    for command in commands:
+        need = need_of(command, block)
+        results.append(Result(block, command, need=need, error=check_command(command)))
+        if not need:
+            script.append(_accepting(command))
+    if script:
+        error = _execute(["bash", "-e", "-c", "\n".join(script)], folder)
+        if error:
+            results.append(Result(block, "\n".join(script), error=error))
+    return results
+
+
+def _accepting(command: str) -> str:
+    """Return a line of a shell that also succeeds with the exit codes of `EXIT_CODES`."""
+    for start, codes in EXIT_CODES.items():
+        if command.startswith(start):
+            code = command.partition(" #")[0]
+            return f"{code} || [[ $? =~ ^{codes}$ ]]"
+    return command
+
+
+def check_command(line: str) -> str:
+    """Return why `holdfast` would refuse the words of a line; the empty text if it takes them."""
+    words = shlex.split(line.replace("[", " ").replace("]", " ").replace("…", ""), comments=True)
+    while "holdfast" in words:
+        words = words[words.index("holdfast") + 1 :]
+        ends = (n for n, word in enumerate(words) if word in ("|", "||", "&&", ">", "2>&1", ";"))
+        own = words[: next(ends, len(words))]
+        if own and own[0] != "options":
+            error = _parse([word for word in own if word != "options"])
+            if error:
+                return error
+    return ""
+
+
+def _parse(words: list[str]) -> str:
+    context, command = click.Context(cli, info_name="holdfast"), cli
+    while isinstance(command, click.Group) and words:
+        below = command.get_command(context, words[0])
+        if below is None:
+            break
+        context, command, words = click.Context(below, parent=context), below, words[1:]
+    try:
+        # The files of an example are the reader's: a value may be refused, an option may not.
+        with contextlib.suppress(click.BadParameter, HoldfastError):
+            command.make_context(command.name, list(words), parent=context)
+    except click.UsageError as error:
+        return error.format_message()
+    return ""
+
+
+def _run_python(block: Block, folder: Path) -> Result:
+    try:
+        compile(block.text, f"{block.page}:{block.line}", "exec")
+    except SyntaxError as error:
+        return Result(block, block.text, error=str(error))
+    if block.need:
+        return Result(block, block.text, need=block.need)
+    return Result(
+        block, block.text, error=_execute([sys.executable, "-c", GIVEN + block.text], folder)
+    )
+
+
+def _execute(command: Sequence[str], folder: Path) -> str:
+    """Run a command in a page's folder; return its output if it fails, else the empty text."""
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=_environment(folder),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    return "" if done.returncode == 0 else f"exit code {done.returncode}\n{done.stdout[-3000:]}"
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    binaries = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {
+        **os.environ,
+        "PATH": binaries,
+        "HOLDFAST_HOME": str(folder / ".holdfast"),
+        "MPLBACKEND": "agg",
+    }
+
+
+def prepare(folder: Path) -> None:
+    """Fill the folder that each page is executed in a copy of: the files, a run, its checkpoints."""
+    shutil.copytree(WORKSPACE, folder)
+    script = (folder / "train.py").read_text()
+    error = _execute(
+        ["bash", "-e", "-c", "holdfast init train.py --write\nholdfast run -- python train.py"],
+        folder,
+    )
+    if error:
+        sys.exit(f"The workspace cannot be prepared: {error}")
+    (folder / "train.py").write_text(script)
+
+
+def run_page(page: str, text: str, folder: Path) -> list[Result]:
+    """Execute the blocks of a page, in order, in its own folder."""
+    return [result for block in blocks_of(page, text) for result in run_block(block, folder)]
+
+
+def report(results: Sequence[Result]) -> int:
+    """Print the failed blocks, and how many were executed or need what; return the exit code."""
+    failed = [one for one in results if one.error]
+    for need in sorted({one.need for one in results if one.need}):
+        print(f"\nneeds {need}:")
+        for one in results:
+            if one.need == need:
+                print(f"  {one.block.page}:{one.block.line}  {one.text.strip().splitlines()[0]}")
+    for one in failed:
+        print(f"\nFAILED {one.block.page}:{one.block.line}\n{one.text}\n{one.error}")
+    needs = Counter(one.need for one in results if one.need)
+    executed = len(results) - needs.total() - len(failed)
+    print(f"\n{executed} passed, {len(failed)} failed, {needs.total()} skipped")
+    return 1 if failed else 0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Execute the pages that the arguments name, or those of a newcomer's path."""
+    pages = [Path(one).resolve() for one in arguments] or [ROOT / page for page in PAGES]
+    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(2) as pool:
+        prepared = Path(scratch) / "prepared"
+        prepare(prepared)
+
+        def execute(number: int, page: Path) -> list[Result]:
+            folder = Path(scratch) / str(number)
+            shutil.copytree(prepared, folder)
+            return run_page(str(page.relative_to(ROOT)), page.read_text(), folder)
+
+        found = pool.map(execute, range(len(pages)), pages)
+        return report([result for results in found for result in results])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,138 @@
+"""The package as pip installs it: what each extra has suffices for what it is said to be for."""
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from holdfast.cli.main import COMMANDS
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+MODULES = {
+    "": [
+        "holdfast.recover.agent.agent",
+        "holdfast.recover.supervisor_process",
+        "holdfast.recover.launching.guard",
+        "holdfast.recover.people.sender",
+        "holdfast.recover.localise.solo",
+        "holdfast.recover.signals.gpu.reader",
+        "holdfast.recover.shim.trainer",
+        "holdfast.recover.shim.rank_shim",
+        "holdfast.profile.sampler",
+        "holdfast.profile.sources.reader",
+        "holdfast.cluster.slurm_task",
+        *(module for name, (module, _) in COMMANDS.items()),
+    ],
+    "train,report": [
+        "holdfast.demo",
+        "holdfast.demo.nodes",
+        "holdfast.demo.train",
+        "holdfast.checkpoint.writer.process",
+    ],
+}
+"""What an extra must suffice for: the commands, and the processes that `holdfast run` and the demo start."""
+IMPORT_ALL = """
+import importlib, sys
+
+allowed = set(sys.argv[2].split(","))
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        if top in allowed | sys.stdlib_module_names or top.startswith("_sysconfigdata"):
+            return None
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+for module in sys.argv[1].split(","):
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        print(module, "imports", error.name)
+"""
+
+
+def requirements_of(name):
+    """Return the requirements of a distribution; of this project those that its file states now."""
+    if name != "holdfast":
+        return importlib.metadata.requires(name) or []
+    extras = PROJECT["optional-dependencies"].items()
+    return [
+        *PROJECT["dependencies"],
+        *(f"{line}; extra == '{extra}'" for extra, lines in extras for line in lines),
+    ]
+
+
+def modules_of(*extras):
+    """Return the top-level modules of all that `holdfast[extras]` installs."""
+    found, todo = set(), [("holdfast", frozenset(extras))]
+    while todo:
+        name, wanted = todo.pop()
+        if (name, wanted) in found:
+            continue
+        found.add((name, wanted))
+        try:
+            lines = requirements_of(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # for another platform
+        for line in lines:
+            one = Requirement(line)
+            if one.marker is None or any(
+                one.marker.evaluate({"extra": extra}) for extra in wanted | {""}
+            ):
+                todo.append((canonicalize_name(one.name), frozenset(one.extras)))
+    names = {name for name, _ in found}
+    return {
+        module
+        for module, distributions in importlib.metadata.packages_distributions().items()
+        if names & {canonicalize_name(one) for one in distributions}
+    }
+
+
+@pytest.mark.parametrize("extras", MODULES)
+def test_what_is_installed_suffices_for_what_is_started(extras):
+    allowed = {"holdfast", *modules_of(*extras.split(","))}
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT_ALL, ",".join(MODULES[extras]), ",".join(allowed)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert not done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_wheel_runs_the_demonstration_in_an_empty_environment(tmp_path):
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "VIRTUAL_ENV", "HOLDFAST_HOME")
+    }
+
+    def run(*command):
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    dist = tmp_path / "dist"
+    run(sys.executable, "-m", "build", "--outdir", str(dist), str(ROOT))
+    wheel, sdist = sorted(dist.iterdir(), key=lambda path: path.suffix != ".whl")
+    run(sys.executable, "-m", "twine", "check", "--strict", str(wheel), str(sdist))
+    run(sys.executable, "-m", "venv", "empty")
+    binaries = tmp_path / "empty/bin"
+    constraints = str(ROOT / "constraints.txt")
+    run(str(binaries / "pip"), "install", "-c", constraints, f"{wheel}[train,report]")
+    verdict = json.loads(run(str(binaries / "holdfast"), "demo", "--steps", "84", "--json"))
+    assert verdict["shortcomings"] == []
+    assert verdict["proof"]["identical"]
