@@ -6,6 +6,7 @@ import json
 import pytest
 from console_home import open_console, propose
 
+from holdfast.core.errors import LedgerUnreachable
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import ledger_url
 from holdfast.ui.console.queries import changes
@@ -108,6 +109,34 @@ def test_a_look_that_fails_in_an_unforeseen_way_does_not_silence_the_streams(
 
     assert asyncio.run(failing_once())[2] == ["demo-1"]
     assert "unforeseen" in capsys.readouterr().err
+
+
+def test_a_ledger_that_is_away_is_reported_and_so_is_its_return(ledger, monkeypatch):
+    def away(_limit_s):
+        raise LedgerUnreachable("The server is away.")
+
+    async def next_report(events):
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                event = await anext(events)
+                if event.startswith(b"event: ledger"):
+                    return json.loads(event.partition(b"data: ")[2])["trouble"]
+
+    async def outage():
+        hub = Hub(ledger, look_s=0.01, heartbeat_s=0.05)
+        with monkeypatch.context() as patch:
+            patch.setattr(ledger, "bounded_reading", away)
+            hub.start()
+            events = hub.events("1.2.3.4", lambda: True)
+            await anext(events)
+            assert (await next_event(events))[0] == "snapshot", "what was missed is not known"
+            reports = [await next_report(events)]
+        reports.append(await next_report(events))
+        await events.aclose()
+        await hub.close()
+        return reports
+
+    assert asyncio.run(outage()) == ["The server is away.", ""]
 
 
 def test_a_slow_browser_is_sent_one_snapshot_and_no_queue(ledger):

@@ -14,8 +14,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 
 from holdfast.core import words
-from holdfast.core.errors import BadUse, HoldfastError, NotFound
-from holdfast.core.ledger import TooSlow
+from holdfast.core.errors import BadUse, HoldfastError, LedgerError, NotFound
 from holdfast.core.page import UPLOT_SCRIPT, UPLOT_STYLE, environment
 from holdfast.core.page.parts import DARK, LIGHT
 from holdfast.core.paths import RunPaths
@@ -156,7 +155,9 @@ class Pages:
         if as_json:
             body = json.dumps({"ok": False, "status": status, "error": message}).encode()
             return Response(body, status, media_type="application/json")
-        return self.html(request, "error.html.j2", {"status": status, "said": message}, status)
+        page = {"status": status, "said": message, "retries": status == 503}
+        page["retries"] &= request.method == "GET"
+        return self.html(request, "error.html.j2", page, status)
 
     async def enter(self, request: Request) -> Response:
         """Return the page on which a code becomes a session."""
@@ -210,7 +211,7 @@ def status_of(error: HoldfastError) -> int:
         return 404
     if isinstance(error, BadUse):
         return 400
-    return 503 if isinstance(error, TooSlow) else 500
+    return 503 if isinstance(error, LedgerError) else 500
 
 
 def number_of(text: str, name: str) -> int:

@@ -42,6 +42,8 @@ class Hub:
         self._states: dict[str, tuple[object, ...]] = {}
         self._changed = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None
+        self._trouble = ""
+        """The reason why the last look failed; empty if the last look did not fail."""
         self.streams = 0
         """The browsers that listen."""
 
@@ -58,17 +60,20 @@ class Hub:
 
     async def _look_again_and_again(self) -> None:
         while True:
+            trouble = ""
             try:
                 change = await asyncio.to_thread(self._look)
-            except HoldfastError:
-                change = None  # the next look finds what this one missed
+            except HoldfastError as error:
+                change, trouble = None, str(error)  # the next look finds what this one missed
             except Exception:  # the streams must not go silent: their pages would look up to date
                 traceback.print_exc()
                 change = None
-            if change is not None:
+            if change is not None or trouble != self._trouble:
                 async with self._changed:
-                    self._kept.append(change)
-                    self._count += 1
+                    self._trouble = trouble
+                    if change is not None:
+                        self._kept.append(change)
+                        self._count += 1
                     self._changed.notify_all()
             await asyncio.sleep(self._look_s)
 
@@ -89,14 +94,20 @@ class Hub:
         return Change(change.position, change.targets | moved, change.is_snapshot)
 
     def _since(self, position: Position) -> Change:
-        with self._ledger.bounded_reading(LIMIT_S) as connection:
-            return changes.since(connection, position)
+        try:
+            with self._ledger.bounded_reading(LIMIT_S) as connection:
+                return changes.since(connection, position)
+        except HoldfastError:  # what the browser missed is not known
+            return Change(position, frozenset(), is_snapshot=True)
 
-    def _is_past(self, sent: int) -> bool:
-        return self._count > sent
+    def _is_past(self, sent: int, trouble: str) -> bool:
+        return self._count > sent or self._trouble != trouble
 
     async def events(self, last_id: str, is_allowed: Callable[[], bool]) -> AsyncIterator[bytes]:
         """Yield the events for one browser until the browser disconnects or its session ends.
+
+        The event `ledger` has the reason why the ledger cannot be read, or an empty text once the
+        ledger can be read again.
 
         Args:
             last_id: the browser's `Last-Event-ID`, or nothing.
@@ -104,7 +115,7 @@ class Hub:
         """
         self.streams += 1
         try:
-            sent = self._count
+            sent, trouble = self._count, ""
             yield f"retry: {RETRY_MS}\n: open\n\n".encode()
             position = changes.position_of(last_id)
             if position is not None:
@@ -115,9 +126,11 @@ class Hub:
                 async with self._changed:
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(self._heartbeat_s):
-                            await self._changed.wait_for(partial(self._is_past, sent))
+                            await self._changed.wait_for(partial(self._is_past, sent, trouble))
                     behind, kept = self._count - sent, list(self._kept)
-                    sent = self._count
+                    sent, before, trouble = self._count, trouble, self._trouble
+                if trouble != before:
+                    yield f"event: ledger\ndata: {json.dumps({'trouble': trouble})}\n\n".encode()
                 yield (
                     encoded(merged(kept[-behind:], is_late=behind > len(kept)))
                     if behind

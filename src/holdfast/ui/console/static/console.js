@@ -5,6 +5,9 @@ const ROOT = document.documentElement;
 const LIVE = document.getElementById("live");
 const CHANNEL = new BroadcastChannel("holdfast");
 const WAIT_MS = 500;
+const RETRY_MS = 3000;
+const NO_CONNECTION = "no connection";
+const NO_LEDGER = "the ledger does not answer";
 
 function saved(name) { try { return localStorage.getItem(name); } catch { return null; } }
 function save(name, value) { try { localStorage.setItem(name, value); } catch { /* a private window */ } }
@@ -69,6 +72,7 @@ async function refresh() {
   isFetching = true;
   try {
     const answer = await fetch(location.href, { headers: { Accept: "text/html" }, redirect: "error" });
+    if (answer.status === 503) { down(NO_LEDGER); setTimeout(ask, RETRY_MS); return; }
     if (!answer.ok) throw new Error(String(answer.status));
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     for (const there of document.querySelectorAll("[data-live]")) {
@@ -85,16 +89,31 @@ async function refresh() {
     LIVE.replaceChildren(...page.getElementById("live").childNodes);
     showTimes();
     document.dispatchEvent(new Event("holdfast:fresh"));
-    down(false);
-  } catch { down(true); } finally { isFetching = false; }
+    down("");
+  } catch { down(NO_CONNECTION); } finally { isFetching = false; }
 }
 function ask() { if (waiting === null) waiting = setTimeout(refresh, WAIT_MS); }
-function down(isDown) {
+function down(why) {
   const line = LIVE.closest(".asof");
-  if (line.classList.contains("down") === isDown) return;
-  line.classList.toggle("down", isDown);
-  if (isDown) LIVE.append(" (no connection)"); else ask();
+  if ((line.dataset.down || "") === why) return;
+  line.dataset.down = why;
+  line.classList.toggle("down", why !== "");
+  LIVE.querySelector(".why")?.remove();
+  if (!why) { ask(); return; }
+  const note = document.createElement("span");
+  note.className = "why";
+  note.textContent = ` (${why})`;
+  LIVE.append(note);
 }
+// A page that could not be read from the ledger.
+async function again() {
+  try {
+    const answer = await fetch(location.href);
+    if (answer.status !== 503) { location.reload(); return; }
+  } catch { /* the console itself is away */ }
+  setTimeout(again, RETRY_MS);
+}
+if (document.querySelector("[data-retry]")) setTimeout(again, RETRY_MS);
 
 // One stream a browser. The window that holds the lock listens for all.
 const watched = document.body.dataset.watch.split(" ").filter(Boolean);
@@ -112,8 +131,9 @@ function listen() {
     const on = (kind) => (event) => { save("last", event.lastEventId); tell({ kind, targets: JSON.parse(event.data).targets }); };
     stream.addEventListener("changed", on("changed"));
     stream.addEventListener("snapshot", on("snapshot"));
-    stream.onopen = () => tell({ down: false });
-    stream.onerror = () => tell({ down: true });
+    stream.addEventListener("ledger", (event) => tell({ down: JSON.parse(event.data).trouble ? NO_LEDGER : "" }));
+    stream.onopen = () => tell({ down: "" });
+    stream.onerror = () => tell({ down: NO_CONNECTION });
     const hidden = () => { if (document.hidden) { document.removeEventListener("visibilitychange", hidden); stream.close(); leave(); } };
     document.addEventListener("visibilitychange", hidden);
   });
