@@ -1,5 +1,6 @@
 """A real browser on a real console: a live incident, its confirmation, no outside request."""
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -9,6 +10,8 @@ import pytest
 import sample_runs
 
 import json_schemas
+from holdfast.core.ledger import Ledger
+from holdfast.testing.postgresql import PrivatePostgreSQL, postgresql_binaries
 
 CHROMIUM = shutil.which("chromium")
 WAIT_MS = 60_000
@@ -24,7 +27,14 @@ def link(tmp_path, monkeypatch):
     with sample_runs.open_home(tmp_path) as ledger:
         sample_runs.faulty_run(ledger, tmp_path)
     monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path))
-    command = [sys.executable, "-m", "holdfast.cli.main", "ui", "--port", "0", "--json"]
+    with served() as link:
+        yield link
+
+
+@contextlib.contextmanager
+def served(*options):
+    """Serve a console in a process of its own, and yield the link that signs in."""
+    command = [sys.executable, "-m", "holdfast.cli.main", *options, "ui", "--port", "0", "--json"]
     console = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         yield json_schemas.check(json.loads(console.stdout.readline()))["link"]
@@ -79,3 +89,33 @@ def test_an_incident_appears_live_and_is_confirmed(link, tmp_path):
         browser.close()
     assert said == []
     assert [url for url in asked if not url.startswith(base)] == []
+
+
+@pytest.mark.skipif(postgresql_binaries() is None, reason="no PostgreSQL is installed")
+def test_pages_state_that_the_database_is_away_and_come_back_by_themselves(tmp_path, monkeypatch):
+    from playwright.sync_api import sync_playwright
+
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path))
+    with PrivatePostgreSQL() as server, sync_playwright() as playwright:
+        url = server.new_database()
+        with Ledger.open(url) as ledger:
+            sample_runs.faulty_run(ledger, tmp_path)
+        with served("--ledger", url) as link:
+            base = link.partition("/enter")[0]
+            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+            context = browser.new_context()
+            context.set_default_timeout(WAIT_MS)
+            now, runs = context.new_page(), context.new_page()
+            now.goto(link)
+            now.wait_for_url(f"{base}/")
+            now.bring_to_front()
+            server.kill()
+            now.get_by_text("(the ledger does not answer)").wait_for()
+            runs.goto(f"{base}/runs")
+            runs.get_by_role("heading", name="The ledger does not answer").wait_for()
+            server.start()
+            runs.get_by_role("link", name="demo-1").first.wait_for()
+            now.bring_to_front()
+            now.locator(".asof:not(.down)").wait_for()
+            assert "does not answer" not in now.locator(".asof").inner_text()
+            browser.close()
