@@ -85,7 +85,7 @@ LONGEST := quick-checkpoint quick-chaos quick-recover quick-evaluate quick-overh
 # A failed test, example or quick benchmark runs once more, alone; lint and the collection do not.
 ci:
 	$(MAKE) --jobs=2 $(VENV)/.dev $(VENV)/.debian $(VENV)/.trackers
-	$(BIN)/python .ci/checks.py --once lint collect --again docs-test $(LONGEST) $(filter-out $(LONGEST),$(EXAMPLES) $(QUICK)) -- $(PARALLEL) $(PYTEST_FLAGS)
+	$(BIN)/python .ci/checks.py --once lint collect --again $(LONGEST) $(filter-out $(LONGEST),$(EXAMPLES) $(QUICK)) -- $(PARALLEL) $(PYTEST_FLAGS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
