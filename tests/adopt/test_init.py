@@ -141,6 +141,32 @@ def test_a_save_after_the_last_batch_where_no_code_reads_names_of_the_loop(adopt
     assert "% len(batches):" not in adopt(given)
 
 
+BAR = """\
+import torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.AdamW(model.parameters())
+bar = tqdm(range(9))
+for warm_up in bar:
+    pass
+bar = tqdm(range(10))
+for step in bar:
+    model(batch()).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_the_restore_comes_before_a_progress_bar_that_is_made_before_its_loop(adopt):
+    assert "start = ckpt.restore(state)\nbar = tqdm(range(start, 10))\n" in adopt(BAR)
+    epochs = BAR.replace(
+        "for step in bar:", "loader = []\nfor epoch in bar:\n  for batch in loader:"
+    )
+    epochs = epochs.replace(
+        "bar = tqdm(range(10))\nloader = []", "loader = []\nbar = tqdm(range(10))"
+    )
+    after = adopt(epochs)
+    assert after.index("step = ckpt.restore(") < after.index("bar = tqdm(range(batches.epoch, 10))")
+
+
 def test_steps_of_a_range_that_begins_at_1_with_a_scaler(adopt):
     after = adopt(STEPS)
     assert 'state = {"model": model, "opt": opt, "scaler": scaler}\n' in after
@@ -374,6 +400,10 @@ t.train()
         ("loader = []\n" + LOOP.replace("range(3)", "names"), "not over a `range`"),
         (LOOP, "line 4: `loader` is not known in the function of the loop"),
         (f"{LOOP}loader = []\n", "`loader` is made after this line"),
+        (
+            BAR.replace("bar = tqdm(range(10))", "if tty:\n    bar = tqdm(range(10))"),
+            "line 8: the loop goes over what only one branch makes",
+        ),
         ("import accelerate\n" + LOOP, "trains with accelerate"),
         (
             "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n" + LOOP,

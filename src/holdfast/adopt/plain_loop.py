@@ -147,7 +147,7 @@ def _plan_count(plan: _Plan, loops: Sequence[Loop]) -> None:
         counting = _counting(script, outer)
         if counting is None:
             raise script.refuse(outer, "the loop over epochs is not over a `range`")
-        _shift(script, counting, f"{plan.batches}.epoch")
+        _shift(plan, counting, f"{plan.batches}.epoch")
     counter = _counter(plan, loops)
     if counter:
         is_set_elsewhere = any(
@@ -266,7 +266,7 @@ def _plan_epochs_of_caller(plan: _Plan, inner: ast.For, call: ast.Call) -> ast.F
     script.add_parameters(function, passed)
     for name in passed:
         script.add_argument(call, f"{name}={name}")
-    _shift(script, counting, f"{plan.batches}.epoch")
+    _shift(plan, counting, f"{plan.batches}.epoch")
     plan.restore = "{}"
     _plan_saves(plan, f"{plan.batches}.number", inner, function, script.statement_of(call))
     return epochs[0]
@@ -301,17 +301,29 @@ def _count_by_loop(plan: _Plan, loop: ast.For, counting: ast.Call) -> None:
     plan.reporting += _report(
         plan, count, f"{loop.target.id} + 1 == {text if plain else f'({text})'}"
     )
-    _shift(script, counting, start)
+    _shift(plan, counting, start)
 
 
-def _shift(script: Script, counting: ast.Call, start: str) -> None:
-    """Have a `range` begin later by `start`."""
+def _shift(plan: _Plan, counting: ast.Call, start: str) -> None:
+    """Have a `range` begin later by `start`, which the restore before it sets."""
+    script = plan.script
+    _restore_before(plan, script.statement_of(counting))
     first = _first_of(script, counting)
     begin = start if first == 0 else f"{start} + {first}"
     if len(counting.args) == 1:
         script.replace(counting.args[0], f"{begin}, {script.text(counting.args[0])}")
     else:
         script.replace(counting.args[0], begin)
+
+
+def _restore_before(plan: _Plan, statement: ast.stmt) -> None:
+    """Move the restore before a statement, such as that of a progress bar made before its loop."""
+    assert plan.before is not None
+    if statement.lineno >= plan.before.lineno:
+        return
+    if plan.script.parents[statement] not in plan.script.around(plan.before):
+        raise plan.script.refuse(statement, "the loop goes over what only one branch makes")
+    plan.before = statement
 
 
 def _first_of(script: Script, counting: ast.Call) -> int:
@@ -347,12 +359,15 @@ def _unwrapped(script: Script, node: ast.expr, loop: ast.For) -> ast.expr:
 
 
 def _bar_of(script: Script, name: str, loop: ast.For) -> ast.Call | None:
-    for assigned, value, statement in _assignments(script.scope_of(loop)):
-        is_bar = isinstance(value, ast.Call) and called_name(value) in _WRAPPERS
-        if assigned == name and is_bar and statement.lineno < loop.lineno:
-            assert isinstance(value, ast.Call)
-            return value
-    return None
+    bars = [
+        value
+        for assigned, value, statement in _assignments(script.scope_of(loop))
+        if assigned == name
+        and isinstance(value, ast.Call)
+        and called_name(value) in _WRAPPERS
+        and statement.lineno < loop.lineno
+    ]
+    return max(bars, key=lambda one: one.lineno, default=None)
 
 
 def _wrap_loader(plan: _Plan, inner: ast.For, outer: Loop) -> None:
@@ -365,8 +380,7 @@ def _wrap_loader(plan: _Plan, inner: ast.For, outer: Loop) -> None:
     if any(name == plan.loader for name, _, _ in _assignments(outer)):
         raise script.refuse(inner, f"`{plan.loader}` is made anew within the loop")
     plan.batches = script.free_name("batches")
-    if script.statement_of(loader).lineno < outer.lineno:
-        plan.before = script.statement_of(loader)  # a progress bar that is made before the loop
+    _restore_before(plan, script.statement_of(loader))
     numbered = inner.iter
     uses_length = any(
         called_name(call) == "len" and [script.text(one) for one in call.args] == [plan.loader]
