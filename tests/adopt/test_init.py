@@ -21,6 +21,7 @@ from user_scripts import (
 )
 
 from holdfast.adopt import adoption_of
+from holdfast.checkpoint import Batches
 from holdfast.cli.main import cli
 from holdfast.core.errors import BadUse, NotFound
 
@@ -73,7 +74,7 @@ def test_epochs_over_a_loader(adopt):
     step = ckpt.restore(state, per_rank={"batches": batches})
     for epoch in range(batches.epoch, args.epochs):
         model.train()
-        for i, (inputs, targets) in enumerate(batches, batches.number % len(batches)):
+        for i, (inputs, targets) in enumerate(batches, batches.position):
 """
         in after
     )
@@ -83,7 +84,7 @@ def test_epochs_over_a_loader(adopt):
                 optimizer.zero_grad()
                 step += 1
                 run.step(step, loss=loss)
-                if batches.number % len(batches):
+                if batches.position % len(batches):
                     ckpt.save(step, state, per_rank={"batches": batches})
         print(f"epoch {epoch}: loss {loss.item():.4f}")
         if len(batches) == 1:
@@ -99,18 +100,42 @@ def test_epochs_over_a_loader(adopt):
 
 def test_the_number_of_a_batch_that_begins_at_1(adopt):
     after = adopt(EPOCHS.replace("enumerate(loader)", "enumerate(loader, 1)"))
-    assert "enumerate(batches, 1 + batches.number % len(batches)):" in after
+    assert "enumerate(batches, 1 + batches.position):" in after
+    after = adopt(EPOCHS.replace("enumerate(loader)", "tqdm(enumerate(loader, start=1), delay=9)"))
+    assert "tqdm(enumerate(batches, start=1 + batches.position), delay=9):" in after
+
+
+def test_the_number_of_a_batch_goes_on_after_a_restart_in_an_epoch_that_ends_early():
+    def train(batches, dies_at=None):
+        for epoch in range(batches.epoch, 3):
+            for i, batch in enumerate(batches, batches.position):
+                if i >= 5:
+                    break
+                seen.append((epoch, i, batch))
+                if len(seen) == dies_at:
+                    return batches.state_dict()
+        return None
+
+    seen = []
+    train(Batches(range(20)))
+    expected, seen = seen, []
+    assert len(expected) == 15
+    state = train(Batches(range(20)), dies_at=8)
+    restarted = Batches(range(20))
+    restarted.load_state_dict(state)
+    train(restarted)
+    assert seen == expected
 
 
 def test_an_epoch_in_a_function_of_its_own(adopt):
     after = adopt(EPOCH_FUNCTION)
     assert "optimizer, epoch, *, run, ckpt, state, batches):\n" in after
-    assert "in enumerate(batches, batches.number % len(batches)):\n" in after
+    assert "in enumerate(batches, batches.position):\n" in after
     assert (
         """\
         optimizer.step()
         run.step(batches.number, loss=loss)
-        if batches.number % len(batches):
+        if batches.position % len(batches):
             ckpt.save(batches.number, state, per_rank={"batches": batches})
 """
         in after

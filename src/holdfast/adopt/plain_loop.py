@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from holdfast.adopt.script import Script, called_name
+from holdfast.adopt.script import Script, called_name, keyword_of
 from holdfast.adopt.trainers import EVERY
 from holdfast.adopt.training_parts import Parts, parts_of
 
@@ -181,7 +181,7 @@ def _plan_saves(
     plan.reporting.append(report)
     if plan.batches and isinstance(inner, ast.For) and _leaves_names(plan.script, inner, within):
         # After a restart at the end of an epoch, the loop over its batches would set no names.
-        plan.reporting += [f"if {plan.batches}.number % len({plan.batches}):", f"    {save}"]
+        plan.reporting += [f"if {plan.batches}.position % len({plan.batches}):", f"    {save}"]
         plan.script.insert_after(epoch_end, [f"if len({plan.batches}) == 1:", f"    {save}"])
     else:
         plan.reporting.append(save)
@@ -381,24 +381,23 @@ def _wrap_loader(plan: _Plan, inner: ast.For, outer: Loop) -> None:
         raise script.refuse(inner, f"`{plan.loader}` is made anew within the loop")
     plan.batches = script.free_name("batches")
     _restore_before(plan, script.statement_of(loader))
-    numbered = inner.iter
-    uses_length = any(
-        called_name(call) == "len" and [script.text(one) for one in call.args] == [plan.loader]
-        for call in script.calls(outer)
-    )
     script.replace(loader, plan.batches)
-    if (
-        uses_length
-        and isinstance(numbered, ast.Call)
-        and called_name(numbered) == "enumerate"
-        and not numbered.keywords
-    ):
+    numbered = next(
+        (
+            one
+            for one in script.around(loader)
+            if isinstance(one, ast.Call) and called_name(one) == "enumerate"
+        ),
+        None,
+    )
+    if numbered is not None:
         # The number of a batch within its epoch must be the same after a restart.
-        place = f"{plan.batches}.number % len({plan.batches})"
-        if len(numbered.args) == 1:
+        place = f"{plan.batches}.position"
+        first = keyword_of(numbered, "start") or next(iter(numbered.args[1:]), None)
+        if first is None:
             script.add_argument(numbered, place)
         else:
-            script.replace(numbered.args[1], f"{script.text(numbered.args[1])} + {place}")
+            script.replace(first, f"{script.text(first)} + {place}")
 
 
 def _wrap_iterator(plan: _Plan, loop: Loop) -> None:
