@@ -413,9 +413,40 @@ t.train()
 """
 
 
+IN_A_FUNCTION = """\
+import torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.AdamW(model.parameters())
+def train(steps):
+    for step in range(steps):
+        model(batch()).sum().backward()
+        optimizer.step()
+train(3)
+"""
+IN_A_METHOD = """\
+import torch
+class Learner:
+    def fit(self):
+        for step in range(3):
+            self.model(batch()).sum().backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+"""
+
+
+def test_a_function_that_is_called_once_trains(adopt):
+    assert "for step in range(start, steps):" in adopt(IN_A_FUNCTION)
+
+
 @pytest.mark.parametrize(
     ("script", "said"),
     [
+        (IN_A_FUNCTION + "train(5)\n", "line 8: `train` trains more than once"),
+        (
+            IN_A_FUNCTION.replace("train(3)", "for fold in folds:\n    train(3)"),
+            "line 9: `train` trains more than once",
+        ),
+        (IN_A_METHOD, "line 4: the loop is in a method, `fit`"),
         ("import torch\n", "neither a known trainer nor a loop with `optimizer.step()`"),
         (LOOP.replace("loader", "DataLoader(data)"), "line 5: the loop's loader has no name"),
         (

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from holdfast.adopt.script import Script, called_name, keyword_of
+from holdfast.adopt.script import Scope, Script, called_name, keyword_of
 from holdfast.adopt.trainers import EVERY
 from holdfast.adopt.training_parts import Parts, parts_of
 
@@ -67,6 +67,7 @@ def add_to_loop(script: Script) -> str:
     if not loops:
         raise script.refuse(anchor, f"`{parts.optimizer}.step()` is in no loop of its function")
     outer = loops[-1]
+    _check_trained_once(script, script.scope_of(outer), outer)
     block = script.block_of(anchor)
     plan = _Plan(
         script,
@@ -91,6 +92,20 @@ def add_to_loop(script: Script) -> str:
     script.insert_after(block[plan.last], plan.reporting)
     script.insert_after(outer, _closing(plan))
     return "" if plan.batches else POSITION
+
+
+def _check_trained_once(script: Script, scope: Scope, loop: Loop) -> None:
+    """Check that a script trains once: a second training would restore the end of the first."""
+    if isinstance(scope, ast.Module):
+        return
+    if isinstance(script.parents[scope], ast.ClassDef):
+        raise script.refuse(loop, f"the loop is in a method, `{scope.name}`")
+    if isinstance(loop, ast.For) and not _counting(script, loop):
+        return  # the function trains an epoch: `_caller_of` checks its calls
+    calls = _calls_of(script, scope)
+    for call in calls:
+        if len(calls) > 1 or _loops_around(script, script.statement_of(call)):
+            raise script.refuse(call, f"`{scope.name}` trains more than once")
 
 
 def _restoring(plan: _Plan) -> list[str]:
@@ -220,11 +235,7 @@ def _caller_of(script: Script, loops: Sequence[Loop]) -> ast.Call | None:
         return None
     if _counting(script, loops[0]):
         return None
-    calls = [
-        call
-        for call in script.calls()
-        if isinstance(call.func, ast.Name) and call.func.id == scope.name
-    ]
+    calls = _calls_of(script, scope)
     if len(calls) == 1 and not _loops_around(script, script.statement_of(calls[0])):
         return None
     if len(calls) != 1:
@@ -232,6 +243,14 @@ def _caller_of(script: Script, loops: Sequence[Loop]) -> ast.Call | None:
             scope, f"`{scope.name}` trains one epoch, and it has no caller or several ones"
         )
     return calls[0]
+
+
+def _calls_of(script: Script, function: _Function) -> list[ast.Call]:
+    return [
+        call
+        for call in script.calls()
+        if isinstance(call.func, ast.Name) and call.func.id == function.name
+    ]
 
 
 def _plan_epochs_of_caller(plan: _Plan, inner: ast.For, call: ast.Call) -> ast.For:
