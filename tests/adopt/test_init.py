@@ -331,7 +331,10 @@ for step in range(5):
 """
     assert "run.step(step + 1)\n" in adopt(closure)
     inline = closure.replace("loss.backward()", "criterion(x).backward()")
-    assert "run.step(step + 1)\n" in adopt(inline.replace("    def closure():", "    if True:"))
+    inline = inline.replace("    def closure():", "    if True:")
+    assert "run.step(step + 1)\n" in adopt(inline)
+    of_library = inline.replace("criterion(x).backward()", "engine.backward(loss)")
+    assert "run.step(step + 1)\n" in adopt(of_library)
 
 
 def test_a_position_in_the_data_that_is_not_saved_is_stated(init):
@@ -512,6 +515,15 @@ def test_a_function_that_is_called_once_trains(adopt):
         (
             "import lightning as L\nt = L.Trainer(**options)\nt.fit(m)\n",
             "are not all in the script",
+        ),
+        ("import lightning as L\nf = L.Fabric()\n" + LOOP, "trains with Lightning Fabric"),
+        (
+            "import torch.distributed.fsdp as f\nm = f.FullyShardedDataParallel(m)\n" + LOOP,
+            "trains with FSDP1",
+        ),
+        (
+            BEST_AT_END.replace('"out", load_best_model_at_end=True', "**options"),
+            "line 2: the TrainingArguments are not all in the script",
         ),
         ("from transformers import Trainer\nt = Trainer(m)\n", "there is no `t.train(...)`"),
         (
