@@ -342,6 +342,14 @@ def test_a_position_in_the_data_that_is_not_saved_is_stated(init):
     assert "position" not in init(EPOCHS)[0].stderr
 
 
+def test_names_that_a_restart_at_the_end_does_not_set_are_stated(init):
+    shown, _ = init(BAR + "print(step)\n")
+    assert "Code after the loop reads `step`." in shown.stderr
+    for end in ("", "print(warm_up)\n", "for step in range(3):\n    print(step)\n"):
+        shown, _ = init(BAR + end)
+        assert "Code after the loop reads" not in shown.stderr
+
+
 def test_lines_end_as_the_script_ends_them(adopt):
     after = adopt(EPOCHS.replace("\n", "\r\n"))
     assert after.count("\n") == after.count("\r\n") > EPOCHS.count("\n")

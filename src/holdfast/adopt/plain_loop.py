@@ -91,7 +91,13 @@ def add_to_loop(script: Script) -> str:
     script.insert_before(plan.before, _restoring(plan))
     script.insert_after(block[plan.last], plan.reporting)
     script.insert_after(outer, _closing(plan))
-    return "" if plan.batches else POSITION
+    remarks = [] if plan.batches else [POSITION]
+    if left := _names_left(script, outer):
+        remarks.append(
+            f"Code after the loop reads {', '.join(f'`{name}`' for name in sorted(left))}. A restart after the last "
+            "step makes no step and sets no such name: save what that code needs, or set the name before the loop."
+        )
+    return " ".join(remarks)
 
 
 def _check_trained_once(script: Script, scope: Scope, loop: Loop) -> None:
@@ -194,7 +200,7 @@ def _plan_saves(
     """
     report, save = _report(plan, count)
     plan.reporting.append(report)
-    if plan.batches and isinstance(inner, ast.For) and _leaves_names(plan.script, inner, within):
+    if plan.batches and isinstance(inner, ast.For) and _names_left(plan.script, inner, within):
         # After a restart at the end of an epoch, the loop over its batches would set no names.
         plan.reporting += [f"if {plan.batches}.position % len({plan.batches}):", f"    {save}"]
         plan.script.insert_after(epoch_end, [f"if len({plan.batches}) == 1:", f"    {save}"])
@@ -203,25 +209,24 @@ def _plan_saves(
     plan.ending.append(_report(plan, count, "True")[1])
 
 
-def _leaves_names(script: Script, inner: ast.For, within: Loop | _Function) -> bool:
-    """Return True if code after a loop reads names that only the loop sets."""
+def _names_left(script: Script, loop: Loop, within: Loop | _Function | None = None) -> set[str]:
+    """Return the names that only a loop sets and that code after the loop, in `within`, reads."""
+    scope = script.scope_of(loop)
     names = [
         node
-        for node in ast.walk(script.scope_of(inner))
-        if isinstance(node, ast.Name) and script.scope_of(node) is script.scope_of(inner)
+        for node in ast.walk(scope)
+        if isinstance(node, ast.Name) and script.scope_of(node) is scope
     ]
-    inside = set(ast.walk(inner))
-    stored = {node.id for node in names if isinstance(node.ctx, ast.Store) and node in inside}
-    stored -= {
-        node.id for node in names if isinstance(node.ctx, ast.Store) and node.lineno < inner.lineno
+    stored = [node for node in names if isinstance(node.ctx, ast.Store)]
+    assert loop.end_lineno is not None
+    code_after = set(ast.walk(within or scope))
+    after = {node for node in names if node.lineno > loop.end_lineno and node in code_after}
+    others = [one for one in stored if one.lineno < loop.lineno or (one in after and not within)]
+    inside = set(ast.walk(loop))
+    left = {node.id for node in stored if node in inside} & {
+        node.id for node in after if isinstance(node.ctx, ast.Load)
     }
-    assert inner.end_lineno is not None
-    assert within.end_lineno is not None
-    return any(
-        node.id in stored and inner.end_lineno < node.lineno <= within.end_lineno
-        for node in names
-        if isinstance(node.ctx, ast.Load)
-    )
+    return left - {node.id for node in others}
 
 
 def _caller_of(script: Script, loops: Sequence[Loop]) -> ast.Call | None:
