@@ -109,6 +109,7 @@ def test_libraries_of_other_versions():
                 "no-such-package>=2",
                 "no-such-extra>=2; extra == 'all'",
                 "xxhash<1; extra == 'train'",
+                "pytest<1; extra == 'dev'",
             ]
         )
     )

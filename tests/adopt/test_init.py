@@ -21,6 +21,7 @@ from user_scripts import (
 )
 
 from holdfast.adopt import adoption_of
+from holdfast.checkpoint import Batches
 from holdfast.cli.main import cli
 from holdfast.core.errors import BadUse, NotFound
 
@@ -73,7 +74,7 @@ def test_epochs_over_a_loader(adopt):
     step = ckpt.restore(state, per_rank={"batches": batches})
     for epoch in range(batches.epoch, args.epochs):
         model.train()
-        for i, (inputs, targets) in enumerate(batches, batches.number % len(batches)):
+        for i, (inputs, targets) in enumerate(batches, batches.position):
 """
         in after
     )
@@ -83,7 +84,7 @@ def test_epochs_over_a_loader(adopt):
                 optimizer.zero_grad()
                 step += 1
                 run.step(step, loss=loss)
-                if batches.number % len(batches):
+                if batches.position % len(batches):
                     ckpt.save(step, state, per_rank={"batches": batches})
         print(f"epoch {epoch}: loss {loss.item():.4f}")
         if len(batches) == 1:
@@ -99,18 +100,42 @@ def test_epochs_over_a_loader(adopt):
 
 def test_the_number_of_a_batch_that_begins_at_1(adopt):
     after = adopt(EPOCHS.replace("enumerate(loader)", "enumerate(loader, 1)"))
-    assert "enumerate(batches, 1 + batches.number % len(batches)):" in after
+    assert "enumerate(batches, 1 + batches.position):" in after
+    after = adopt(EPOCHS.replace("enumerate(loader)", "tqdm(enumerate(loader, start=1), delay=9)"))
+    assert "tqdm(enumerate(batches, start=1 + batches.position), delay=9):" in after
+
+
+def test_the_number_of_a_batch_goes_on_after_a_restart_in_an_epoch_that_ends_early():
+    def train(batches, dies_at=None):
+        for epoch in range(batches.epoch, 3):
+            for i, batch in enumerate(batches, batches.position):
+                if i >= 5:
+                    break
+                seen.append((epoch, i, batch))
+                if len(seen) == dies_at:
+                    return batches.state_dict()
+        return None
+
+    seen = []
+    train(Batches(range(20)))
+    expected, seen = seen, []
+    assert len(expected) == 15
+    state = train(Batches(range(20)), dies_at=8)
+    restarted = Batches(range(20))
+    restarted.load_state_dict(state)
+    train(restarted)
+    assert seen == expected
 
 
 def test_an_epoch_in_a_function_of_its_own(adopt):
     after = adopt(EPOCH_FUNCTION)
     assert "optimizer, epoch, *, run, ckpt, state, batches):\n" in after
-    assert "in enumerate(batches, batches.number % len(batches)):\n" in after
+    assert "in enumerate(batches, batches.position):\n" in after
     assert (
         """\
         optimizer.step()
         run.step(batches.number, loss=loss)
-        if batches.number % len(batches):
+        if batches.position % len(batches):
             ckpt.save(batches.number, state, per_rank={"batches": batches})
 """
         in after
@@ -139,6 +164,32 @@ def test_a_save_after_the_last_batch_where_no_code_reads_names_of_the_loop(adopt
     assert "% len(batches):" not in adopt(silent)
     given = silent.replace("    torch.save(", "    print(loss)\n    torch.save(")
     assert "% len(batches):" not in adopt(given)
+
+
+BAR = """\
+import torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.AdamW(model.parameters())
+bar = tqdm(range(9))
+for warm_up in bar:
+    pass
+bar = tqdm(range(10))
+for step in bar:
+    model(batch()).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_the_restore_comes_before_a_progress_bar_that_is_made_before_its_loop(adopt):
+    assert "start = ckpt.restore(state)\nbar = tqdm(range(start, 10))\n" in adopt(BAR)
+    epochs = BAR.replace(
+        "for step in bar:", "loader = []\nfor epoch in bar:\n  for batch in loader:"
+    )
+    epochs = epochs.replace(
+        "bar = tqdm(range(10))\nloader = []", "loader = []\nbar = tqdm(range(10))"
+    )
+    after = adopt(epochs)
+    assert after.index("step = ckpt.restore(") < after.index("bar = tqdm(range(batches.epoch, 10))")
 
 
 def test_steps_of_a_range_that_begins_at_1_with_a_scaler(adopt):
@@ -280,12 +331,23 @@ for step in range(5):
 """
     assert "run.step(step + 1)\n" in adopt(closure)
     inline = closure.replace("loss.backward()", "criterion(x).backward()")
-    assert "run.step(step + 1)\n" in adopt(inline.replace("    def closure():", "    if True:"))
+    inline = inline.replace("    def closure():", "    if True:")
+    assert "run.step(step + 1)\n" in adopt(inline)
+    of_library = inline.replace("criterion(x).backward()", "engine.backward(loss)")
+    assert "run.step(step + 1)\n" in adopt(of_library)
 
 
 def test_a_position_in_the_data_that_is_not_saved_is_stated(init):
     assert "The position in the data is not saved." in init(STEPS)[0].stderr
     assert "position" not in init(EPOCHS)[0].stderr
+
+
+def test_names_that_a_restart_at_the_end_does_not_set_are_stated(init):
+    shown, _ = init(BAR + "print(step)\n")
+    assert "Code after the loop reads `step`." in shown.stderr
+    for end in ("", "print(warm_up)\n", "for step in range(3):\n    print(step)\n"):
+        shown, _ = init(BAR + end)
+        assert "Code after the loop reads" not in shown.stderr
 
 
 def test_lines_end_as_the_script_ends_them(adopt):
@@ -362,9 +424,40 @@ t.train()
 """
 
 
+IN_A_FUNCTION = """\
+import torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.AdamW(model.parameters())
+def train(steps):
+    for step in range(steps):
+        model(batch()).sum().backward()
+        optimizer.step()
+train(3)
+"""
+IN_A_METHOD = """\
+import torch
+class Learner:
+    def fit(self):
+        for step in range(3):
+            self.model(batch()).sum().backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+"""
+
+
+def test_a_function_that_is_called_once_trains(adopt):
+    assert "for step in range(start, steps):" in adopt(IN_A_FUNCTION)
+
+
 @pytest.mark.parametrize(
     ("script", "said"),
     [
+        (IN_A_FUNCTION + "train(5)\n", "line 8: `train` trains more than once"),
+        (
+            IN_A_FUNCTION.replace("train(3)", "for fold in folds:\n    train(3)"),
+            "line 9: `train` trains more than once",
+        ),
+        (IN_A_METHOD, "line 4: the loop is in a method, `fit`"),
         ("import torch\n", "neither a known trainer nor a loop with `optimizer.step()`"),
         (LOOP.replace("loader", "DataLoader(data)"), "line 5: the loop's loader has no name"),
         (
@@ -374,6 +467,10 @@ t.train()
         ("loader = []\n" + LOOP.replace("range(3)", "names"), "not over a `range`"),
         (LOOP, "line 4: `loader` is not known in the function of the loop"),
         (f"{LOOP}loader = []\n", "`loader` is made after this line"),
+        (
+            BAR.replace("bar = tqdm(range(10))", "if tty:\n    bar = tqdm(range(10))"),
+            "line 8: the loop goes over what only one branch makes",
+        ),
         ("import accelerate\n" + LOOP, "trains with accelerate"),
         (
             "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n" + LOOP,
@@ -426,6 +523,15 @@ t.train()
         (
             "import lightning as L\nt = L.Trainer(**options)\nt.fit(m)\n",
             "are not all in the script",
+        ),
+        ("import lightning as L\nf = L.Fabric()\n" + LOOP, "trains with Lightning Fabric"),
+        (
+            "import torch.distributed.fsdp as f\nm = f.FullyShardedDataParallel(m)\n" + LOOP,
+            "trains with FSDP1",
+        ),
+        (
+            BEST_AT_END.replace('"out", load_best_model_at_end=True', "**options"),
+            "line 2: the TrainingArguments are not all in the script",
         ),
         ("from transformers import Trainer\nt = Trainer(m)\n", "there is no `t.train(...)`"),
         (

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from holdfast.adopt.script import Script, called_name
+from holdfast.adopt.script import Scope, Script, called_name, keyword_of
 from holdfast.adopt.trainers import EVERY
 from holdfast.adopt.training_parts import Parts, parts_of
 
@@ -67,6 +67,7 @@ def add_to_loop(script: Script) -> str:
     if not loops:
         raise script.refuse(anchor, f"`{parts.optimizer}.step()` is in no loop of its function")
     outer = loops[-1]
+    _check_trained_once(script, script.scope_of(outer), outer)
     block = script.block_of(anchor)
     plan = _Plan(
         script,
@@ -90,7 +91,27 @@ def add_to_loop(script: Script) -> str:
     script.insert_before(plan.before, _restoring(plan))
     script.insert_after(block[plan.last], plan.reporting)
     script.insert_after(outer, _closing(plan))
-    return "" if plan.batches else POSITION
+    remarks = [] if plan.batches else [POSITION]
+    if left := _names_left(script, outer):
+        remarks.append(
+            f"Code after the loop reads {', '.join(f'`{name}`' for name in sorted(left))}. A restart after the last "
+            "step makes no step and sets no such name: save what that code needs, or set the name before the loop."
+        )
+    return " ".join(remarks)
+
+
+def _check_trained_once(script: Script, scope: Scope, loop: Loop) -> None:
+    """Check that a script trains once: a second training would restore the end of the first."""
+    if isinstance(scope, ast.Module):
+        return
+    if isinstance(script.parents[scope], ast.ClassDef):
+        raise script.refuse(loop, f"the loop is in a method, `{scope.name}`")
+    if isinstance(loop, ast.For) and not _counting(script, loop):
+        return  # the function trains an epoch: `_caller_of` checks its calls
+    calls = _calls_of(script, scope)
+    for call in calls:
+        if len(calls) > 1 or _loops_around(script, script.statement_of(call)):
+            raise script.refuse(call, f"`{scope.name}` trains more than once")
 
 
 def _restoring(plan: _Plan) -> list[str]:
@@ -147,7 +168,7 @@ def _plan_count(plan: _Plan, loops: Sequence[Loop]) -> None:
         counting = _counting(script, outer)
         if counting is None:
             raise script.refuse(outer, "the loop over epochs is not over a `range`")
-        _shift(script, counting, f"{plan.batches}.epoch")
+        _shift(plan, counting, f"{plan.batches}.epoch")
     counter = _counter(plan, loops)
     if counter:
         is_set_elsewhere = any(
@@ -179,34 +200,33 @@ def _plan_saves(
     """
     report, save = _report(plan, count)
     plan.reporting.append(report)
-    if plan.batches and isinstance(inner, ast.For) and _leaves_names(plan.script, inner, within):
+    if plan.batches and isinstance(inner, ast.For) and _names_left(plan.script, inner, within):
         # After a restart at the end of an epoch, the loop over its batches would set no names.
-        plan.reporting += [f"if {plan.batches}.number % len({plan.batches}):", f"    {save}"]
+        plan.reporting += [f"if {plan.batches}.position % len({plan.batches}):", f"    {save}"]
         plan.script.insert_after(epoch_end, [f"if len({plan.batches}) == 1:", f"    {save}"])
     else:
         plan.reporting.append(save)
     plan.ending.append(_report(plan, count, "True")[1])
 
 
-def _leaves_names(script: Script, inner: ast.For, within: Loop | _Function) -> bool:
-    """Return True if code after a loop reads names that only the loop sets."""
+def _names_left(script: Script, loop: Loop, within: Loop | _Function | None = None) -> set[str]:
+    """Return the names that only a loop sets and that code after the loop, in `within`, reads."""
+    scope = script.scope_of(loop)
     names = [
         node
-        for node in ast.walk(script.scope_of(inner))
-        if isinstance(node, ast.Name) and script.scope_of(node) is script.scope_of(inner)
+        for node in ast.walk(scope)
+        if isinstance(node, ast.Name) and script.scope_of(node) is scope
     ]
-    inside = set(ast.walk(inner))
-    stored = {node.id for node in names if isinstance(node.ctx, ast.Store) and node in inside}
-    stored -= {
-        node.id for node in names if isinstance(node.ctx, ast.Store) and node.lineno < inner.lineno
+    stored = [node for node in names if isinstance(node.ctx, ast.Store)]
+    assert loop.end_lineno is not None
+    code_after = set(ast.walk(within or scope))
+    after = {node for node in names if node.lineno > loop.end_lineno and node in code_after}
+    others = [one for one in stored if one.lineno < loop.lineno or (one in after and not within)]
+    inside = set(ast.walk(loop))
+    left = {node.id for node in stored if node in inside} & {
+        node.id for node in after if isinstance(node.ctx, ast.Load)
     }
-    assert inner.end_lineno is not None
-    assert within.end_lineno is not None
-    return any(
-        node.id in stored and inner.end_lineno < node.lineno <= within.end_lineno
-        for node in names
-        if isinstance(node.ctx, ast.Load)
-    )
+    return left - {node.id for node in others}
 
 
 def _caller_of(script: Script, loops: Sequence[Loop]) -> ast.Call | None:
@@ -220,11 +240,7 @@ def _caller_of(script: Script, loops: Sequence[Loop]) -> ast.Call | None:
         return None
     if _counting(script, loops[0]):
         return None
-    calls = [
-        call
-        for call in script.calls()
-        if isinstance(call.func, ast.Name) and call.func.id == scope.name
-    ]
+    calls = _calls_of(script, scope)
     if len(calls) == 1 and not _loops_around(script, script.statement_of(calls[0])):
         return None
     if len(calls) != 1:
@@ -232,6 +248,14 @@ def _caller_of(script: Script, loops: Sequence[Loop]) -> ast.Call | None:
             scope, f"`{scope.name}` trains one epoch, and it has no caller or several ones"
         )
     return calls[0]
+
+
+def _calls_of(script: Script, function: _Function) -> list[ast.Call]:
+    return [
+        call
+        for call in script.calls()
+        if isinstance(call.func, ast.Name) and call.func.id == function.name
+    ]
 
 
 def _plan_epochs_of_caller(plan: _Plan, inner: ast.For, call: ast.Call) -> ast.For:
@@ -266,7 +290,7 @@ def _plan_epochs_of_caller(plan: _Plan, inner: ast.For, call: ast.Call) -> ast.F
     script.add_parameters(function, passed)
     for name in passed:
         script.add_argument(call, f"{name}={name}")
-    _shift(script, counting, f"{plan.batches}.epoch")
+    _shift(plan, counting, f"{plan.batches}.epoch")
     plan.restore = "{}"
     _plan_saves(plan, f"{plan.batches}.number", inner, function, script.statement_of(call))
     return epochs[0]
@@ -301,17 +325,29 @@ def _count_by_loop(plan: _Plan, loop: ast.For, counting: ast.Call) -> None:
     plan.reporting += _report(
         plan, count, f"{loop.target.id} + 1 == {text if plain else f'({text})'}"
     )
-    _shift(script, counting, start)
+    _shift(plan, counting, start)
 
 
-def _shift(script: Script, counting: ast.Call, start: str) -> None:
-    """Have a `range` begin later by `start`."""
+def _shift(plan: _Plan, counting: ast.Call, start: str) -> None:
+    """Have a `range` begin later by `start`, which the restore before it sets."""
+    script = plan.script
+    _restore_before(plan, script.statement_of(counting))
     first = _first_of(script, counting)
     begin = start if first == 0 else f"{start} + {first}"
     if len(counting.args) == 1:
         script.replace(counting.args[0], f"{begin}, {script.text(counting.args[0])}")
     else:
         script.replace(counting.args[0], begin)
+
+
+def _restore_before(plan: _Plan, statement: ast.stmt) -> None:
+    """Move the restore before a statement, such as that of a progress bar made before its loop."""
+    assert plan.before is not None
+    if statement.lineno >= plan.before.lineno:
+        return
+    if plan.script.parents[statement] not in plan.script.around(plan.before):
+        raise plan.script.refuse(statement, "the loop goes over what only one branch makes")
+    plan.before = statement
 
 
 def _first_of(script: Script, counting: ast.Call) -> int:
@@ -347,12 +383,15 @@ def _unwrapped(script: Script, node: ast.expr, loop: ast.For) -> ast.expr:
 
 
 def _bar_of(script: Script, name: str, loop: ast.For) -> ast.Call | None:
-    for assigned, value, statement in _assignments(script.scope_of(loop)):
-        is_bar = isinstance(value, ast.Call) and called_name(value) in _WRAPPERS
-        if assigned == name and is_bar and statement.lineno < loop.lineno:
-            assert isinstance(value, ast.Call)
-            return value
-    return None
+    bars = [
+        value
+        for assigned, value, statement in _assignments(script.scope_of(loop))
+        if assigned == name
+        and isinstance(value, ast.Call)
+        and called_name(value) in _WRAPPERS
+        and statement.lineno < loop.lineno
+    ]
+    return max(bars, key=lambda one: one.lineno, default=None)
 
 
 def _wrap_loader(plan: _Plan, inner: ast.For, outer: Loop) -> None:
@@ -365,26 +404,24 @@ def _wrap_loader(plan: _Plan, inner: ast.For, outer: Loop) -> None:
     if any(name == plan.loader for name, _, _ in _assignments(outer)):
         raise script.refuse(inner, f"`{plan.loader}` is made anew within the loop")
     plan.batches = script.free_name("batches")
-    if script.statement_of(loader).lineno < outer.lineno:
-        plan.before = script.statement_of(loader)  # a progress bar that is made before the loop
-    numbered = inner.iter
-    uses_length = any(
-        called_name(call) == "len" and [script.text(one) for one in call.args] == [plan.loader]
-        for call in script.calls(outer)
-    )
+    _restore_before(plan, script.statement_of(loader))
     script.replace(loader, plan.batches)
-    if (
-        uses_length
-        and isinstance(numbered, ast.Call)
-        and called_name(numbered) == "enumerate"
-        and not numbered.keywords
-    ):
+    numbered = next(
+        (
+            one
+            for one in script.around(loader)
+            if isinstance(one, ast.Call) and called_name(one) == "enumerate"
+        ),
+        None,
+    )
+    if numbered is not None:
         # The number of a batch within its epoch must be the same after a restart.
-        place = f"{plan.batches}.number % len({plan.batches})"
-        if len(numbered.args) == 1:
+        place = f"{plan.batches}.position"
+        first = keyword_of(numbered, "start") or next(iter(numbered.args[1:]), None)
+        if first is None:
             script.add_argument(numbered, place)
         else:
-            script.replace(numbered.args[1], f"{script.text(numbered.args[1])} + {place}")
+            script.replace(first, f"{script.text(first)} + {place}")
 
 
 def _wrap_iterator(plan: _Plan, loop: Loop) -> None:

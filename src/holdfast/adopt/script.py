@@ -112,6 +112,14 @@ class Script:
                 return value
         raise AssertionError("a statement is in a list of its parent")
 
+    def around(self, node: ast.AST) -> list[ast.AST]:
+        """Return the nodes around a node, the innermost first."""
+        found = []
+        while node is not self.tree:
+            node = self.parents[node]
+            found.append(node)
+        return found
+
     def scope_of(self, node: ast.AST) -> Scope:
         """Return the function that has a node, else the module."""
         while node is not self.tree:

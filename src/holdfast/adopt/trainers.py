@@ -53,6 +53,8 @@ def add_to_huggingface(script: Script) -> str:
     every = EVERY
     if arguments:
         options = _only(script, arguments, "TrainingArguments(...)")
+        if any(keyword.arg is None for keyword in options.keywords):
+            raise script.refuse(options, "the TrainingArguments are not all in the script")
         best = keyword_of(options, "load_best_model_at_end")
         if best is not None and not _is_constant(best, value=False):
             raise script.refuse(best, "load_best_model_at_end needs the Trainer's own saves")

@@ -10,6 +10,7 @@ from holdfast.adopt.script import Script, called_name
 _OTHER_FRAMEWORKS: Final = {
     "accelerate": "accelerate",
     "deepspeed": "DeepSpeed",
+    "lightning.Fabric": "Lightning Fabric",
     "lightning.fabric": "Lightning Fabric",
     "torch.distributed.fsdp.FullyShardedDataParallel": "FSDP1 (FSDP2 is `fully_shard`)",
 }
@@ -96,7 +97,10 @@ def parts_of(script: Script) -> Parts:
 
 
 def _refuse_others(script: Script) -> None:
-    for path in script.imports.values():
+    used = [
+        script.resolved(node) for node in ast.walk(script.tree) if isinstance(node, ast.Attribute)
+    ]
+    for path in (*script.imports.values(), *used):
         for prefix, name in _OTHER_FRAMEWORKS.items():
             if path == prefix or path.startswith(f"{prefix}."):
                 raise script.refuse(None, f"the script trains with {name}")
@@ -189,6 +193,8 @@ def _loss(script: Script, step: ast.stmt) -> str:
     for call, receiver in _methods(script, "backward", scope):
         if script.scope_of(call) is not scope:  # a closure, whose names the loop does not have
             continue
+        if call.args:  # of a library, such as `engine.backward(loss)`
+            return ""
         node = ast.parse(receiver, mode="eval").body
         while not isinstance(node, ast.Name):
             if isinstance(node, ast.Call) and called_name(node) == "scale" and node.args:

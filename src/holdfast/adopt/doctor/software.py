@@ -36,7 +36,8 @@ def versions(folder: Path) -> Iterator[Finding]:  # noqa: ARG001 - the form of a
 def unfit(requirements: list[str]) -> Iterator[Finding]:
     """Yield a finding for each installed library of another version than is asked for.
 
-    A library that is not installed is a finding only if Holdfast needs it without an extra.
+    A library that is not installed is a finding only if Holdfast needs it without an extra. The
+    libraries for the development of Holdfast are left out.
 
     Args:
         requirements: the requirements, as a package's metadata has them (PEP 508).
@@ -44,6 +45,8 @@ def unfit(requirements: list[str]) -> Iterator[Finding]:
     for text in dict.fromkeys(requirements):
         one = Requirement(text)
         is_extra = "extra ==" in str(one.marker)
+        if 'extra == "dev"' in str(one.marker):  # who trains needs no tools to develop Holdfast
+            continue
         install = f"pip install '{one.name}{one.specifier}'"
         try:
             found = metadata.version(one.name)

@@ -72,6 +72,14 @@ class Batches:
         return self._before + self._taken
 
     @property
+    def position(self) -> int:
+        """The number of batches of the present epoch that the training received.
+
+        Before a loop, this is the index of the loop's first batch in its epoch.
+        """
+        return self._taken
+
+    @property
     def has_begun(self) -> bool:
         """Return True if the training has received a batch in this process."""
         return self._has_begun
