@@ -11,7 +11,10 @@ from holdfast.core.ledger import downgrade_ledger
 def command() -> None:
     """Change the version of the ledger.
 
-    A newer Holdfast migrates the ledger when it first opens it.
+    A newer Holdfast migrates the ledger when it first opens the ledger.
+
+    \b
+    holdfast ledger downgrade 0005
     """
 
 
