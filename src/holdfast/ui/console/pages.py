@@ -155,8 +155,8 @@ class Pages:
         if as_json:
             body = json.dumps({"ok": False, "status": status, "error": message}).encode()
             return Response(body, status, media_type="application/json")
-        page = {"status": status, "said": message, "retries": status == 503}
-        page["retries"] &= request.method == "GET"
+        retries = status == 503 and request.method == "GET"
+        page = {"status": status, "said": message, "retries": retries}
         return self.html(request, "error.html.j2", page, status)
 
     async def enter(self, request: Request) -> Response:
