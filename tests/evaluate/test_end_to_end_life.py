@@ -261,4 +261,4 @@ def test_wrong_words_are_refused_before_anything_is_there(light, tmp_path, home)
 def test_a_home_that_cannot_be_written_is_refused(light, tmp_path):
     (tmp_path / "file").write_text("")
     error = invoked(tmp_path / "file", "run", "--suite", "a", *SIMULATED)
-    assert "Set HOLDFAST_HOME to a folder of yours." in str(error)
+    assert "is a file; give a folder." in str(error)

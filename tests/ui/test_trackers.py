@@ -159,7 +159,7 @@ def test_tensorboard_reads_the_curves_and_the_incidents(curves, home, tmp_path):
         b"of an export that was killed"
     )
     said = exported("tensorboard", folder, home)
-    assert (said["schema"], said["steps"]) == ("holdfast.export", 400)
+    assert (said["schema"], said["steps"]) == ("holdfast.curves", 400)
     assert [one.name for one in folder.iterdir()] == ["demo-1"]
     assert len(list((folder / "demo-1").iterdir())) == 1
     found = read_back(TENSORBOARD, folder / "demo-1", home=home)
