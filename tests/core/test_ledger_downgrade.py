@@ -213,8 +213,12 @@ def test_a_migration_back_that_is_killed_changes_nothing(url):
 
 def test_the_command_lists_what_it_deleted(sqlite):
     Ledger.open(sqlite).close()
-    said = CliRunner().invoke(cli, ["ledger", "downgrade", "0005"])
-    assert said.output == "The ledger is of version 0005.\nDeleted: actions, 0 records.\n"
-    said = CliRunner().invoke(cli, ["ledger", "downgrade", "0004", "--json"])
+    fill(sqlite)
+    said = CliRunner().invoke(cli, ["ledger", "downgrade", "0005", "--force"])
+    assert said.output.splitlines() == [
+        "The ledger is of version 0005.",
+        "Deleted: 1 record of the table actions.",
+    ]
+    said = CliRunner().invoke(cli, ["ledger", "downgrade", "0004", "--force", "--json"])
     answer = json_schemas.check(json.loads(said.output))
-    assert (answer["ledger_version"], answer["deleted"]) == ("0004", {"leads": 0, "meetings": 0})
+    assert (answer["ledger_version"], answer["deleted"]) == ("0004", {"leads": 1, "meetings": 1})

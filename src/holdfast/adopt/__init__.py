@@ -1,13 +1,13 @@
-"""Help a newcomer to a first run: add Holdfast to a script, examine a host.
+"""Add Holdfast to a training script, and examine a host before the first run.
 
-`adoption_of` reads a training script and returns the script with Holdfast, as a diff:
+`adoption_of` reads a training script and returns the diff that adds Holdfast:
 
 - `script`: the bytes, the syntax tree, and edits by positions;
 - `trainers`: Hugging Face's Trainer, Lightning, torchtitan;
 - `training_parts` and `plain_loop`: a loop of the script's own, also with FSDP2;
 - `adoption`: the kind of the script, the diff, the write.
 
-`examine` runs checks of this host, and returns what is wrong with the command that mends it:
+`examine` runs checks of this host, and yields each fault with the command that mends the fault:
 
 - `doctor.findings`: a check's answer;
 - `doctor.software`, `doctor.limits`, `doctor.machine`, `doctor.schedulers`: the checks;

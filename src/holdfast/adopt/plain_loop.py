@@ -259,7 +259,7 @@ def _calls_of(script: Script, function: _Function) -> list[ast.Call]:
 
 
 def _plan_epochs_of_caller(plan: _Plan, inner: ast.For, call: ast.Call) -> ast.For:
-    """Have a function that trains one epoch receive what it needs from the loop that calls it.
+    """Pass the run, the checkpointer and the batches from the loop over epochs to its function.
 
     Returns:
         the loop over the epochs.
@@ -341,7 +341,7 @@ def _shift(plan: _Plan, counting: ast.Call, start: str) -> None:
 
 
 def _restore_before(plan: _Plan, statement: ast.stmt) -> None:
-    """Move the restore before a statement, such as that of a progress bar made before its loop."""
+    """Move the restore before a statement, such as the one that makes the loop's progress bar."""
     assert plan.before is not None
     if statement.lineno >= plan.before.lineno:
         return

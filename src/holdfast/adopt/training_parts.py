@@ -107,7 +107,10 @@ def _refuse_others(script: Script) -> None:
 
 
 def _optimizers(script: Script) -> Iterator[str]:
-    """Yield what `torch.optim` makes, what is made of parameters, and what zeroes gradients."""
+    """Yield the names of optimizers.
+
+    An optimizer is made by `torch.optim`, or from a model's parameters, or zeroes gradients.
+    """
     for node in ast.walk(script.tree):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
             path = script.resolved(node.value.func)

@@ -5,6 +5,7 @@ import click
 from holdfast.cli.main import Place
 from holdfast.cli.output import print_json
 from holdfast.core.ledger import downgrade_ledger
+from holdfast.core.words import plainly
 
 
 @click.group()
@@ -39,4 +40,5 @@ def downgrade(place: Place, version: str, *, force: bool, as_json: bool) -> None
         return
     click.echo(f"The ledger is of version {version}.")
     for table, count in deleted.items():
-        click.echo(f"Deleted: {table}, {count} records.")
+        if count:
+            click.echo(f"Deleted: {plainly(count, 'record')} of the table {table}.")

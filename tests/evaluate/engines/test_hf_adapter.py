@@ -167,6 +167,7 @@ def test_an_adapter_of_another_base_or_of_prompts_is_refused(models, llama_of, t
         loaded(beside(models["llama"], adapter, tmp_path / "both"))
 
 
+@pytest.mark.filterwarnings("default")  # as for users: these tests make errors of warnings
 def test_an_adapter_whose_weights_reach_no_layer_or_are_cut_is_refused(models, tmp_path):
     from safetensors.torch import load_file, save_file
 

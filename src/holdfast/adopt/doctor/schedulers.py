@@ -46,7 +46,7 @@ def kubernetes(folder: Path) -> Iterator[Finding]:  # noqa: ARG001 - the form of
 
 
 def of_look(look: "Look") -> Iterator[Finding]:
-    """Yield a finding for each bad fact of the cluster, and for what was not read."""
+    """Yield a finding for each bad condition in the cluster, and for each source that was not read."""
     for fact in look.facts:
         if fact.is_bad:
             detail = f" ({fact.detail})" if fact.detail else ""

@@ -34,7 +34,7 @@ def versions(folder: Path) -> Iterator[Finding]:  # noqa: ARG001 - the form of a
 
 
 def unfit(requirements: list[str]) -> Iterator[Finding]:
-    """Yield a finding for each installed library of another version than is asked for.
+    """Yield a finding for each installed library whose version Holdfast does not support.
 
     A library that is not installed is a finding only if Holdfast needs it without an extra. The
     libraries for the development of Holdfast are left out.
@@ -45,7 +45,7 @@ def unfit(requirements: list[str]) -> Iterator[Finding]:
     for text in dict.fromkeys(requirements):
         one = Requirement(text)
         is_extra = "extra ==" in str(one.marker)
-        if 'extra == "dev"' in str(one.marker):  # who trains needs no tools to develop Holdfast
+        if 'extra == "dev"' in str(one.marker):  # a training needs none of these tools
             continue
         install = f"pip install '{one.name}{one.specifier}'"
         try:
@@ -59,7 +59,7 @@ def unfit(requirements: list[str]) -> Iterator[Finding]:
 
 
 def gpus(folder: Path) -> Iterator[Finding]:  # noqa: ARG001 - the form of all checks
-    """Compare the GPUs on the PCI bus, those of the driver and those of torch; read their health."""
+    """Compare the numbers of GPUs on the PCI bus, in the driver and in torch; read their health."""
     from holdfast.profile import gpu_memory, has_gpu
 
     on_bus = gpus_on_bus()
