@@ -68,7 +68,7 @@ class Patience:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredObject:
-    """Describe an object; `modified_at_s` is the storage's time, in seconds since the Unix epoch."""
+    """Describe an object; `modified_at_s` is in seconds since 1970, by the storage's clock."""
 
     size_bytes: int
     modified_at_s: float
