@@ -140,10 +140,9 @@ class FileImage:
         return [view(blob) for blob in self.blobs]
 
     def cut(self, first: int, end: int) -> Self:
-        """Return the blobs `first` to `end` (exclusive) as a separate image; there must be at least
-        one.
+        """Return the blobs `first` to `end` (exclusive) as a separate image.
 
-        The returned image has no files.
+        The returned image has no files. There must be at least one blob.
         """
         begin = self.blobs[first].offset
         blobs = tuple(
