@@ -1,4 +1,4 @@
-"""Close a Checkpointer when the user asks, the script ends, or no reference to it remains.
+"""Close a Checkpointer by a call, at the end of the script, or when no reference to it remains.
 
 A Checkpointer is also closed when another one of the same process takes over its folder.
 

@@ -51,15 +51,15 @@ class Batches:
         self._left_out = LeftOut.of_environment() if left_out is None else left_out
         self._epoch = 0
         self._before = 0
-        """The number of batches of the earlier epochs."""
+        """The number of batches in earlier epochs."""
         self._taken = 0
-        """The number of batches of this epoch, up to the last batch that the training received."""
+        """The number of batches of this epoch up to the last one that the training has received."""
         self._order = Order()
-        """The order of this epoch, if `_taken` is above 0."""
+        """The recorded order of this epoch, if `_taken` is above 0."""
         self._restored: Mapping[str, Any] | None = None
-        """A state with which the next loop begins."""
+        """A restored state with which the next loop begins."""
         self._loop: object = None
-        """The present loop; a loop that another loop has replaced changes nothing any more."""
+        """The current loop; iterating over a former loop no longer changes the position."""
         self._has_begun = self._is_saved = self._was_restored = False
         _newest = weakref.ref(self)
 

@@ -203,7 +203,7 @@ class _Walks:
         self._first = 0
         self._is_left_out: Callable[[int], bool] = lambda _number: False
         self.taken = 0
-        """The number of items of the order taken in the present walk."""
+        """The number of items that the present walk has taken from the source."""
 
     def __len__(self) -> int:
         return len(self._source)
@@ -251,7 +251,7 @@ class StatefulLoader:
         self.count = 0
         self._loader = loader
         self._drawn: dict[str, Any] | None = None
-        """The generators of the loader after the order of the epoch was drawn."""
+        """The states of the loader's generators after it had drawn the order of the epoch."""
 
     def begin(
         self, is_left_out: Callable[[int], bool], *, is_first: bool

@@ -1,9 +1,9 @@
 """Record and restore the state that determines the order of an epoch's batches.
 
 The order depends on random generators, and on the epoch number that was set in a sampler. When an
-epoch begins, a loader draws its order from the generators of the process, or from those of the
-loader and its samplers. If these generators have the recorded states when another process begins
-the epoch, the order is the same.
+epoch begins, a loader draws its order from the generators of the process, or from the generators of
+the loader and its samplers. If these generators have the recorded states when another process
+begins the epoch, the order is the same.
 """
 
 import json

@@ -31,7 +31,7 @@ def is_own(folder: Path, who: Identity) -> bool:
 def is_of_others(folder: Path, who: Identity) -> bool:
     """Return True if a fresh run must move the folder's checkpoints away.
 
-    This is so if the folder has checkpoints, and they are not those of this run.
+    This is so if the folder has checkpoints, and these are not of this run.
     """
     return (has_steps(folder) or any(folder.glob(_UNFINISHED))) and not is_own(folder, who)
 

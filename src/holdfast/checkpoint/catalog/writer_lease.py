@@ -3,8 +3,8 @@
 The writer holds a lease on the folder. The file `.holdfast-writer` describes the writer by its run,
 generation (the number of the attempt), host, process id, time of acquisition, and a token. The
 writer holds flock(2) on this file, so the kernel releases the lease when the writer ends for any
-reason. Linux forwards flock to the servers of NFS, and to those of Lustre and GPFS if they are
-mounted with flock. On a file system without locks, a living writer is not detected, so a later
+reason. Linux forwards flock to the servers of NFS, and to the servers of Lustre and GPFS if they
+are mounted with flock. On a file system without locks, a living writer is not detected, so a later
 process takes over from it.
 
 A process that takes over replaces the file by a new one that it has already locked. Before a save

@@ -52,9 +52,10 @@ class Votes:
     def hear(self, wishes: Sequence[bool]) -> list[bool]:
         """Make this rank's requests, and return which requests all ranks now fulfill. Collective.
 
-        `wishes` says for each kind of request whether this rank makes it. The result is True, on
-        all ranks, for each kind that some rank made before the last all-reduce began. A rank must
-        repeat a request until the result is True. With a single rank, the result is True at once.
+        The argument has, for each kind of request, whether this rank makes it. The result is True,
+        on all ranks, for each kind that some rank made before the last all-reduce began. A rank
+        must repeat a request until the result is True. With a single rank, the result is True at
+        once.
 
         Raises:
             CheckpointError: another rank does not respond.

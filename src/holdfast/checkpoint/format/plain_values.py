@@ -24,7 +24,7 @@ def load_plain(name: str, value: io.BytesIO) -> Any:
     """Read a plain value as PyTorch stored it, without running code from it.
 
     Raises:
-        CheckpointError: the bytes are not those of a plain value.
+        CheckpointError: the bytes do not store a plain value.
     """
     try:
         # Empty bytes are pickled as a call of `bytes`, which does no harm.

@@ -30,7 +30,7 @@ _NO_ZIP = (
 
 
 class BlobError(Exception):
-    """Report bytes that are damaged or not written by `torch.save`; the message says which."""
+    """Report bytes that are damaged or not written by `torch.save`; the message describes them."""
 
 
 @dataclass(frozen=True, kw_only=True)

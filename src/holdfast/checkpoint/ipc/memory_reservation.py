@@ -30,7 +30,7 @@ def reserved(size_bytes: int, *, patience_s: float = _PATIENCE_S) -> Iterator[in
     """Reserve `size_bytes` of the node's memory inside the `with` block.
 
     Only processes of the same user see the reservation. If too few bytes are free, this function
-    first waits until the other processes have allocated what they reserved, but no longer than
+    first waits until the other processes have allocated their reserved memory, but no longer than
     `patience_s` seconds.
 
     Yields:

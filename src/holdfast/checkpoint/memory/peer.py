@@ -1,4 +1,4 @@
-"""Exchange durable snapshots with a peer node: send this rank's, and hold those of the peers."""
+"""Exchange durable snapshots with peer nodes: send this rank's, and hold the ones of peers."""
 
 import socket
 from collections.abc import Callable

@@ -32,7 +32,7 @@ _ANSWER_BYTES: Final = 1024
 
 
 class Refused(Exception):
-    """Report that the other side refuses a snapshot or sent invalid data; the message says why."""
+    """Report that the other side refuses a snapshot or sent invalid data; the message has the reason."""
 
 
 def digest_of_notes(notes: bytes) -> str:

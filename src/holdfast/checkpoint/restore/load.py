@@ -76,7 +76,7 @@ def restore_into(
         BadUse: `state` or `per_rank` is not a dict whose keys are strings, or a rule of the name
             map matches nothing.
         StateMismatch: the state does not fit the checkpoint. No rank's state has changed, unless
-            the message says so.
+            the message states so.
         CheckpointError: reading the checkpoint would run code from its files.
     """
     same_world = checkpoint.manifest.world_size == ranks.world_size

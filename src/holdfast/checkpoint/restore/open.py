@@ -38,7 +38,7 @@ from holdfast.core.errors import CheckpointError
 
 _logger = logging.getLogger("holdfast")
 OPENINGS: Final = 3
-"""How often ranks try to open the same save of a step.
+"""The number of times that ranks try to open the same save of a step.
 
 The writing process of a dead trainer may replace a step's checkpoint with another save of the same
 step while the ranks open the checkpoint.

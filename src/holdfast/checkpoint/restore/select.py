@@ -22,7 +22,7 @@ _logger = logging.getLogger("holdfast")
 _NAMED: Final = 5
 """The limit on steps that a message lists."""
 _LOOKS: Final = 3
-"""How often the folder is listed if checkpoints are deleted during a restore.
+"""The number of times that the folder is listed if checkpoints are deleted during a restore.
 
 A concurrent save deletes old checkpoints. In that case, the folder has a newer one.
 """

@@ -385,7 +385,7 @@ _EXTRA_STATE: Final = torch.nn.modules.module._EXTRA_STATE_KEY_SUFFIX
 
 
 def judges_all(entry: Any) -> bool:
-    """Return True if an object has a `load_state_dict` other than that of PyTorch's classes.
+    """Return True if an object does not use `load_state_dict` of PyTorch's classes.
 
     PyTorch's classes are modules and optimizers.
     """

@@ -37,7 +37,7 @@ class Fence:
         self._shape = shape
         self._staging: SaveJob | None = None
         self._blocked: SaveJob | None = None
-        """The newest save, if its call waited for the copy and no update has come since."""
+        """The newest save, if its call waited for the copy and no optimizer step followed."""
         self._pid = 0
         self._unhook: Callable[[], None] = lambda: None
         self.waited_s = 0.0

@@ -57,7 +57,7 @@ class PlanCache:
         self._optimizers = optimizers
         self._early: tuple[list[int], bool] = [], False
         self._chosen_with = 0
-        """The number of optimizers when `_early` was chosen."""
+        """The number of known optimizers when `_early` was chosen."""
         self._early_copies = EarlyCopies()
         self._unsteady: set[str] = set()
         self._kinds: list[Any] = []

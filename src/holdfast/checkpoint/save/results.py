@@ -49,8 +49,7 @@ class LostTime:
         self._fence_s = 0.0
         self._in_flight = 0
         self.slowdown_s = 0.0
-        """Seconds lost over all saves so far; saves that were written at the same time share them.
-        """
+        """Seconds lost to all saves so far; saves written at the same time share the loss."""
 
     @property
     def can_tell(self) -> bool:
@@ -189,7 +188,7 @@ class Outcomes:
     def follow(
         self, outcome: Future[SaveReport | None], handle: SaveHandle, *, save: str, must: bool
     ) -> None:
-        """When a save ends, record how it ended and complete `handle`.
+        """Record how a save ends, and complete `handle` when it has ended.
 
         Args:
             outcome: the future of the save.

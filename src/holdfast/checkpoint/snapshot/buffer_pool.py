@@ -76,8 +76,7 @@ class BufferPool:
         self._most = _ARENAS
         self._seats: list[Buffer] = []
         self._lacked_bytes = 0
-        """The free memory that a second buffer needs and that the node lacked; 0 if none was
-        lacking.
+        """The free memory that was missing for a second buffer; 0 if none was missing.
 
         While it is not 0, only `prepare` makes the second buffer.
         """

@@ -60,7 +60,7 @@ class ChangeTracker:
         self.copied = copied
         """The copies made in the call, by the `id` of the live tensor."""
         self.must_block = must_block
-        """Whether the call waits until the other tensors are copied, too."""
+        """True if the call of `save` waits until all other tensors are copied, too."""
 
     def changed(self) -> list[int]:
         """Return the indices of tensors written to since the call, unless the call copied them."""

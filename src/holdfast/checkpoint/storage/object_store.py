@@ -123,7 +123,7 @@ class Objects:
         self._gone_on = gone_on
         self._api = obstore
         self.signs = 0
-        """The count of signs of progress: bytes sent, received or checked."""
+        """A number that grows with each part that is sent, received or checked."""
         try:
             self._store: Any = from_url(self.url, **({} if self.folder else _options(patience)))
         except (obstore.exceptions.BaseError, ValueError) as error:

@@ -314,8 +314,8 @@ def _not_taken_away(
     """Yield the newer checkpoints in storage from which training may continue.
 
     `above` is the folder's newest step, or -1 if it has none. Checkpoints that were deleted from
-    the folder on purpose are left out, and so are those of abandoned lines. If the newest save of a
-    step was deleted, earlier saves of that step are left out, too.
+    the folder on purpose are left out, and so are checkpoints of abandoned lines. If the newest
+    save of a step was deleted, earlier saves of that step are left out, too.
     """
     present = {info.step for info in here}
     abandoned = {info.step for info in here if info.abandoned}

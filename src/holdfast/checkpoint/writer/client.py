@@ -44,7 +44,7 @@ The next job deletes the rest.
 
 
 class _Stalled(Exception):
-    """Report that a process sends messages but writes nothing; the message says for how long."""
+    """Report that a process sends messages but writes nothing; the message has the duration."""
 
 
 class NotAttestedError(SaveFailed):

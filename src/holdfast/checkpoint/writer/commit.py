@@ -76,7 +76,7 @@ class RankFailed(Exception):
 def leave_note(
     order: SaveRequest, rank: int, files: Sequence[FileEntry], replicas: bytes = b""
 ) -> None:
-    """Write the note that lists this rank's files and says that they are durable.
+    """Write the note that lists this rank's files, which are durable.
 
     `replicas` holds the digests of replicated entries, see `replica_digests.pack`.
 

@@ -137,7 +137,7 @@ def discard_abandoned(order: SaveRequest, layout: Layout) -> None:
 
 
 def delete_leftovers(order: SaveRequest, progress: Callable[[int], None] = lambda _: None) -> None:
-    """Delete unfinished files that dead processes left, except those of this trainer's processes.
+    """Delete unfinished files that dead processes left, except files of this trainer's processes.
 
     Errors are logged. `progress` is called with 1 after each file.
     """
@@ -272,7 +272,7 @@ def _join(order: SaveRequest) -> None:
 
 
 def _write(part: RankWrite) -> list[FileEntry]:
-    """Write this rank's files, and compare their digests with those of the live tensors."""
+    """Write this rank's files, and compare their digests with the live tensors' digests."""
     part.await_copy(0)  # raises for a save that was given up, before any space is taken
     files, found = [], b""
     for shard in part.layout.shards:

@@ -459,8 +459,8 @@ class LiveDigests:
             sources: the live tensors of the items on this GPU; the small ones are packed already.
 
         Returns:
-            An int64 for each piece; its bytes in memory are the same as those of a digest from the
-            CPU.
+            An int64 for each piece; in memory, it has the same bytes as a digest that the CPU
+            computes.
         """
         begins = {number: sources[number].data_ptr() for number, _ in self._direct}
         addresses = [*self._packed, *(begins[number] + offset for number, offset in self._direct)]

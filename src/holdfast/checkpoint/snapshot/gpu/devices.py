@@ -134,7 +134,7 @@ class Devices:
             overlaps: whether training continues during the copy.
 
         Returns:
-            One item for each GPU; an empty list if the tensors differ from those of the plan in
+            One item for each GPU; an empty list if the tensors differ from the plan's tensors in
             their order, type, shape or device.
         """
         live = self._live(tensors, copied)
