@@ -1,4 +1,4 @@
-"""STATE: save a training job's state and restore it; detect any part that is wrong.
+"""STATE: save a training job's state and restore it; never restore a damaged part silently.
 
 The input is the state that a script passes to `Checkpointer.save`. The output is a folder that
 stock PyTorch reads, and from which `Checkpointer.restore` rebuilds the same state, bit for bit.

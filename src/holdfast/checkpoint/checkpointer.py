@@ -246,7 +246,7 @@ class Checkpointer(StaysHere):
             note_phase("checkpoint_stall", began_ns)
 
     def before_update(self) -> None:
-        """Wait until the last save is copied; torch's optimizers call this method by themselves."""
+        """Wait until the last save is copied; torch's optimizers call this method automatically."""
         self._engine.fence.before_update()
 
     def restore(

@@ -84,8 +84,8 @@ class Work:
         Args:
             in_good_order: whether training is over. If not, the last snapshot stays in memory for
                 the process that restarts the training.
-            awaits_push: whether to wait until the newest checkpoint is uploaded; None stands for
-                the value of `in_good_order`.
+            awaits_push: whether to wait until the newest checkpoint is uploaded; None for the value
+                of `in_good_order`.
 
         Raises:
             SaveFailed: a save is not durable, and no call has reported the failure yet.
@@ -225,7 +225,7 @@ def is_good_order(error: BaseException | None) -> bool:
 
 
 def _at_exit(work: "weakref.ref[Work]") -> None:
-    """Close `work` at the end of a script that did not; log a failure of the last save."""
+    """Close `work` when the script ends without closing it; log a failure of the last save."""
     if (open_still := work()) is None:
         return
     try:

@@ -65,7 +65,7 @@ class Batches:
 
     @property
     def epoch(self) -> int:
-        """Return the number of the present epoch, or of the next one between epochs, from 0 on."""
+        """Return the number of the current epoch (between epochs: the next one), from 0 on."""
         return self._epoch
 
     @property

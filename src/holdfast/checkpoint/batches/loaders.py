@@ -144,7 +144,7 @@ class OrderedLoader:
     def begin(
         self, is_left_out: Callable[[int], bool], *, is_first: bool
     ) -> Iterator[tuple[int, Any]]:
-        """See `Loader.begin`."""
+        """Begin an epoch at its first batch; see `Loader.begin`."""
         if not is_first:
             self._start_workers()
         self._walks.prepare(0, is_left_out)
@@ -159,7 +159,7 @@ class OrderedLoader:
         order: Order,
         state: Any,
     ) -> Iterator[tuple[int, Any]]:
-        """See `Loader.go_on`."""
+        """Continue an epoch by skipping items of the sampler; see `Loader.go_on`."""
         del state
         if before:
             self._start_workers()
@@ -170,7 +170,7 @@ class OrderedLoader:
         return self._numbered(batches, taken, is_left_out)
 
     def state(self) -> None:
-        """See `Loader.state`."""
+        """Return None, because the recorded order of the epoch is enough to continue."""
 
     def _start_workers(self) -> None:
         """Start persistent workers that are missing after a restart.
@@ -256,7 +256,7 @@ class StatefulLoader:
     def begin(
         self, is_left_out: Callable[[int], bool], *, is_first: bool
     ) -> Iterator[tuple[int, Any]]:
-        """See `Loader.begin`."""
+        """Begin an epoch at its first batch; see `Loader.begin`."""
         del is_first
         return self._noted(_kept(self, iter(self._loader), 0, is_left_out), None)
 
@@ -269,7 +269,7 @@ class StatefulLoader:
         order: Order,
         state: Any,
     ) -> Iterator[tuple[int, Any]]:
-        """See `Loader.go_on`."""
+        """Continue an epoch by loading the loader's state; see `Loader.go_on`."""
         del before
         with order.put_back(self._loader):
             self._loader.load_state_dict(state["loader"])
@@ -277,7 +277,7 @@ class StatefulLoader:
         return self._noted(_kept(self, batches, taken, is_left_out), state["drawn"])
 
     def state(self) -> dict[str, Any]:
-        """See `Loader.state`."""
+        """Return the state of the wrapped loader and its generators; see `Loader.state`."""
         return {"loader": self._loader.state_dict(), "drawn": self._drawn}
 
     def _noted(
@@ -321,7 +321,7 @@ class AnyIterable:
     def begin(
         self, is_left_out: Callable[[int], bool], *, is_first: bool
     ) -> Iterator[tuple[int, Any]]:
-        """See `Loader.begin`."""
+        """Begin an epoch at its first batch; see `Loader.begin`."""
         del is_first
         return _kept(self, iter(self._loader), 0, is_left_out)
 
@@ -334,7 +334,7 @@ class AnyIterable:
         order: Order,
         state: Any,
     ) -> Iterator[tuple[int, Any]]:
-        """See `Loader.go_on`."""
+        """Continue an epoch by iterating over its first batches; see `Loader.go_on`."""
         del state
         with order.put_back(self._loader):
             batches = iter(self._loader)
@@ -345,7 +345,7 @@ class AnyIterable:
         return _kept(self, batches, taken, is_left_out)
 
     def state(self) -> None:
-        """See `Loader.state`."""
+        """Return None, because the position is reached by iterating from the start."""
 
 
 def _kept(

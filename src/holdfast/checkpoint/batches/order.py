@@ -43,7 +43,7 @@ class Order:
 
     @classmethod
     def of(cls, loader: Any) -> Self:
-        """Record the state that determines the order of an epoch that begins now."""
+        """Record the state that determines the order of the epoch that `loader` begins now."""
         epochs = {name: _epoch_of(part) for name, part in _parts(loader)}
         return cls(process=_packed(random_state.capture()), own=_own(loader), epochs=_known(epochs))
 
@@ -76,7 +76,7 @@ class Order:
 
     @contextmanager
     def kept(self, loader: Any) -> Iterator[None]:
-        """Set the generators to this state at the end of the block."""
+        """Run the block; then set the generators of the loader and the process to this state."""
         try:
             yield
         finally:

@@ -210,7 +210,7 @@ def verify(
         The description of the checkpoint with its new state. If a file is wrong, `reason` names it.
 
     Raises:
-        NotFound: the checkpoint does not exist, or is deleted meanwhile.
+        NotFound: the checkpoint does not exist, or is deleted during the verification.
     """
     return _verify_one_save(
         checkpoint.path if isinstance(checkpoint, CheckpointInfo) else Path(checkpoint), progress

@@ -56,7 +56,7 @@ class Identity:
 
     @classmethod
     def of_this_process(cls, run: str | None = None) -> Self:
-        """Return the identity that the supervisor has set, else one with the name `run`."""
+        """Return the identity that the supervisor has set; without one, the run is named `run`."""
         supervised = os.environ.get(ENV_RUN, "")
         if not supervised:
             return cls(run=run or "")
@@ -67,7 +67,10 @@ class Identity:
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseHolder:
-    """Hold the content of `.holdfast-writer`; `since_s` is in seconds since the Unix epoch."""
+    """Describe the writer of a folder, as stored in `.holdfast-writer`.
+
+    `since_s` is the time of acquisition, in seconds since the Unix epoch.
+    """
 
     run: str
     generation: int

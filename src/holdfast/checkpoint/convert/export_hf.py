@@ -25,7 +25,7 @@ from holdfast.core.errors import BadUse, NotFound
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """Describe a written folder; `files` are its weight files, and an index if there are several."""
+    """Describe a written folder; `files` are its weight files, and their index if there is one."""
 
     path: Path
     files: list[str]

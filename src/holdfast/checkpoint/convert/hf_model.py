@@ -1,4 +1,4 @@
-"""Read a Hugging Face model folder: which tensors the model has, and the files beside weights."""
+"""List the tensors of a Hugging Face model, and read its configuration and tokenizer files."""
 
 import logging
 import os

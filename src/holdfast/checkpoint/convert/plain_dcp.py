@@ -50,7 +50,7 @@ class PlainDcpInfo:
 def is_plain_dcp(path: Path) -> bool:
     """Return True if DCP wrote the checkpoint without Holdfast.
 
-    The folder has no manifest; that alone could also mean that Holdfast's manifest is missing.
+    The folder has no manifest, which can also mean that Holdfast's manifest was lost.
     """
     try:
         return STRUCTURE not in read_dcp_metadata(path).state_dict_metadata

@@ -244,7 +244,7 @@ class _Lobby:
 
 
 class _One:
-    """Take part in one meeting, as one rank."""
+    """Take part in one meeting: wait until all ranks are about to make the same call."""
 
     def __init__(
         self,
@@ -414,7 +414,7 @@ _making = threading.Lock()
 
 
 def _lobby(ranks: Ranks) -> _Lobby | None:
-    """Return the lobby of `ranks`, made if needed; None if there is only one rank or no store."""
+    """Return the access to the store for `ranks`; None without a store or other ranks."""
     default = _default_group()
     if ranks.world_size == 1 or default is None:
         return None

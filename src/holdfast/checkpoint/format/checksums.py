@@ -1,4 +1,4 @@
-"""Compute and check checksums of files, block by block, so that each block can be verified alone.
+"""Compute and check checksums of files block by block, so that any part can be verified.
 
 A data file `NAME` has a sidecar `NAME.xxh3`, which holds the digest of each block: its XXH3-64,
 eight bytes, little-endian. The checksum of the whole file is the XXH3-128 of the sidecar's content.

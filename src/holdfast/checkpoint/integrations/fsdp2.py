@@ -22,7 +22,7 @@ class ShardedOptimizer(Stateful):
     """Save and restore an optimizer's state by parameter names; the model need not be sharded."""
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Wrap the `optimizer` of `model`; call `fully_shard` on the model before."""
+        """Wrap the `optimizer` of `model`, on which `fully_shard` was already called."""
         self._model = model
         self._optimizer = optimizer
 

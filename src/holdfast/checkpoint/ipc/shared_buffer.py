@@ -180,10 +180,10 @@ class Arena:
         return int(_USE.unpack_from(self._map, _MADE.size)[2])
 
     def begin(self, step: int) -> int:
-        """Begin a new use: move from FREE or COMMITTED to COPYING, and return the new generation.
+        """Begin a new use of the arena, and return the new generation, which numbers the use.
 
         Raises:
-            ArenaError: the current snapshot is not durable yet.
+            ArenaError: the arena is not FREE or COMMITTED, so its snapshot is not durable yet.
         """
         with self._alone():
             self._check(State.COPYING)
@@ -192,10 +192,10 @@ class Arena:
         return generation
 
     def advance(self, copied_bytes: int, generation: int) -> None:
-        """Record that the first `copied_bytes` of the image are copied.
+        """Record that the first `copied_bytes` of the snapshot are copied.
 
         Raises:
-            ArenaError: the arena is no longer COPYING, or has another generation.
+            ArenaError: this use of the arena is no longer COPYING, or `generation` is another use.
         """
         with self._alone():  # the lock keeps processors from reordering the stores
             self._check_use(generation)

@@ -32,7 +32,7 @@ _ANSWER_BYTES: Final = 1024
 
 
 class Refused(Exception):
-    """Report that the other side refuses a snapshot or sent invalid data; the message has the reason."""
+    """Report a refusal or invalid data from the other side; the message has the reason."""
 
 
 def digest_of_notes(notes: bytes) -> str:

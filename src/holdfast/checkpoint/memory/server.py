@@ -2,7 +2,7 @@
 
 The server runs in the writing process, which continues after its trainer has died. If the trainer
 died without closing its Checkpointer, the server keeps two kinds of snapshots: the last durable one
-of its own rank, and those that it holds for ranks of peer nodes. It serves them at an abstract unix
+of this rank, and those that it holds for ranks of peer nodes. It serves them at an abstract unix
 socket of this node, whose name contains the user, the checkpoint folder and the rank. Only
 processes of the same user are served. Each connection carries one request:
 

@@ -100,8 +100,8 @@ class _Planner(DefaultLoadPlanner):
 def _as_one_process_would() -> Iterator[None]:
     """Make DCP's read behave like a call in a single process.
 
-    Its warning about a single process is suppressed. Of its CheckpointException, the error inside
-    is raised.
+    DCP's warning about a single process is suppressed. If DCP raises a CheckpointException, the
+    error inside it is raised instead.
     """
     try:
         with warnings.catch_warnings():

@@ -29,7 +29,7 @@ A concurrent save deletes old checkpoints. In that case, the folder has a newer 
 
 
 class RestoredStep(int):
-    """Return the restored step, 0 if there was no checkpoint, and the names that did not match.
+    """Hold the restored step (0 if there was no checkpoint) and the names that did not match.
 
     Attributes:
         missing: names that only the state has; their values are unchanged.

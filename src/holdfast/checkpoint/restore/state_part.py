@@ -258,7 +258,7 @@ class StatePart:
         return {**target, "param_groups": groups}
 
     def _judged(self, name: str) -> Callable[[Any], bool]:
-        """Return a test for the keys that an object's own loading code validates."""
+        """Return a function that tests if an object's own loading code validates a key."""
         entry, target, skeleton = self.entries[name], self.targets[name], self._skeleton.get(name)
         if not has_state_dict(entry):
             return _nothing

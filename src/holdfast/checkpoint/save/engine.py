@@ -2,7 +2,7 @@
 
 Where each step of a save runs:
 
-| in the call | in a thread, beside the training | in the writing process |
+| in the call of `save` | in a thread, during training | in the writing process |
 |---|---|---|
 | collect the state, copy tensors that may change, digest | agree on a plan, copy, seal | write, attest, commit |
 """

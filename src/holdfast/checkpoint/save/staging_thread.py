@@ -69,7 +69,7 @@ class SaveThread:
         self._landed = threading.Condition()
 
     def start(self) -> None:
-        """Start the thread.
+        """Start the background thread that stages saves.
 
         Raises:
             RuntimeError: the thread cannot be started.
@@ -221,7 +221,7 @@ class SaveThread:
         """Copy the state into the buffer, and seal the buffer, so that it can become a checkpoint.
 
         Raises:
-            ArenaError: the writing process has given up this save meanwhile.
+            ArenaError: the writing process has given up this save during the copy.
             SaveFailed: a tensor changed while it was copied.
         """
         arena, devices = seat.arena, job.devices

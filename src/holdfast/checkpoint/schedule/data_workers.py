@@ -5,7 +5,7 @@ trainer would then receive an exception in the middle of its step, before it can
 
 `outlive_sigterm` protects the workers of a single loader, in any process. `spare_workers` protects
 the workers of every loader in a process under a supervisor. These workers ignore SIGTERM, and the
-trainer ends them by SIGKILL.
+trainer ends them with SIGKILL.
 """
 
 import functools
@@ -31,8 +31,8 @@ def outlive_sigterm(
     A SIGTERM from the trainer ends the worker at once. A SIGTERM from another process ends the
     worker after `grace_s`. The sender is sometimes unknown, because in a worker that is not forked,
     a library's thread may receive the signal. The delay applies then, too. Programs that the worker
-    starts ignore SIGTERM, so they must be ended by SIGKILL. The returned function can be pickled if
-    `worker_init_fn` can.
+    starts ignore SIGTERM, so they must be ended with SIGKILL. The returned function can be pickled
+    if `worker_init_fn` can.
 
     Args:
         grace_s: seconds that the worker continues; use `sigterm_grace_s` of the `Checkpointer`.

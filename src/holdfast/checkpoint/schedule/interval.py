@@ -127,7 +127,7 @@ class EverySteps(Interval):
         return passed_by or step % self._every == 0
 
     def resumed(self, step: int) -> None:
-        """Record the restored step, after which due steps that are not reported are noticed."""
+        """Record the restored step, so that a due step before the next report is not missed."""
         self._last_step = step
 
 
@@ -142,14 +142,14 @@ class EverySeconds(Interval):
         self._since_s: float | None = None
 
     def has_passed(self) -> bool:
-        """See `Interval`."""
+        """Return True once `interval_s` seconds have passed since the last save began."""
         now_s = self._clock.monotonic_s()
         if self._since_s is None:
             self._since_s = now_s
         return now_s - self._since_s >= self.interval_s
 
     def began(self) -> None:
-        """See `Interval`."""
+        """Restart the interval, because a save has begun."""
         self._since_s = self._clock.monotonic_s()
 
 
@@ -174,7 +174,7 @@ class Auto(EverySeconds):
         self._is_first = True
 
     def measured(self, *, lost_s: float, durable_s: float) -> None:
-        """See `Interval`."""
+        """Record the cost of a durable save, and compute the next interval from recent costs."""
         self._durable_s.append(durable_s)
         slowest_s = max(self._durable_s)
         if self._is_first:

@@ -33,7 +33,7 @@ from holdfast.checkpoint.state.tree import PLAIN_TENSORS, LiveTensors
 from holdfast.core.errors import BadUse
 
 _THREADS: Final = min(4, len(os.sched_getaffinity(0)))
-"""The threads that digest a rank's tensors; one thread alone reads at half the memory's rate."""
+"""The number of threads that digest tensors; one thread reads at half the memory's rate."""
 _GROUP: Final = 256
 """The number of tensors that one call copies.
 

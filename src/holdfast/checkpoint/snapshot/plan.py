@@ -111,25 +111,25 @@ class Plan:
 
     @functools.cached_property
     def names(self) -> list[str]:
-        """Return the flat name of the state's leaf in each blob."""
+        """Return for each blob the flat name of its tensor or value."""
         return [index.fqn for index in self.items]
 
     @functools.cached_property
     def written(self) -> frozenset[str]:
-        """Return the flat names of the leaves that this rank writes."""
+        """Return the flat names of the tensors and values that this rank writes."""
         return frozenset(self.names)
 
     @functools.cached_property
     def places(self) -> list[range]:
-        """Return for each blob the range of its pieces' numbers."""
+        """Return for each blob (saved item) the range of the numbers of its digested pieces."""
         ends = itertools.accumulate(len(list(group)) for _, group in itertools.groupby(self.pieces))
         return [range(*pair) for pair in itertools.pairwise((0, *ends))]
 
     @functools.cached_property
     def around(self) -> list[Template | None]:
-        """Return the bytes before and after the data of each blob that is digested as one piece.
+        """Return the bytes in the file around each tensor that is digested as one piece.
 
-        The entry is None for any other blob.
+        There is one entry for each saved item; it is None for any other item.
         """
         return [
             template(blob.need.dtype, blob.need.shape)
@@ -140,12 +140,12 @@ class Plan:
 
     @functools.cached_property
     def slots(self) -> list[int]:
-        """Return the numbers of the blobs that hold plain values."""
+        """Return the numbers of the blobs (saved items) that hold plain values."""
         return [number for number, blob in enumerate(self.image.blobs) if blob.need.dtype is None]
 
     @functools.cached_property
     def singles(self) -> list[int]:
-        """Return the numbers of the blobs copied one by one: plain values and large tensors."""
+        """Return the numbers of items copied one by one: plain values and large tensors."""
         return [
             number
             for number, blob in enumerate(self.image.blobs)
@@ -300,7 +300,7 @@ _ON_HOST: Final = ("~", False)
 
 
 def _place(item: WriteItem, leaf: Any) -> tuple[str, bool]:
-    """Return the key by which an item is placed: its device, and whether it is copied alone."""
+    """Return the key by which an item is placed: its device, and whether it is copied singly."""
     if type(leaf) not in (*PLAIN_TENSORS, DTensor):
         return _ON_HOST
     part = local(leaf)
@@ -316,7 +316,7 @@ def _places(
     leaves: Mapping[str, Any],
     room_bytes: Callable[[torch.device], float],
 ) -> dict[MetadataIndex, tuple[str, bool]]:
-    """Return for each item its device, and whether it is copied alone.
+    """Return for each item its device, and whether it is copied singly.
 
     Large tensors that are not contiguous are packed together on their GPU, up to the bytes that
     `room_bytes` returns. Further ones are placed among the items in host memory.

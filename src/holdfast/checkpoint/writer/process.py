@@ -2,8 +2,8 @@
 
 `Writer` starts the process with the number of a socket, the trainer's process id, and the seconds
 to keep the newest snapshot for a replacement trainer. The process carries out one request after
-another. Once the trainer is gone, the process completes its requests, keeps the snapshot, and ends.
-The process needs no torch.
+another. Once the trainer has exited, the process completes its requests, keeps the snapshot, and
+ends. The process needs no torch.
 """
 
 import argparse
@@ -386,9 +386,9 @@ def pause_s(waited_s: float) -> float:
 
 
 def _release_stderr() -> None:
-    """Close stderr, so that a process that reads the trainer's stderr reaches its end.
+    """Release stderr, because a program that reads the trainer's stderr waits for its end.
 
-    Such a reader waits until all processes that hold the stream have closed it.
+    The end is reached only when all processes that hold the stream have closed it.
     """
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 2)

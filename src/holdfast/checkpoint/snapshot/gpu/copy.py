@@ -35,7 +35,7 @@ _logger = logging.getLogger("holdfast")
 _MARK_BYTES: Final = 32 << 20
 _MARK_COPIES: Final = 64
 _AHEAD: Final = 8
-"""The most events that may be queued on the stream before the CPU waits for the oldest.
+"""The number of events that may be queued on the stream before the CPU waits for the oldest.
 
 A stream holds about a thousand commands. A thread that adds one more to a full stream blocks all
 threads that send commands to this GPU.
