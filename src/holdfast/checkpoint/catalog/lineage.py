@@ -122,7 +122,8 @@ def left_by_newest(present: Iterable[Dated]) -> frozenset[Save]:
 
     This function is for object storage, which has no list of abandoned saves. A save is abandoned
     if it was made earlier than the most recent one, and if the most recent one continues from a
-    lower step. A save that continues from the most recent one is not abandoned.
+    lower step. The saves from which the most recent one continues are not abandoned, and neither
+    are those that continue from it.
     """
     found = [one for one in present if one.save and one.created_at_s is not None]
     newest = max(found, key=lambda one: one.created_at_s or 0.0, default=None)

@@ -118,7 +118,7 @@ class EverySteps(Interval):
         self._last_step: int | None = None
 
     def falls_on(self, step: int) -> bool:
-        """Return True if `step`, or a step since the last reported one, is divisible.
+        """Return True if `step`, or a step since the last reported one, is due.
 
         `step` may be lower than the last reported step, as after a rollback.
         """

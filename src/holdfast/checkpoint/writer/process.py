@@ -211,8 +211,8 @@ class Service:
         self._keeper.ordered(order, layout.rank)
         live = arena.notes[: message["attested_bytes"]] if message["attested_bytes"] else None
         try:
-            # If the trainer has freed the buffer, `claim` fails here. `_persist` then fails for the
-            # same reason, and leaves a note for the other ranks.
+            # If the trainer has freed the buffer, `claim` may fail here. `_persist` then fails,
+            # too, and leaves a note for the other ranks.
             with contextlib.suppress(ArenaError):
                 claim()
             if layout.rank == 0 and not self._has_tidied and _may_write(order):
