@@ -1,29 +1,30 @@
-"""STATE: save a training job's state so that it is never silently wrong, and restore it.
+"""STATE: save a training job's state and restore it; never restore a damaged part silently.
 
 The input is the state that a script passes to `Checkpointer.save`. The output is a folder that
-stock PyTorch reads, and later the same state, bit for bit. Packages import only packages below them
-in this table; an import linter checks the order.
+stock PyTorch reads, and from which `Checkpointer.restore` rebuilds the same state, bit for bit.
+Packages import only packages below them in this table; an import linter checks the order.
 
 | package or module | one idea |
 |---|---|
-| `batches` | the position in the data |
+| `batches` | save the position in the training data, and continue at the next batch |
 | `integrations` | save and restore inside other trainers |
 | `checkpointer` | the user's calls; `closing` ends a Checkpointer; `config` has its options |
 | `save` | one rank's saves, from the call until they are durable |
-| `snapshot` | copy live tensors into shared memory during training; `snapshot.gpu`: on GPUs |
+| `snapshot` | copy live tensors into shared memory during training; `snapshot.gpu` copies those on GPUs |
 | `convert` | inspect, compare, import, export, consolidate |
 | `restore` | the newest checkpoint that verifies on all ranks, read into a live state |
 | `writer` | the process that writes, attests and commits, and that outlives the trainer |
-| `memory` | the newest durable snapshot in the memory of this node and of a peer |
+| `memory` | keep the newest durable snapshot in the memory of this node and of a peer |
 | `storage` | checkpoints in object storage |
 | `ipc` | the memory and messages that a trainer and its writing process share |
-| `schedule` | when the next save is due |
+| `schedule` | decide when the next save is due |
 | `catalog` | the checkpoints of a folder: their records, which ones stay, who may write |
-| `distributed` | ranks that act as one |
-| `state` | a nested state as flat tensors and values; the saved one matched with the live one |
+| `distributed` | make all ranks agree on each decision |
+| `state` | flatten a nested state into named tensors and values; match a saved state with the live one |
 | `format` | the files of one checkpoint |
 
-Other rooms and users import from here; `integrations` is the other public path.
+The other packages of Holdfast and its users import from `holdfast.checkpoint`; `integrations` is
+the other public path.
 
 `docs/internals.md` follows one save and one restore through the packages. Importing `catalog`,
 `ipc`, `writer` and most of `storage` imports no torch, and importing `holdfast.checkpoint` imports

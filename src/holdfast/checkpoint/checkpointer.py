@@ -1,4 +1,4 @@
-"""Define `Checkpointer`, the user's interface: check arguments, decide when to save, close."""
+"""Define `Checkpointer`, the class that users call to save and restore the state of a job."""
 
 import functools
 import logging
@@ -190,7 +190,7 @@ class Checkpointer(StaysHere):
         force: bool = False,
         metrics: Mapping[str, Any] | None = None,
     ) -> SaveHandle:
-        """Save if `step` is due or the job is to stop. After a save for a stop, the process ends.
+        """Save if `step` is due or a stop is requested. After a save for a stop, the process ends.
 
         Call `save` after each step; the call is collective if torch.distributed is initialized. The
         call returns while the state is still being copied. An optimizer's step waits for the copy;
@@ -210,8 +210,7 @@ class Checkpointer(StaysHere):
                 unless it failed.
             metrics: rank 0's numbers by name to record on the checkpoint, for `keep`, `best_step`
                 and `prune --best`. Another thread reads a tensor of one element later; do not
-                change the tensor in place. None: the numbers that `run.step` received for this
-                step.
+                change the tensor in place. None: the numbers passed to `run.step` for this step.
 
         Returns:
             A handle that reports when the checkpoint is durable.
@@ -220,8 +219,8 @@ class Checkpointer(StaysHere):
             BadUse: the Checkpointer is closed, read-only, or made before this process was forked;
                 or an entry of `state` or `metrics` cannot be saved, and the message names the
                 entry.
-            SaveFailed: this save failed, and was forced or for a stop; or an earlier save failed,
-                and was forced or `on_failure` is `raise`.
+            SaveFailed: this save failed, and it was forced or was for a stop; or an earlier save
+                failed, and that save was forced or `on_failure` is `raise`.
         """
         began_ns = time.monotonic_ns()
         self._work.check_not_taken_over()
@@ -247,7 +246,7 @@ class Checkpointer(StaysHere):
             note_phase("checkpoint_stall", began_ns)
 
     def before_update(self) -> None:
-        """Wait until the last save is copied; torch's optimizers call this method themselves."""
+        """Wait until the last save is copied; torch's optimizers call this method automatically."""
         self._engine.fence.before_update()
 
     def restore(
@@ -275,7 +274,7 @@ class Checkpointer(StaysHere):
         Args:
             state: as for `save`, but not a callable.
             per_rank: as for `save`; for another number of ranks see `per_rank_states`.
-            step: the only step to restore; None for the newest.
+            step: the step to restore; None for the newest that verifies.
             strict: whether state and checkpoint must have the same names and types. If False, names
                 in only one of them are ignored, and the returned step lists them as `missing` and
                 `unexpected`. Floating-point tensors are converted to the state's type. Shapes must
@@ -310,8 +309,8 @@ class Checkpointer(StaysHere):
             check_alike(ranks, self._folder)
             terms = Terms(strict=strict, rng=rng)
             ranks.together(functools.partial(terms.rename_by, rename))
-            # Checked even without a checkpoint: else a wrong state would be found only after the
-            # first failure.
+            # Check the state even if there is no checkpoint. Without this check, a wrong state
+            # would be found only at the restore after the first failure.
             for part in (state, {} if per_rank is None else per_rank):
                 ranks.together(functools.partial(check_named, part))
             began_s = self._clock.monotonic_s()
@@ -378,10 +377,10 @@ class Checkpointer(StaysHere):
         return max(self.all_steps(), default=None)
 
     def best_step(self, metric: str, mode: Literal["min", "max"] = "min") -> int | None:
-        """Return the step with the least (`min`) or largest (`max`) metric; None if none has it.
+        """Return the step with the least or largest value of `metric`; None if no step has one.
 
-        The newer of two equals is returned. `save`, `run.step` and evaluations record metrics. Not
-        collective.
+        Of two steps with equal values, the newer is returned. `save`, `run.step` and evaluations
+        record metrics. Not collective.
 
         Raises:
             BadUse: `metric` is empty, or `mode` is neither `min` nor `max`.
@@ -394,7 +393,7 @@ class Checkpointer(StaysHere):
         return [info for info in found if info.state == "written" and info.marks.damaged is None]
 
     def has_any(self) -> bool:
-        """Return True if `dir` or `push_to` has a checkpoint, whole or not. Not collective.
+        """Return True if `dir` or `push_to` has a checkpoint, even a damaged one. Not collective.
 
         Raises:
             NotFound, StorageFailed: `dir` has none, and storage cannot be reached.
@@ -514,7 +513,7 @@ class Checkpointer(StaysHere):
         return handle
 
     def _saved_as(self, step: int) -> Path | None:
-        """Return the folder of the step saved (once durable) or restored last, if it is `step`."""
+        """Return the folder of `step` if it is the step saved (once durable) or restored last."""
         last = self._last
 
         def durable() -> Path | None:
@@ -526,7 +525,7 @@ class Checkpointer(StaysHere):
         return None if None in found else found[0]
 
     def _vote(self, step: int) -> tuple[bool, bool]:
-        """Return whether all ranks save now and leave, and whether they save now."""
+        """Return whether all ranks save at `step` and then exit, and whether they save at all."""
         by_step = self._interval.falls_on(step)
         by_step |= self._outcomes.retry.begin_call()
         if not self._must_vote:

@@ -1,8 +1,10 @@
-"""Close a Checkpointer: by a call, at the script's end, when it is dropped, or at a takeover.
+"""Close a Checkpointer by a call, at the end of the script, or when no reference to it remains.
 
-`Work` holds the running parts of a Checkpointer, apart from the object that the user holds. The
-user can therefore drop that object: the running parts are then closed, and the last save becomes
-durable.
+A Checkpointer is also closed when another one of the same process takes over its folder.
+
+`Work` holds the threads, processes and records of a Checkpointer, apart from the object that the
+user holds. When the user drops that object, `Work` still exists and can be closed, so that the last
+save becomes durable.
 """
 
 import atexit
@@ -31,26 +33,26 @@ from holdfast.core.link import job_link
 
 _logger = logging.getLogger("holdfast")
 _DROPPED_WAIT_S: Final = 30.0
-"""Seconds that dropping a Checkpointer waits for its last save, which then continues."""
+"""Seconds to wait for the last save when a Checkpointer is dropped; the save then continues."""
 
 
 @dataclass(eq=False, kw_only=True)
 class Work:
-    """The running parts of one Checkpointer.
+    """Hold the threads, processes and records of one Checkpointer.
 
     Attributes:
         folder: the checkpoint folder.
         identity: the identity of the run.
-        is_fresh: whether checkpoints of other runs are set aside.
-        timeout_s: how long the last save of a former writer may take.
+        is_fresh: whether to move checkpoints of other runs into `aside-N` before the first save.
+        timeout_s: seconds to wait for the last save of the process that wrote before this one.
         engine: the engine that makes the saves.
-        votes: the votes of all ranks.
-        outcomes: the outcomes of the saves.
-        pusher: the pusher to storage, if there is one.
+        votes: the votes by which all ranks decide together whether to save.
+        outcomes: the record of how each save ended.
+        pusher: the client of the process that uploads to object storage, if there is one.
         sigterm: the handler of SIGTERM, if there is one.
-        pid: the process that the parts work in. A process forked from this one must not end the
-            parts.
-        lease: the right to save, on rank 0.
+        pid: the id of the process that started the parts. A process forked from that one must not
+            close them.
+        lease: the exclusive right to save into the folder; on rank 0 only.
         is_closed: whether the Checkpointer is closed or being closed.
         taken_over: whether another Checkpointer of this process has taken over.
     """
@@ -73,16 +75,17 @@ class Work:
 
     @property
     def is_another_s(self) -> bool:
-        """Return whether the parts work in another process, from which this process was forked."""
+        """Return True if this process was forked from the process that started the parts."""
         return self.pid not in (None, os.getpid())
 
     def close(self, *, in_good_order: bool, awaits_push: bool | None = None) -> None:
-        """Wait for every save in flight, and release all parts.
+        """Wait for every save in flight, and close all parts. A second call does nothing.
 
         Args:
-            in_good_order: whether nothing is to be kept for a successor.
-            awaits_push: whether to wait until the newest checkpoint is in storage; None: as
-                `in_good_order`.
+            in_good_order: whether training is over. If not, the last snapshot stays in memory for
+                the process that restarts the training.
+            awaits_push: whether to wait until the newest checkpoint is uploaded; None for the value
+                of `in_good_order`.
 
         Raises:
             SaveFailed: a save is not durable, and no call has reported the failure yet.
@@ -114,11 +117,11 @@ class Work:
         self._ended.set()
 
     def hold(self, ranks: Ranks) -> None:
-        """Acquire the right to save into the folder, once. Collective.
+        """Acquire the exclusive right to save into the folder, once. Collective.
 
         Raises:
-            BadUse: another process has the right, or the checkpoints there are another run's, or
-                cannot be set aside.
+            BadUse: another process has the right, or the folder holds checkpoints of another run,
+                or these checkpoints cannot be moved aside.
         """
         if self._holds_in == os.getpid():
             return
@@ -153,10 +156,10 @@ class Work:
         return lease.holder.token
 
     def begin_writing(self) -> None:
-        """Take over from this process's other Checkpointer of the same folder, if there is one.
+        """Close the other Checkpointer of this process for the same folder, if there is one.
 
         Raises:
-            BadUse: another Checkpointer has taken over from this one.
+            BadUse: a newer Checkpointer has closed this one in the same way.
         """
         self.check_not_taken_over()
         former = _writing.get(self._key)
@@ -191,14 +194,15 @@ class Work:
 
 
 _writing: dict[str, Work] = {}
-"""The work that saves into each folder, in this process, by folder."""
+"""The `Work` that saves into each folder in this process, by the folder's real path."""
 os.register_at_fork(after_in_child=_writing.clear)
 
 
 def close_at_exit(work: Work) -> functools.partial[None]:
-    """Close `work` at the end of the script, and return a function that closes `work` now.
+    """Register `work` to be closed when the script ends, and return the registered function.
 
-    The returned function is the one to unregister from `atexit`.
+    The function closes `work` when called. Pass it to `atexit.unregister` to cancel the
+    registration.
     """
     closer = functools.partial(_at_exit, weakref.ref(work))
     atexit.register(closer)
@@ -206,14 +210,14 @@ def close_at_exit(work: Work) -> functools.partial[None]:
 
 
 def close_when_dropped(holder: object, work: Work, closer: functools.partial[None]) -> None:
-    """Close `work` once `holder`, the only object that can save with `work`, is dropped."""
+    """Close `work` when `holder`, the only object through which the user can save, is dropped."""
     weakref.finalize(holder, _dropped, work, closer).atexit = False
 
 
 def is_good_order(error: BaseException | None) -> bool:
-    """Return True if training is over when it ends with `error`, so that no restart follows.
+    """Return True if the exception `error`, or None, means that training will not be restarted.
 
-    Training is over if it has finished, or if it was stopped on request.
+    Training is not restarted if it has finished, or if it was stopped on request.
     """
     if isinstance(error, SystemExit):
         return error.code in (None, 0, EXIT_CODE)
@@ -221,7 +225,7 @@ def is_good_order(error: BaseException | None) -> bool:
 
 
 def _at_exit(work: "weakref.ref[Work]") -> None:
-    """Close `work` at the end of a script that left it open; log a failure of the last save."""
+    """Close `work` when the script ends without closing it; log a failure of the last save."""
     if (open_still := work()) is None:
         return
     try:
@@ -233,8 +237,8 @@ def _at_exit(work: "weakref.ref[Work]") -> None:
 def _dropped(work: Work, closer: functools.partial[None]) -> None:
     """Close `work` in a separate thread.
 
-    The garbage collector may run in any thread, also in one of Holdfast's, and that thread may hold
-    any lock.
+    The garbage collector calls this function in any thread, even in one of Holdfast's own threads.
+    That thread may hold a lock that `Work.close` needs, so closing there could deadlock.
     """
     if work.is_another_s:
         return
@@ -254,10 +258,10 @@ def _dropped(work: Work, closer: functools.partial[None]) -> None:
 
 
 def _close_quietly(work: Work) -> None:
-    """Close `work` and log a failure, since no caller is there to receive the error.
+    """Close `work` and log a failure, since there is no caller to raise the error to.
 
-    The pushing process goes on by itself: to drop or replace a Checkpointer must not wait for
-    storage.
+    The upload process continues in the background, because a script that drops or replaces a
+    Checkpointer must not wait for object storage.
     """
     try:
         work.close(in_good_order=True, awaits_push=False)

@@ -28,7 +28,7 @@ Replicas = Literal["spread", "check", "rank0"]
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointerConfig:
-    """The options of a `Checkpointer`: its keyword arguments, checked.
+    """The keyword arguments of a `Checkpointer`, checked when the object is made.
 
     Raises:
         BadUse: an option has a value that is not allowed, or two options exclude each other.
@@ -40,13 +40,13 @@ class CheckpointerConfig:
     - A number: at steps divisible by that number.
     - A `datetime.timedelta`: once this time has passed since the last save began, by rank 0's
       clock.
-    - `auto`: as often as pays off, computed from the cost of saves and the job's rate of failures
-      (`schedule.interval` has the formula).
+    - `auto`: at the interval that loses the least training time, computed from the cost of a save
+      and the job's rate of failures (`schedule.interval` has the formula).
     """
     keep: int | Retention | None = 3
     """The number of whole checkpoints to keep, or a policy that selects them; None keeps all."""
     on_failure: OnFailure = "retry"
-    """The reaction to a save that is not durable.
+    """The reaction when a save fails.
 
     - `retry`: log the failure and continue. The next call of `save` saves at any step, on all
       ranks. After three failures in a row, only due steps are tried. If no later save succeeds,
@@ -55,13 +55,14 @@ class CheckpointerConfig:
     - `raise`: raise SaveFailed in the next call.
     """
     attest: bool = True
-    """Compare the written bytes with digests that `save` takes of every tensor, before the commit.
+    """Compare the written bytes with digests of the live tensors before the commit.
 
-    Without `attest`, tensors that no optimizer owns are copied in the call. Changes of the other
-    tensors before the optimizer's step are then detected only by PyTorch's version counters.
+    The call of `save` takes these digests. Without `attest`, the call copies tensors that no
+    optimizer owns. A change of another tensor before the optimizer's step is then detected only by
+    PyTorch's version counters.
     """
     when_busy: Busy = "wait"
-    """The behavior if a save is due and the two saves before are not durable yet.
+    """The behavior if a save is due while the two saves before it are not durable yet.
 
     - `wait`: the optimizer's step waits for the first of them.
     - `skip`: the new save is left out, on all ranks.
@@ -69,25 +70,26 @@ class CheckpointerConfig:
     timeout_s: float = 600.0
     """Seconds without a byte written, or of waiting for other ranks, after which a save fails."""
     max_write_mib_s: float | None = None
-    """The largest write rate of each rank, in MiB/s; None for no limit."""
+    """The limit on each rank's write rate, in MiB/s; None for no limit."""
     max_memory_gib: float | None = None
-    """The most memory of this rank's snapshots, in GiB; None: limited only by the node's memory.
+    """The limit on this rank's snapshot memory, in GiB; None: limited only by the node's memory.
 
-    Two snapshots are held, or one if the limit is too small for two. A save fails if the limit is
-    too small for one.
+    This rank holds two snapshots, or one if the limit is too small for two. A save fails if the
+    limit is too small for one.
     """
     max_device_memory_gib: float | None = None
-    """The most memory of a GPU for snapshots, in GiB; None for the free memory less a reserve.
+    """The limit on each GPU's memory for snapshots, in GiB; None: free memory less a reserve.
 
     The memory holds tensors that cannot be copied to the host before the optimizer's step. With 0,
     that step waits for the copy.
     """
     sigterm_grace_s: float | None = None
-    """Seconds to save in after SIGTERM; None: SIGTERM is not handled.
+    """Seconds allowed for the save after SIGTERM; None: SIGTERM is not handled.
 
     After SIGTERM to any rank, the next call of `save` saves on all ranks, waits until the save is
-    durable, and ends the process with exit code 143. The process also ends with 143 after these
-    seconds. Under `holdfast run`, the supervisor stops the ranks instead.
+    durable, and ends the process with exit code 143. If these seconds pass first, the process ends
+    with 143 without waiting for the save. Under `holdfast run`, the supervisor stops the ranks
+    instead.
     """
     keep_in_memory_s: float | None = 600.0
     """Seconds to keep the last durable snapshot in memory after a crash; None: not kept.
@@ -104,14 +106,18 @@ class CheckpointerConfig:
     push_to: str | None = None
     """Object storage to push the newest checkpoint to, such as `s3://BUCKET/RUN`.
 
-    A separate process pushes. `restore` fetches a checkpoint that is newer than those in the
-    folder, unless it was pushed from the folder and deleted there. `restore` also fetches a whole
-    copy of a checkpoint that is damaged in the folder.
+    A separate process uploads the checkpoint. `restore` fetches a checkpoint that is newer than
+    those in the folder, unless that checkpoint was pushed from this folder and then deleted from
+    it. If a checkpoint in the folder is damaged, `restore` also fetches an undamaged copy from
+    storage.
     """
     keep_pushed: int | None = None
-    """The number of checkpoints to keep in `push_to`, up to the step pushed last; None for all."""
+    """The number of checkpoints to keep in `push_to`; None keeps all.
+
+    Only checkpoints up to the step pushed last are counted and deleted.
+    """
     read_only: bool = False
-    """Only restore, from a run that may still be training.
+    """Only restore; the run that writes the folder may still be training.
 
     The folder need not be writable, and snapshots that the run left in memory stay there.
     """
@@ -125,12 +131,13 @@ class CheckpointerConfig:
     - `rank0`: like `spread`, but all replicated entries come from the lowest rank.
     """
     process_group: "dist.ProcessGroup | None" = None
-    """The ranks that take part, and their numbers; None for all ranks of the job.
+    """The process group of the ranks that save; None for all ranks of the job.
 
-    The other ranks of the job make no Checkpointer of this folder.
+    Ranks are numbered as in the group. Ranks outside the group must make no Checkpointer of this
+    folder.
     """
     run: str | None = None
-    """The run's name, if no supervisor sets one.
+    """The name of the run, used if no supervisor sets one.
 
     Checkpoints of another run are not restored.
     """
@@ -204,7 +211,7 @@ class CheckpointerConfig:
 
 
 def checkpoint_folder(given: Any) -> Path:
-    """Return the absolute path of the folder that a Checkpointer is given; see `local_path`."""
+    """Return the absolute path of `dir` as given to a Checkpointer; see `local_path`."""
     return local_path(
         given, instead_of_url="Give a local folder, and push_to={url!r} to have a copy there."
     )

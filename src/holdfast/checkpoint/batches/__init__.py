@@ -1,8 +1,8 @@
-"""Keep the position in the data as state: count a loader's batches as the training receives them.
+"""Save and restore the position in the training data, by counting the batches of a loader.
 
 | module | one idea |
 |---|---|
-| `batches` | the wrapper of a loader: its position, and the batches that it leaves out |
-| `loaders` | the kinds of loaders, and how each kind moves to a place within an epoch |
-| `order` | the state on which the order of an epoch depends: record and restore |
+| `batches` | wrap a loader: count its batches, and leave some of them out |
+| `loaders` | start each kind of loader at a position within an epoch |
+| `order` | record and restore the state on which the order of an epoch depends |
 """

@@ -1,9 +1,10 @@
-"""Wrap the loader of a training: `run.batches(loader)` yields its batches and keeps the position.
+"""Wrap a data loader so that its position is saved: `run.batches(loader)` yields its batches.
 
-A position counts the batches that the training loop received, not the batches that workers have
-loaded ahead. A batch that is left out counts too, so that a number always names the same batch.
-This holds if all epochs go to their ends: an epoch that the script ends after a fixed number of
-steps contains more batches if some are left out.
+The position is the number of batches that the training loop has received, not the number that
+workers have loaded in advance. Batches that are left out are counted, too, so that a number always
+refers to the same batch. There is one exception. If the script ends epochs early, after a fixed
+number of steps, an epoch reaches further into the data when batches are left out, and later numbers
+refer to other batches.
 """
 
 import logging
@@ -23,25 +24,26 @@ _newest: "weakref.ref[Batches] | None" = None
 
 
 class Batches:
-    """The batches of a training's loader. Each `for` loop is an epoch, or the rest of an epoch.
+    """Iterate over the batches of a loader, and save and restore the position.
 
-    Save the object with the training's state, as `{"batches": batches}`: under `per_rank` if there
-    are several ranks, else under `state`. After a restore, the first `for` loop goes on after the
-    last batch that was taken before the save.
+    Each `for` loop is an epoch, or the rest of an epoch. Save the object with the training's state,
+    as `{"batches": batches}`. Put it under `per_rank` if there are several ranks, else under
+    `state`. After a restore, the first `for` loop continues after the last batch that was received
+    before the save.
     """
 
     def __init__(self, loader: Any, *, left_out: LeftOut | None = None) -> None:
-        """Take a loader.
+        """Wrap a loader.
 
         Args:
             loader: a DataLoader, a StatefulDataLoader, a batch sampler or anything else to iterate
                 over.
-            left_out: the batches to leave out; None: the batches that the supervisor of this
-                process names.
+            left_out: the batches to leave out; None for those that the supervisor of this process
+                has set.
 
         Raises:
-            BadUse: the loader cannot be iterated or has no certain order, or the supervisor's text
-                is malformed.
+            BadUse: the loader cannot be iterated, its order cannot be restored, or the supervisor's
+                setting is malformed.
         """
         global _newest  # noqa: PLW0603 - one process is one rank with one training
         self._source = loader
@@ -49,33 +51,33 @@ class Batches:
         self._left_out = LeftOut.of_environment() if left_out is None else left_out
         self._epoch = 0
         self._before = 0
-        """The number of batches of the earlier epochs."""
+        """The number of batches in earlier epochs."""
         self._taken = 0
-        """The number of batches of this epoch, up to the last batch that the training received."""
+        """The number of batches of this epoch up to the last one that the training has received."""
         self._order = Order()
-        """The order of this epoch, if `_taken` is above 0."""
+        """The recorded order of this epoch, if `_taken` is above 0."""
         self._restored: Mapping[str, Any] | None = None
-        """A state with which the next loop begins."""
+        """A restored state with which the next loop begins."""
         self._loop: object = None
-        """The present loop; a loop that another loop has replaced changes nothing any more."""
+        """The current loop; iterating over a former loop no longer changes the position."""
         self._has_begun = self._is_saved = self._was_restored = False
         _newest = weakref.ref(self)
 
     @property
     def epoch(self) -> int:
-        """The number of the present epoch, else of the next epoch, from 0 on."""
+        """Return the number of the current epoch (between epochs: the next one), from 0 on."""
         return self._epoch
 
     @property
     def number(self) -> int:
-        """The number of the last batch received, counted over all epochs from 1; 0 before any."""
+        """Return the number of the last batch received, counted from 1 over all epochs, or 0."""
         return self._before + self._taken
 
     @property
     def position(self) -> int:
-        """The number of batches of the present epoch that the training received.
+        """Return the number of batches of the present epoch that the training has received.
 
-        Before a loop, this is the index of the loop's first batch in its epoch.
+        Before a `for` loop, this is the index within the epoch of the loop's first batch.
         """
         return self._taken
 
@@ -85,14 +87,14 @@ class Batches:
         return self._has_begun
 
     def __len__(self) -> int:
-        """Return the number of batches of a whole epoch, with the batches that are left out."""
+        """Return the number of batches of a whole epoch, including those that are left out."""
         return len(self._source)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of an epoch. A loop that ends early ends its epoch.
+        """Yield the batches of an epoch. If the loop ends early, the epoch ends, too.
 
         Raises:
-            BadUse: another loader was wrapped after this one.
+            BadUse: another loader was wrapped later, and only the newest one may be iterated.
         """
         restored, self._restored = self._restored, None
         self._loop = loop = object()
@@ -130,9 +132,9 @@ class Batches:
             self._end_epoch(self._loader.count)
 
     def end_epoch(self) -> None:
-        """End the epoch after the last batch received, as a loop that ends early does.
+        """End the epoch after the last batch received, as if the loop had ended early.
 
-        A trainer that ends an epoch early and keeps the iterator calls this method.
+        This method is for a trainer that ends an epoch early but keeps the iterator.
         """
         self._loop = None
         if self._taken and self._restored is None:
@@ -169,7 +171,7 @@ class Batches:
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last batch received, as plain values and tensors.
 
-        The result includes the state of a stateful loader.
+        If the loader has its own `state_dict`, its state is included.
         """
         self._is_saved = True
         if self._restored is not None:
@@ -185,7 +187,10 @@ class Batches:
         }
 
     def _form(self) -> dict[str, Any]:
-        """Return the properties that must stay the same, so that a number names the same batch."""
+        """Return the properties of the loader that must be the same at the save and at the restore.
+
+        If they differ, the number of a batch would refer to other data.
+        """
         source = self._source
         try:  # the number of samples, since the number of batches may differ between epochs
             length = len(getattr(source, "dataset", source))
@@ -197,10 +202,10 @@ class Batches:
         return {"kind": self._loader.kind, "length": length, "batch_size": whole_number(size)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Have the next loop go on from the position of the call of `state_dict`.
+        """Let the next loop continue at a saved position.
 
         Raises:
-            BadUse: `state` is no state of batches, or the loader does not fit the state.
+            BadUse: `state` was not made by `state_dict`, or the loader differs from the saved one.
         """
         try:
             numbers = [whole_number(state[name]) for name in ("epoch", "before", "taken")]

@@ -1,10 +1,10 @@
-"""Move each kind of loader to a place within an epoch, and leave out batches.
+"""Start each kind of loader at a position within an epoch, and leave out batches.
 
-| kind | moves to a place by | leaves a batch out |
+| kind | reaches a position by | leaves a batch out |
 |---|---|---|
-| `OrderedLoader`: a DataLoader of indexed data | its sampler's order | before it is loaded |
-| `StatefulLoader`: has `state_dict` and `load_state_dict` | its own state | after it was loaded |
-| `AnyIterable` | iterating from the start | after it was loaded |
+| `OrderedLoader`: a DataLoader of indexed data | skipping items of its sampler | before it is loaded |
+| `StatefulLoader`: a loader with `state_dict` and `load_state_dict` | loading its state | after it was loaded |
+| `AnyIterable`: any other iterable | iterating from the start | after it was loaded |
 """
 
 import copy
@@ -20,10 +20,13 @@ from holdfast.core.errors import BadUse
 
 
 class Loader(Protocol):
-    """One kind of loader. A place is the count of an epoch's batches, left-out ones included."""
+    """Iterate over one kind of loader.
+
+    The position within an epoch is the number of its batches so far, including those left out.
+    """
 
     kind: ClassVar[str]
-    """The name of the kind in the saved state."""
+    """The name of the kind, as stored in the saved state."""
     count: int
     """The number of batches in the last epoch that was iterated to its end."""
 
@@ -33,13 +36,13 @@ class Loader(Protocol):
         """Begin an epoch.
 
         Args:
-            is_left_out: returns True if a batch is left out, given the batch's number within the
-                epoch, from 1 on.
-            is_first: True if this is the first epoch of the training, also of a training that a
-                former process began.
+            is_left_out: called with the number of a batch within the epoch, from 1 on; returns True
+                if the batch is left out.
+            is_first: whether this is the first epoch of the whole training, which a former process
+                may have begun.
 
         Returns:
-            The batches that are not left out, each with its number.
+            The batches that are not left out, each with its number within the epoch.
         """
         ...
 
@@ -52,27 +55,28 @@ class Loader(Protocol):
         order: Order,
         state: Any,
     ) -> Iterator[tuple[int, Any]]:
-        """Go on with an epoch after `taken` batches.
+        """Continue an epoch after its first `taken` batches.
 
         Args:
             is_left_out: as for `begin`.
-            taken: the number of batches taken in the epoch.
-            before: the number of batches taken in earlier epochs.
-            order: the state on which the order of the epoch depends.
-            state: the value that `state` returned at that place.
+            taken: the number of batches of the epoch that the training has received, including
+                those left out.
+            before: the number of batches in earlier epochs.
+            order: the recorded state on which the order of the epoch depends.
+            state: the value that the method `state` returned at that position.
         """
         ...
 
     def state(self) -> Any:
-        """Return the loader's own state within an epoch; None for a loader without one."""
+        """Return the state of the wrapped loader itself; None if it has none."""
         ...
 
 
 def loader_of(loader: Any) -> Loader:
-    """Return a loader wrapped as its kind.
+    """Wrap a loader in the class for its kind.
 
     Raises:
-        BadUse: the loader cannot be iterated, or returns its batches in no certain order.
+        BadUse: the loader cannot be iterated, or its order cannot be restored.
     """
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         raise BadUse(
@@ -97,12 +101,15 @@ def _has_state(part: Any) -> bool:
 
 
 def _finds_its_place(loader: Any) -> bool:
-    """Return True if a loader goes on exactly at the place in its state.
+    """Return True if a loader with a `state_dict` restores its position exactly.
 
-    Accelerate's loaders always have the methods of a state, but have a state only with
-    `use_stateful_dataloader`. torchdata has two faults. It counts the skipped items of a dataset
-    without a state twice. It begins the iteration of a sampler without a state twice, so that a
-    sampler that draws its order then has another order.
+    Some loaders do not:
+
+    - Accelerate's loaders always have the method `state_dict`, but they have a state only with
+      `use_stateful_dataloader`.
+    - torchdata counts the skipped items twice if the dataset has no state.
+    - torchdata begins the iteration of a sampler twice if the sampler has no state. A sampler that
+      draws a random order at that moment then has another order.
     """
     if getattr(loader, "use_stateful_dataloader", True) is False:
         return False
@@ -118,15 +125,16 @@ def _finds_its_place(loader: Any) -> bool:
 
 
 class OrderedLoader:
-    """A DataLoader whose sampler determines the samples of each batch."""
+    """Wrap a DataLoader in which a sampler determines the samples of each batch."""
 
     kind: ClassVar[str] = "ordered"
 
     def __init__(self, loader: DataLoader[Any]) -> None:
-        """Wrap a loader without changing the loader."""
+        """Wrap a loader; the loader itself is not changed."""
         self.count = 0
         self._original = loader
-        # A DataLoader refuses a new sampler after its construction, so a copy receives the sampler.
+        # A DataLoader accepts no new sampler after its construction, so the sampler is replaced in
+        # a copy.
         self._loader = copy.copy(loader)
         self._loader._iterator = None
         name = "sampler" if loader.batch_sampler is None else "batch_sampler"
@@ -136,7 +144,7 @@ class OrderedLoader:
     def begin(
         self, is_left_out: Callable[[int], bool], *, is_first: bool
     ) -> Iterator[tuple[int, Any]]:
-        """See `Loader.begin`."""
+        """Begin an epoch at its first batch; see `Loader.begin`."""
         if not is_first:
             self._start_workers()
         self._walks.prepare(0, is_left_out)
@@ -151,7 +159,7 @@ class OrderedLoader:
         order: Order,
         state: Any,
     ) -> Iterator[tuple[int, Any]]:
-        """See `Loader.go_on`."""
+        """Continue an epoch by skipping items of the sampler; see `Loader.go_on`."""
         del state
         if before:
             self._start_workers()
@@ -162,10 +170,14 @@ class OrderedLoader:
         return self._numbered(batches, taken, is_left_out)
 
     def state(self) -> None:
-        """See `Loader.state`."""
+        """Return None, because the recorded order of the epoch is enough to continue."""
 
     def _start_workers(self) -> None:
-        """Start missing persistent workers: a loader draws their seed in its first epoch only."""
+        """Start persistent workers that are missing after a restart.
+
+        A loader draws the seed of its workers only in its first epoch. If they were started in a
+        later epoch, that draw would change the order of the epoch.
+        """
         if self._loader.persistent_workers and self._loader._iterator is None:
             with Order.of(self._original).kept(self._original), self._walks.empty():
                 iter(self._loader)
@@ -183,7 +195,7 @@ _NOTHING: tuple[Any, ...] = ()
 
 
 class _Walks:
-    """A sampler that follows another sampler's order without left-out items, one walk an epoch."""
+    """Follow another sampler's order, and leave out some of its items; one walk is one epoch."""
 
     def __init__(self, source: Any) -> None:
         self._source = source
@@ -191,24 +203,24 @@ class _Walks:
         self._first = 0
         self._is_left_out: Callable[[int], bool] = lambda _number: False
         self.taken = 0
-        """The number of items of the order taken in the present walk."""
+        """The number of items that the present walk has taken from the source."""
 
     def __len__(self) -> int:
         return len(self._source)
 
     def prepare(self, first: int, is_left_out: Callable[[int], bool]) -> None:
-        """Have the next walk begin after `first` items."""
+        """Let the next walk begin after the first `first` items."""
         self._first, self._is_left_out = first, is_left_out
 
     def __iter__(self) -> Iterator[Any]:
-        # At once, for a sampler that draws its order here: the loader draws from the same
-        # generators next.
+        # Some samplers draw their order in this call of `iter`. The call is made at once, because
+        # the loader next draws from the same generators.
         self._items, self.taken = iter(self._source), 0
         return self._walk()
 
     @contextmanager
     def empty(self) -> Iterator[None]:
-        """Make walks within the block empty."""
+        """Make all walks empty inside the `with` block."""
         source, self._source = self._source, _NOTHING
         try:
             yield
@@ -216,7 +228,7 @@ class _Walks:
             self._source = source
 
     def pass_over(self) -> None:
-        """Draw the items before the first item of the walk, if they are not drawn yet."""
+        """Draw the items before the start of the walk, unless they were drawn already."""
         while self.taken < self._first and self._source is not _NOTHING:
             next(self._items, None)
             self.taken += 1
@@ -230,7 +242,7 @@ class _Walks:
 
 
 class StatefulLoader:
-    """A loader whose state is its place, such as torchdata's StatefulDataLoader."""
+    """Wrap a loader whose `state_dict` has its position, as torchdata's StatefulDataLoader."""
 
     kind: ClassVar[str] = "stateful"
 
@@ -239,12 +251,12 @@ class StatefulLoader:
         self.count = 0
         self._loader = loader
         self._drawn: dict[str, Any] | None = None
-        """The generators of the loader after the order of the epoch was drawn."""
+        """The states of the loader's generators after it had drawn the order of the epoch."""
 
     def begin(
         self, is_left_out: Callable[[int], bool], *, is_first: bool
     ) -> Iterator[tuple[int, Any]]:
-        """See `Loader.begin`."""
+        """Begin an epoch at its first batch; see `Loader.begin`."""
         del is_first
         return self._noted(_kept(self, iter(self._loader), 0, is_left_out), None)
 
@@ -257,7 +269,7 @@ class StatefulLoader:
         order: Order,
         state: Any,
     ) -> Iterator[tuple[int, Any]]:
-        """See `Loader.go_on`."""
+        """Continue an epoch by loading the loader's state; see `Loader.go_on`."""
         del before
         with order.put_back(self._loader):
             self._loader.load_state_dict(state["loader"])
@@ -265,17 +277,18 @@ class StatefulLoader:
         return self._noted(_kept(self, batches, taken, is_left_out), state["drawn"])
 
     def state(self) -> dict[str, Any]:
-        """See `Loader.state`."""
+        """Return the state of the wrapped loader and its generators; see `Loader.state`."""
         return {"loader": self._loader.state_dict(), "drawn": self._drawn}
 
     def _noted(
         self, batches: Iterator[tuple[int, Any]], drawn: dict[str, Any] | None
     ) -> Iterator[tuple[int, Any]]:
-        """Record the generators at the first batch, or restore them if an epoch goes on.
+        """At the first batch, record the generators of the loader, or restore recorded ones.
 
-        torchdata restores the generator to its state before the order was drawn, and draws the
-        order again. The values that the loader drew after the order are then missing, and the next
-        epoch would have another order.
+        They are restored if an epoch is continued, for this reason: torchdata sets the generator to
+        its state before the order was drawn, and draws the order again. It does not repeat the
+        values that the loader drew after the order. Without a correction, the next epoch would have
+        another order.
         """
         self._drawn, has_begun = drawn, False
         for batch in batches:
@@ -296,7 +309,7 @@ class StatefulLoader:
 
 
 class AnyIterable:
-    """Any other iterable, which moves to a place by iterating from the start."""
+    """Wrap any other iterable, which reaches a position by iterating from the start."""
 
     kind: ClassVar[str] = "any"
 
@@ -308,7 +321,7 @@ class AnyIterable:
     def begin(
         self, is_left_out: Callable[[int], bool], *, is_first: bool
     ) -> Iterator[tuple[int, Any]]:
-        """See `Loader.begin`."""
+        """Begin an epoch at its first batch; see `Loader.begin`."""
         del is_first
         return _kept(self, iter(self._loader), 0, is_left_out)
 
@@ -321,7 +334,7 @@ class AnyIterable:
         order: Order,
         state: Any,
     ) -> Iterator[tuple[int, Any]]:
-        """See `Loader.go_on`."""
+        """Continue an epoch by iterating over its first batches; see `Loader.go_on`."""
         del state
         with order.put_back(self._loader):
             batches = iter(self._loader)
@@ -332,13 +345,13 @@ class AnyIterable:
         return _kept(self, batches, taken, is_left_out)
 
     def state(self) -> None:
-        """See `Loader.state`."""
+        """Return None, because the position is reached by iterating from the start."""
 
 
 def _kept(
     loader: Loader, batches: Iterator[Any], taken: int, is_left_out: Callable[[int], bool]
 ) -> Iterator[tuple[int, Any]]:
-    """Yield the batches that are not left out, numbered; set the loader's count at the end."""
+    """Yield the batches that are not left out, with their numbers; at the end, set the count."""
     number = taken
     for batch in batches:
         number += 1

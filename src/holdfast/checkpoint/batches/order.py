@@ -1,9 +1,9 @@
 """Record and restore the state that determines the order of an epoch's batches.
 
-The order depends on random generators and on the epoch that was set in a sampler. A loader draws
-its order when an epoch begins: from the generators of the process, or from the generators of the
-loader and its samplers. If another process sets its generators to the recorded states while the
-epoch begins, that epoch has the same order.
+The order depends on random generators, and on the epoch number that was set in a sampler. When an
+epoch begins, a loader draws its order from the generators of the process, or from the generators of
+the loader and its samplers. If these generators have the recorded states when another process
+begins the epoch, the order is the same.
 """
 
 import json
@@ -25,37 +25,43 @@ _PARTS: Final = (
     "batch_sampler.batch_sampler",
     "dataset",
 )
-"""The parts that hold a loader's generators and its samplers' epochs; the loader itself first."""
+"""The parts of a loader that may have a generator or an epoch number; "" is the loader itself."""
 _OTHERS: Final = "others"
-"""Python's and NumPy's generators, as JSON in bytes."""
+"""The key for the states of Python's and NumPy's generators, stored as JSON in bytes."""
 
 
 @dataclass(kw_only=True)
 class Order:
-    """The state on which the order of one epoch depends, as of the start of the epoch."""
+    """Hold the state on which the order of one epoch depends, as of the start of that epoch."""
 
     process: dict[str, Any] | None = None
-    """The generators of the process, see `_packed`; None: the present generators are right."""
+    """The states of the process's generators, see `_packed`; None if the present ones are right."""
     own: dict[str, torch.Tensor] = field(default_factory=dict)
-    """The generators of the loader and its samplers, by the part that holds them."""
+    """The states of the generators of the loader and its samplers, by the name of the part."""
     epochs: dict[str, int] = field(default_factory=dict)
-    """The epochs that `set_epoch` has set, by the part that holds them."""
+    """The epoch numbers that `set_epoch` has set, by the name of the part."""
 
     @classmethod
     def of(cls, loader: Any) -> Self:
-        """Record the state for the order of an epoch that begins now."""
+        """Record the state that determines the order of the epoch that `loader` begins now."""
         epochs = {name: _epoch_of(part) for name, part in _parts(loader)}
         return cls(process=_packed(random_state.capture()), own=_own(loader), epochs=_known(epochs))
 
     @classmethod
     def of_next(cls, loader: Any) -> Self:
-        """Record the state for the order of a later epoch; a script sets the rest before then."""
+        """Record the state for the order of a later epoch, as far as it is known now.
+
+        The script sets the rest before that epoch, such as the epoch number of a sampler.
+        """
         counts = {name: _count_of(part) for name, part in _parts(loader)}
         return cls(own=_own(loader), epochs=_known(counts))
 
     @contextmanager
     def put_back(self, loader: Any) -> Iterator[None]:
-        """Have a loader begin the same epoch within the block; restore the process's generators."""
+        """Restore this state inside the block, so that a loader has the same order there.
+
+        After the block, the generators of the process have their former states again.
+        """
         self.put_back_counts(loader)
         self.put_back_own(loader)
         if self.process is None:
@@ -70,7 +76,7 @@ class Order:
 
     @contextmanager
     def kept(self, loader: Any) -> Iterator[None]:
-        """Restore the generators to this state after the block."""
+        """Run the block; then set the generators of the loader and the process to this state."""
         try:
             yield
         finally:
@@ -79,14 +85,14 @@ class Order:
                 random_state.put_back(_unpacked(self.process))
 
     def put_back_counts(self, loader: Any) -> None:
-        """Set the epochs of a loader and its samplers."""
+        """Set the recorded epoch numbers in a loader and its samplers."""
         parts = dict(_parts(loader))
         for name, epoch in self.epochs.items():
             if name in parts and callable(getattr(parts[name], "set_epoch", None)):
                 parts[name].set_epoch(epoch)
 
     def put_back_own(self, loader: Any) -> None:
-        """Set the generators of a loader and its samplers."""
+        """Set the recorded states of the generators of a loader and its samplers."""
         for name, generator in _generators(loader):
             if name in self.own:
                 generator.set_state(self.own[name])
@@ -97,11 +103,11 @@ class Order:
 
     @classmethod
     def of_plain(cls, plain: Mapping[str, Any]) -> Self:
-        """Return the order that `to_plain` has described.
+        """Rebuild the object from the result of `to_plain`.
 
         Raises:
-            KeyError, TypeError, ValueError, AttributeError, RuntimeError: `plain` is something
-                else.
+            KeyError, TypeError, ValueError, AttributeError, RuntimeError: `plain` is not such a
+                result.
         """
         process = plain["process"]
         if process is not None:
@@ -115,7 +121,10 @@ class Order:
 
 
 def _packed(states: dict[str, Any]) -> dict[str, Any]:
-    """Return states of `random_state.capture` with one value for all numbers outside tensors."""
+    """Pack the states of `random_state.capture` for a checkpoint.
+
+    All numbers outside tensors become one value, since each value in a checkpoint has a cost.
+    """
     tensors = {name: one for name, one in states.items() if isinstance(one, torch.Tensor)}
     others = {name: one for name, one in states.items() if name not in tensors}
     return {**tensors, _OTHERS: json.dumps(others).encode()}
@@ -133,7 +142,7 @@ def _epoch_of(part: Any) -> Any:
 
 
 def _count_of(part: Any) -> Any:
-    """Return the epoch that a part counts by itself, as Accelerate's loaders do."""
+    """Return the epoch number that a part counts by itself, as Accelerate's loaders do, or None."""
     return getattr(part, "iteration", None) if hasattr(part, "set_epoch") else None
 
 
@@ -146,7 +155,7 @@ def _on_cpu(part: Any) -> Any:
 
 
 def _parts(loader: Any) -> list[tuple[str, Any]]:
-    """Return the parts of a loader, each once, with their names."""
+    """Return the parts of a loader with their names, each part only once."""
     found: dict[int, tuple[str, Any]] = {}
     for name in _PARTS:
         part = loader

@@ -1,4 +1,4 @@
-"""List, annotate, retain and delete the checkpoints of a folder; lease it to one writer.
+"""List, annotate, retain and delete the checkpoints of a folder, and allow one writer at a time.
 
 This package needs no torch.
 """

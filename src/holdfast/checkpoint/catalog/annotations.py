@@ -1,9 +1,10 @@
-"""Read and change the marks of a checkpoint: `holdfast-marks.json`, beside the manifest.
+"""Read and change the marks of a checkpoint, in `holdfast-marks.json` beside the manifest.
 
-The marks record facts found after the save: verified, healthy, damaged, pinned, wanted by whom,
-metrics. The manifest never changes; marks change, and are not part of its digest. Marks guide the
-deletion policy and people. They do not affect whether a checkpoint can be restored. Unreadable
-marks count as none, and keep the checkpoint from being deleted. This module needs no torch.
+Marks are annotations that are made after the save: verified, healthy, damaged, pinned, wanted by a
+reader, and metrics. The manifest never changes, so marks are not part of it or of its digest. Marks
+affect which checkpoints the retention policy deletes, but not whether a checkpoint can be restored.
+If the marks of a checkpoint cannot be read, the checkpoint is treated as unmarked, and it is not
+deleted. This module needs no torch.
 """
 
 import fcntl
@@ -30,13 +31,13 @@ SCHEMA = "holdfast.checkpoint-marks"
 VERSION = 1
 _MOST_BYTES = 1 << 20
 _HELD_FOR_S = 24 * 3600.0
-"""The longest hold of a reader, in case the reader is killed before it releases the hold."""
+"""The limit in seconds on a reader's hold, since a killed reader never releases its hold."""
 _logger = logging.getLogger("holdfast")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Annotation:
-    """A timestamped annotation.
+    """Record when, by whom and why a checkpoint was marked.
 
     Attributes:
         at_s: the time, in seconds since the Unix epoch.
@@ -51,11 +52,11 @@ class Annotation:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadHold:
-    """A hold that keeps a checkpoint from being deleted.
+    """Record a hold, which keeps a checkpoint from being deleted while a program uses it.
 
     Attributes:
         at_s: the start, in seconds since the Unix epoch.
-        until_s: the end; None for a hold until `release`.
+        until_s: the end, in seconds since the Unix epoch; None if the hold lasts until `release`.
     """
 
     at_s: float
@@ -64,16 +65,16 @@ class ReadHold:
 
 @dataclass(frozen=True, kw_only=True)
 class Annotations:
-    """The marks of one checkpoint.
+    """Hold the marks of one checkpoint; a mark that is not set is None or empty.
 
     Attributes:
         verified: every byte was read and matched its checksum.
-        healthy: training that continued from the checkpoint went well.
+        healthy: training that continued from the checkpoint made good progress.
         damaged: a verification found damage; `why` names it.
         pinned: the checkpoint must never be deleted.
-        wanted: the holds, by holder, such as an evaluation.
+        wanted: the holds, by the name of the holder, such as an evaluation.
         metrics: the value of each metric, by name.
-        unreadable: why the file cannot be read; None if it can.
+        unreadable: the reason why the marks cannot be read; None if they can.
     """
 
     verified: Annotation | None = None
@@ -85,7 +86,7 @@ class Annotations:
     unreadable: str | None = None
 
     def wanted_by(self, now_s: float | None) -> list[str]:
-        """Return the holders whose holds are in force at `now_s`; all holders for None."""
+        """Return the holders whose holds last beyond `now_s`; all holders if `now_s` is None."""
         return [
             holder
             for holder, want in sorted(self.wanted.items())
@@ -95,7 +96,8 @@ class Annotations:
     def as_dict(self) -> dict[str, Any]:
         """Return the marks as JSON values.
 
-        Absent marks are left out, and a metric that is not finite is text (`nan`).
+        Marks that are not set are left out. A metric that is not finite is given as text, such as
+        `nan`.
         """
         found = {name: value for name, value in asdict(self).items() if value}
         if self.metrics:
@@ -109,7 +111,7 @@ class Annotations:
 def read_marks(checkpoint: Path) -> Annotations:
     """Read the marks of a checkpoint.
 
-    If the file is unreadable, a warning is logged, and only `unreadable` is set.
+    If the file cannot be read, a warning is logged, and only `unreadable` is set.
     """
     path = checkpoint / MARKS_NAME
     try:
@@ -133,20 +135,21 @@ def change_marks(
     now_s: float,
     still: Callable[[], bool] = lambda: True,
 ) -> Annotations:
-    """Replace the marks by the result of `change`, durably; concurrent changes are not lost.
+    """Replace the marks of a checkpoint by the result of `change`, durably.
 
-    Damaged marks are set aside as `holdfast-marks.json.damaged`. Since their content is lost, the
-    checkpoint is pinned.
+    A lock ensures that concurrent changes are not lost. If the marks are damaged, the file is
+    copied to `holdfast-marks.json.damaged`. The checkpoint is then pinned, because it may have been
+    pinned or held.
 
     Args:
         checkpoint: the folder of the checkpoint.
-        change: returns the new marks.
+        change: receives the present marks, and returns the new ones.
         now_s: the time, in seconds since the Unix epoch.
-        still: called under the lock; returns whether the checkpoint is still the save that is
-            meant.
+        still: called while the lock is held; returns False if the step was saved again, so that the
+            marks would be wrong.
 
     Raises:
-        NotFound: the checkpoint is gone, or `still` returns False.
+        NotFound: the checkpoint was deleted, or `still` returns False.
         CheckpointError: another process holds the lock, or a newer Holdfast wrote the marks.
         OSError: the marks could not be written, and are unchanged.
     """
@@ -164,7 +167,7 @@ def change_marks(
 def note_verified(
     checkpoint: Path, *, by: str, now_s: float, still: Callable[[], bool] = lambda: True
 ) -> Annotations:
-    """Mark a checkpoint as verified: every byte matches. This removes a `damaged` mark."""
+    """Mark a checkpoint as verified, since every byte matches; remove a `damaged` mark."""
     noted = Annotation(at_s=now_s, by=by)
     return change_marks(
         checkpoint,
@@ -177,7 +180,7 @@ def note_verified(
 def note_damaged(
     checkpoint: Path, why: str, *, by: str, now_s: float, still: Callable[[], bool] = lambda: True
 ) -> Annotations:
-    """Mark a checkpoint as damaged. This removes the `verified` and `healthy` marks."""
+    """Mark a checkpoint as damaged; remove the `verified` and `healthy` marks."""
     noted = Annotation(at_s=now_s, by=by, why=why)
     return change_marks(
         checkpoint,
@@ -188,7 +191,7 @@ def note_damaged(
 
 
 def note_healthy(checkpoint: Path, *, by: str, now_s: float, why: str | None = None) -> Annotations:
-    """Mark a checkpoint as healthy: training from it went well, so a rollback may use it."""
+    """Mark a checkpoint as healthy, since training from it went well, so a rollback may use it."""
     noted = Annotation(at_s=now_s, by=by, why=why)
     return change_marks(checkpoint, lambda marks: replace(marks, healthy=noted), now_s=now_s)
 
@@ -211,22 +214,22 @@ def note_metrics(
 
 
 def pin(checkpoint: Path, *, by: str, now_s: float, why: str | None = None) -> Annotations:
-    """Pin a checkpoint, so that nothing deletes it."""
+    """Pin a checkpoint, so that Holdfast never deletes it."""
     noted = Annotation(at_s=now_s, by=by, why=why)
     return change_marks(checkpoint, lambda marks: replace(marks, pinned=noted), now_s=now_s)
 
 
 def unpin(checkpoint: Path, *, now_s: float) -> Annotations:
-    """Remove the pin, so that the deletion policy may delete the checkpoint."""
+    """Remove the pin of a checkpoint, so that the retention policy may delete it."""
     return change_marks(checkpoint, lambda marks: replace(marks, pinned=None), now_s=now_s)
 
 
 def want(
     checkpoint: Path, holder: str, *, now_s: float, until_s: float | None = None
 ) -> Annotations:
-    """Hold a checkpoint for `holder`, until `until_s` or until `release`.
+    """Keep a checkpoint from being deleted for `holder`, until `until_s` or until `release`.
 
-    Another call for the same holder replaces the end. Holds that have ended are removed.
+    Another call for the same holder sets a new end. Holds that have ended are removed.
 
     Raises:
         BadUse: `holder` is empty, or `until_s` is not finite.
@@ -256,9 +259,9 @@ def want(
 def held_for_reading(
     checkpoint: Path, holder: str, *, clock_s: Callable[[], float] = time.time
 ) -> Iterator[None]:
-    """Hold a checkpoint while the block runs, for a day at most.
+    """Keep a checkpoint from being deleted while the block runs, but no longer than a day.
 
-    If the hold cannot be recorded, a warning is logged, and the block runs without.
+    If the hold cannot be recorded, a warning is logged, and the block runs without a hold.
     """
     now_s = clock_s()
     try:
@@ -277,7 +280,7 @@ def held_for_reading(
 
 
 def release(checkpoint: Path, holder: str, *, now_s: float) -> Annotations:
-    """Remove the hold of `holder`; other holds stay."""
+    """Remove the hold of `holder`; the holds of others stay."""
 
     def without(marks: Annotations) -> Annotations:
         return replace(
@@ -288,14 +291,14 @@ def release(checkpoint: Path, holder: str, *, now_s: float) -> Annotations:
 
 
 def inherit_claims(former: Iterable[Path], heir: Path, *, now_s: float) -> None:
-    """Copy the pins and holds of replaced checkpoints of a step to the new one.
+    """Copy the pins and holds of replaced saves of a step to the new save.
 
-    Marks about the bytes (verified, damaged, …) are not copied. Unreadable marks pin the new
-    checkpoint.
+    Marks that describe the content (verified, damaged, …) are not copied. If the marks of a
+    replaced save cannot be read, the new save is pinned.
 
     Args:
-        former: the folders of the replaced checkpoints.
-        heir: the folder of the new checkpoint.
+        former: the folders of the replaced saves.
+        heir: the folder of the new save.
         now_s: the time, in seconds since the Unix epoch.
 
     Raises:
@@ -314,7 +317,7 @@ def inherit_claims(former: Iterable[Path], heir: Path, *, now_s: float) -> None:
 
 
 class _NewerError(Exception):
-    """The marks are of a newer version than this Holdfast reads."""
+    """Report marks of a newer version than this Holdfast can read."""
 
 
 def _load(path: Path) -> Annotations:
@@ -332,8 +335,8 @@ def _load_or_put_aside(path: Path, now_s: float) -> Annotations:
             f"The marks of {path.parent} cannot be changed: {error}. Use that Holdfast."
         ) from error
     except DAMAGED_JSON as error:
-        # A copy: the damaged file stays in place, and protects the checkpoint, until it is
-        # replaced.
+        # The damaged file is copied and not moved. It stays in place until it is replaced, and
+        # keeps the checkpoint from being deleted until then.
         shutil.copyfile(path, path.with_name(f"{MARKS_NAME}.damaged"))
         return Annotations(
             pinned=Annotation(
@@ -384,22 +387,22 @@ def _digest(content: dict[str, Any]) -> str:
     return str(xxhash.xxh3_128_hexdigest(canonical))
 
 
-# The lock for changing a checkpoint's annotations, or deleting a checkpoint without any: one
-# process at a time. The lock is on an empty file in the checkpoint's folder, since network file
-# systems cannot lock folders. The kernel releases the lock when its process dies.
+# A process holds this lock while it changes a checkpoint's annotations or deletes the checkpoint.
+# Only one process at a time can hold it. The lock is on an empty file in the checkpoint's folder,
+# since network file systems cannot lock folders. If the process dies, the kernel releases the lock.
 
 LOCK_NAME = ".holdfast-marks.lock"
 WAIT_S = 10.0
-"""Seconds to wait for the lock; a holder writes one small file, or renames one folder."""
+"""Seconds to wait for the lock; its holder writes one small file or renames one folder."""
 _POLL_S = 0.01
 
 
 @contextmanager
 def locked(checkpoint: Path, *, wait_s: float = WAIT_S) -> Iterator[None]:
-    """Hold the lock of a checkpoint; when the block begins, the checkpoint is in its folder.
+    """Hold the lock of a checkpoint inside the `with` block.
 
     Raises:
-        NotFound: the checkpoint is gone.
+        NotFound: the checkpoint was deleted before the lock was acquired.
         CheckpointError: another process has held the lock for `wait_s` seconds.
         OSError: the folder cannot be written.
     """

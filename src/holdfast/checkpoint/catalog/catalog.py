@@ -1,4 +1,7 @@
-"""List the checkpoints of a folder, and check whether each is whole. Needs no torch."""
+"""List the checkpoints of a folder, and check whether each is complete and undamaged.
+
+This module needs no torch.
+"""
 
 import contextlib
 import json
@@ -31,27 +34,27 @@ from holdfast.core.errors import HoldfastError, NotFound
 
 State = Literal["written", "verified", "incomplete", "damaged"]
 Progress = Callable[[int, int], None]
-"""`progress(done_bytes, total_bytes)`."""
+"""A function `progress(done_bytes, total_bytes)`."""
 _METADATA_NAME = ".metadata"  # as in `format.dcp_metadata`, which needs torch
 _logger = logging.getLogger("holdfast")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointInfo:
-    """One checkpoint of a folder.
+    """Describe one checkpoint of a folder.
 
     Attributes:
-        step: the step.
-        path: the folder.
-        state: `written` (manifest and sizes are right), `verified` (every byte, too), `incomplete`
-            (no manifest) or `damaged`.
+        step: the training step.
+        path: the folder of the checkpoint.
+        state: `written` if the manifest and all sizes are right; `verified` if every byte was read
+            and is right, too; `incomplete` if there is no manifest; else `damaged`.
         size_bytes: the size of all files; 0 if the manifest is unreadable.
         created_at_s: the time of the save, in seconds since the Unix epoch; None if unknown.
-        reason: why the checkpoint is incomplete or damaged.
+        reason: the reason why the checkpoint is incomplete or damaged.
         unread: whether a file could not be read, which may be temporary.
         save, run, parent: see `Manifest`; empty if the manifest is unreadable.
-        abandoned: whether training went back and continued from an earlier step, see `lineage`.
-        marks: the marks, which `state` does not depend on.
+        abandoned: whether training has continued from an earlier step instead, see `lineage`.
+        marks: the annotations of the checkpoint; `state` does not depend on them.
     """
 
     step: int
@@ -69,11 +72,12 @@ class CheckpointInfo:
 
 
 def scan(folder: str | Path) -> list[CheckpointInfo]:
-    """List the checkpoints of `folder`, newest first, by manifests and file sizes.
+    """List the checkpoints of `folder`, newest first.
 
-    No file content is read. Saves in progress are left out. A link to a checkpoint counts as a
-    checkpoint, a broken link as a damaged one. A `.replaced` folder remains if a crash interrupts
-    another save of a step; it comes after the proper folder of the step.
+    The state of each is determined by its manifest and its file sizes; no other content is read.
+    Saves in progress are left out. A symbolic link to a checkpoint is listed as a checkpoint, and a
+    broken link as a damaged one. If a crash interrupted a second save of a step, a `.replaced`
+    folder with the first save remains. It is listed after the proper folder of the step.
 
     Raises:
         NotFound: `folder` is not a folder.
@@ -117,10 +121,10 @@ def is_folder(path: Path) -> bool:
 
 
 def inspect_checkpoint(path: Path) -> CheckpointInfo:
-    """Inspect one checkpoint: its manifest and the sizes of its files.
+    """Describe one checkpoint by its manifest and the sizes of its files.
 
     Raises:
-        NotFound: `path` has neither the name `step-NUMBER` nor a manifest.
+        NotFound: `path` is not a checkpoint, by its name `step-NUMBER` or by a manifest.
     """
     step = checkpoint_step(path)
     if step is None or not is_folder(path):
@@ -152,9 +156,10 @@ def _target(path: Path) -> Path | None:
 
 
 def checkpoints_at(path: Path) -> list[Path]:
-    """Return `path` if it is a checkpoint, else the checkpoints in it.
+    """Return `path` itself if it is a checkpoint, else the checkpoints in the folder `path`.
 
-    Holdfast's checkpoints come first, newest first, then others by name.
+    In a folder, Holdfast's checkpoints come first, with the newest at the start. Others follow in
+    the order of their names.
     """
     if _is_checkpoint(path):
         return [path]
@@ -170,13 +175,13 @@ def checkpoints_at(path: Path) -> list[Path]:
 def has_only_metadata(path: Path) -> bool:
     """Return True if a checkpoint has DCP's metadata but no manifest.
 
-    Either DCP alone wrote the checkpoint, or the manifest was lost.
+    Either DCP wrote the checkpoint without Holdfast, or the manifest was lost.
     """
     return _has(path, _METADATA_NAME) and not _has(path, MANIFEST_NAME)
 
 
 def checkpoint_step(path: Path) -> int | None:
-    """Return the step of a checkpoint from its folder's name, else from its manifest, else None."""
+    """Return the step of a checkpoint, from its folder's name or its manifest; None if unknown."""
     name = parse_name(path.name)
     if name is not None:
         return name[0]
@@ -193,19 +198,19 @@ def verify(
 ) -> CheckpointInfo:
     """Read a whole checkpoint, and return its state: `verified`, `damaged` or `incomplete`.
 
-    If the step is saved again meanwhile, the new save is read. The files are compared with the
-    written bytes. Whether these were the state in the call of `save` cannot be determined from
-    files; a save with `attest` checks this.
+    If the step is saved again during the verification, the new save is read, too. This function
+    checks that the files still have the bytes that were written. It cannot check that these bytes
+    were the state at the call of `save`, but a save with `attest` checks this.
 
     Args:
         checkpoint: the checkpoint, or its folder.
-        progress: called with the bytes read and the total.
+        progress: called with the number of bytes read so far and the total.
 
     Returns:
-        The checkpoint with its new state; `reason` names the wrong file.
+        The description of the checkpoint with its new state. If a file is wrong, `reason` names it.
 
     Raises:
-        NotFound: the checkpoint does not exist, or is deleted meanwhile.
+        NotFound: the checkpoint does not exist, or is deleted during the verification.
     """
     return _verify_one_save(
         checkpoint.path if isinstance(checkpoint, CheckpointInfo) else Path(checkpoint), progress
@@ -213,7 +218,7 @@ def verify(
 
 
 def _verify_one_save(path: Path, progress: Progress) -> tuple[CheckpointInfo, bytes | None]:
-    """Verify a checkpoint, and return the result and the manifest of the save that was read."""
+    """Verify a checkpoint; return its description and the bytes of the manifest that was checked."""
     while True:
         read = _manifest(path)
         info = _verify(path, progress)
@@ -263,8 +268,8 @@ def verify_and_note(
 ) -> CheckpointInfo:
     """Verify a checkpoint, and record the result in its marks.
 
-    A failure to record is logged. A checkpoint without a manifest gets no mark, since it may be a
-    copy in progress. A checkpoint that could not be read gets no mark either.
+    If the result cannot be recorded, this is logged. No mark is set on a checkpoint without a
+    manifest, since it may be a copy in progress, or on a checkpoint that could not be read.
 
     Raises:
         NotFound: the checkpoint does not exist.

@@ -1,11 +1,12 @@
-"""Record which checkpoints training has continued from, and which it has abandoned.
+"""Determine which checkpoints belong to the present line of training, and which are abandoned.
 
-Each manifest names its parent: the checkpoint that the state descends from. When training goes back
-and saves again, a branch begins, and the checkpoints beyond the parent are abandoned. An abandoned
-checkpoint stays, and is restored only if the user names it. The list of abandoned saves is
-`.holdfast-line` in the folder. The list is written before the first save of the branch gets its
-name: a crash between the two leaves the parent as the newest checkpoint. A checkpoint in no list,
-such as a copy from elsewhere, is not abandoned.
+Each manifest names its parent, the checkpoint from which training continued to this one. When
+training goes back to an earlier checkpoint and saves again, a branch begins. The checkpoints after
+the branch's parent are then abandoned. An abandoned checkpoint is not deleted, but it is restored
+only if the user names its step. The file `.holdfast-line` in the folder lists the abandoned saves.
+It is written before the first save of the branch appears, so that after a crash between the two,
+the parent is the newest checkpoint that is not abandoned. A checkpoint that is not listed, such as
+a copy from another folder, is not abandoned.
 
 This module needs no torch.
 """
@@ -24,7 +25,7 @@ _logger = logging.getLogger("holdfast")
 
 
 class Known(Protocol):
-    """The facts of a checkpoint that the lineage depends on.
+    """Provide the facts about a checkpoint on which its lineage depends.
 
     `save` is empty if the manifest cannot be read.
     """
@@ -35,15 +36,15 @@ class Known(Protocol):
 
     @property
     def save(self) -> str:
-        """Return the name of the save."""
+        """Return the name of the save, which differs between two saves of one step."""
 
     @property
     def parent(self) -> Save | None:
-        """Return the checkpoint that this one descends from; None if unknown."""
+        """Return the save from which training continued to this one; None if unknown."""
 
 
 class Dated(Known, Protocol):
-    """The facts that the lineage depends on if no list records the checkpoint."""
+    """Provide the facts on which lineage depends where no list of abandoned saves exists."""
 
     @property
     def created_at_s(self) -> float | None:
@@ -51,7 +52,7 @@ class Dated(Known, Protocol):
 
 
 def read_abandoned(folder: Path) -> frozenset[Save]:
-    """Return the saves that are listed as abandoned; none if the list cannot be read."""
+    """Return the saves in the list of abandoned saves; none if the list cannot be read."""
     try:
         content = json.loads((folder / LINE_NAME).read_bytes())
         return frozenset(
@@ -67,7 +68,7 @@ def read_abandoned(folder: Path) -> frozenset[Save]:
 
 
 def note_abandoned(folder: Path, abandoned: Collection[Save]) -> None:
-    """Replace the list of abandoned saves.
+    """Replace the list of abandoned saves by `abandoned`.
 
     Raises:
         OSError: the list could not be written.
@@ -80,7 +81,10 @@ def note_abandoned(folder: Path, abandoned: Collection[Save]) -> None:
 
 
 def is_abandoned(one: Known, abandoned: Collection[Save]) -> bool:
-    """Return whether a checkpoint is listed; without a readable manifest, compare only the step."""
+    """Return True if a checkpoint is in the list `abandoned`.
+
+    If its manifest cannot be read, only the step is compared.
+    """
     if one.save:
         return Save(step=one.step, save=one.save) in abandoned
     return any(each.step == one.step for each in abandoned)
@@ -89,12 +93,13 @@ def is_abandoned(one: Known, abandoned: Collection[Save]) -> bool:
 def left_behind(
     present: Iterable[Known], abandoned: Collection[Save], *, step: int, parent: Save | None
 ) -> frozenset[Save]:
-    """Return the saves that are abandoned once a save of `step` from `parent` has its name.
+    """Return the saves that are abandoned once a new save of `step` is committed.
 
-    The parent and its ancestors are not abandoned. All saves beyond the oldest known one of them
-    are abandoned. Without a parent, all saves beyond `step` are abandoned: the origin of the state
-    is unknown, and lower steps may be of its line. The new save replaces the former save of `step`:
-    until then, a crash leaves the former save the newest.
+    The new save continues from `parent`. The parent and its ancestors are not abandoned. All other
+    saves with steps above the oldest known of them are abandoned. If there is no parent, the origin
+    of the state is unknown. Then all saves above `step` are abandoned, but lower steps are not,
+    since training may have come from them. A former save of `step` itself is not abandoned, because
+    the new save replaces it, and until then it must be the newest after a crash.
     """
     by_save = {Save(step=one.step, save=one.save): one for one in present}
     line: set[Save] = set()
@@ -113,11 +118,12 @@ def left_behind(
 
 
 def left_by_newest(present: Iterable[Dated]) -> frozenset[Save]:
-    """Return the saves that the last-made checkpoint shows to be abandoned.
+    """Return the saves that must be abandoned, given the most recently made checkpoint.
 
-    This function is for storage, which has no list of abandoned saves. The last-made checkpoint
-    descends from a step below the abandoned saves. The abandoned saves were made before the
-    last-made checkpoint. A save that descends from the last-made checkpoint is not abandoned.
+    This function is for object storage, which has no list of abandoned saves. A save is abandoned
+    if it was made earlier than the most recent one, and if the most recent one continues from a
+    lower step. The saves from which the most recent one continues are not abandoned, and neither
+    are those that continue from it.
     """
     found = [one for one in present if one.save and one.created_at_s is not None]
     newest = max(found, key=lambda one: one.created_at_s or 0.0, default=None)

@@ -1,4 +1,4 @@
-"""Delete checkpoints by a policy, on request, and report why each other one stays."""
+"""Delete checkpoints by a policy when the user requests it, and report why the others stay."""
 
 import contextlib
 from collections.abc import Callable
@@ -20,10 +20,10 @@ from holdfast.core.errors import BadUse, HoldfastError, NotFound
 
 @dataclass(frozen=True, kw_only=True)
 class PruneResult:
-    """The result of `prune`.
+    """Describe the result of `prune`.
 
     Attributes:
-        verdicts: a verdict for each checkpoint, newest first.
+        verdicts: the decision about each checkpoint, newest first.
         deleted: the checkpoints that were deleted.
         failed: the checkpoints that could not be deleted.
     """
@@ -34,7 +34,7 @@ class PruneResult:
 
     @property
     def freed_bytes(self) -> int:
-        """Return the bytes of the deleted checkpoints."""
+        """Return the total size of the deleted checkpoints in bytes."""
         return sum(
             verdict.info.size_bytes
             for verdict in self.verdicts
@@ -51,20 +51,21 @@ def prune(
     dry_run: bool = False,
     progress: Progress = lambda _done, _total: None,
 ) -> PruneResult:
-    """Apply a policy to a folder of checkpoints.
+    """Delete the checkpoints of a folder that a policy does not keep.
 
-    Before any deletion, a checkpoint that stays must be known to be whole. A checkpoint that is
-    newer than all deleted ones counts if it is marked verified. Otherwise the newest staying
-    checkpoint is read; if it is damaged, the next one is read. The findings are recorded in the
-    marks. A checkpoint that cannot be deleted stays, and its verdict names the reason.
+    Before anything is deleted, this function ensures that an undamaged checkpoint stays. It is
+    enough if one that stays is marked verified and is newer than all that will be deleted.
+    Otherwise, the checkpoints that stay are read, from the newest on, until one of them is found
+    undamaged. The results are recorded in the marks. A checkpoint that cannot be deleted stays, and
+    its verdict gives the reason.
 
     Args:
         folder: the checkpoint folder.
         policy: the rules.
-        by: the author of the marks.
+        by: the name that is recorded in the marks.
         now_s: the time, in seconds since the Unix epoch.
-        dry_run: judge only.
-        progress: called with the bytes read and the total, during a verification.
+        dry_run: whether only to decide, without reading or deleting anything.
+        progress: called during a verification with the number of bytes read so far and the total.
 
     Raises:
         NotFound: `folder` is not a folder.
@@ -97,14 +98,14 @@ def prune(
 def delete_unclaimed(
     judged: CheckpointInfo, *, now_s: float | None, progress: Callable[[int], None] = lambda _: None
 ) -> str | None:
-    """Delete a checkpoint, unless it has changed since it was judged.
+    """Delete a checkpoint, unless it has changed since the decision to delete it.
 
-    A process that marks a checkpoint takes the same lock. Either the mark comes first and the
-    checkpoint stays, or the marking fails because the checkpoint is gone. `progress` is called with
-    1 after each file.
+    A process that sets a mark holds the same lock. So either the mark is set first and the
+    checkpoint stays, or the process that sets the mark receives NotFound. `progress` is called with
+    1 after each deleted file.
 
     Returns:
-        Why the checkpoint stays; None if it is gone.
+        The reason why the checkpoint stays; None if it is deleted.
 
     Raises:
         CheckpointError: another process holds the lock.

@@ -1,4 +1,7 @@
-"""Decide which checkpoints stay, and why: a policy, and pure functions that apply it."""
+"""Decide which checkpoints to keep, and why.
+
+The functions apply a policy to a list of checkpoints. They read and delete nothing.
+"""
 
 import math
 from collections.abc import Collection, Iterator, Sequence
@@ -15,9 +18,9 @@ _DOUBLE = "its step was saved again"
 
 @dataclass(frozen=True, kw_only=True)
 class Best:
-    """Keep the `count` checkpoints with the least (`min`) or largest (`max`) value of a metric.
+    """Keep the `count` checkpoints with the lowest (`min`) or highest (`max`) value of a metric.
 
-    Of two equal values, the newer checkpoint comes first.
+    Of two checkpoints with equal values, the newer one is preferred.
     """
 
     metric: str
@@ -38,23 +41,24 @@ class Best:
 
 @dataclass(frozen=True, kw_only=True)
 class Retention:
-    """The rules that select the checkpoints to keep; without a rule, all stay.
+    """Select the checkpoints to keep by rules; without any rule, all checkpoints stay.
 
     Attributes:
         last: keep this number of newest checkpoints.
         every_steps: keep the checkpoints whose step is divisible by this number.
-        within_s: keep the checkpoints written in the last so many seconds.
-        best: keep the checkpoints with the best value of a metric.
+        within_s: keep the checkpoints written within this number of seconds before now.
+        best: keep the checkpoints with the best values of a metric.
 
-    The rules apply to the line that training is on, and separately to abandoned checkpoints.
+    The rules are applied to the checkpoints of the present line of training, and separately to
+    those that training has abandoned.
 
-    These checkpoints stay in any case:
+    These checkpoints stay even if no rule selects them:
 
     - the newest
     - the newest one marked verified, and the newest one marked healthy
     - pinned checkpoints, and those with a hold
     - checkpoints with unreadable marks
-    - damaged checkpoints, as evidence
+    - damaged checkpoints, so that the damage can be examined
 
     Raises:
         BadUse: a value is not allowed.
@@ -74,7 +78,10 @@ class Retention:
 
     @property
     def has_rules(self) -> bool:
-        """Return True if the policy has a rule; older saves of the same step go in any case."""
+        """Return True if there is a rule.
+
+        Even without a rule, older saves of the same step are deleted.
+        """
         return bool(self.best) or any(
             rule is not None for rule in (self.last, self.every_steps, self.within_s)
         )
@@ -82,13 +89,13 @@ class Retention:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The decision about one checkpoint.
+    """Describe the decision about one checkpoint.
 
     Attributes:
         info: the checkpoint.
-        is_whole: whether no damage is known.
-        stays: all reasons to stay; empty if the checkpoint goes.
-        goes: why the checkpoint goes; None if it stays.
+        is_whole: whether the checkpoint is complete, and no damage is known.
+        stays: all reasons to keep the checkpoint; empty if it is to be deleted.
+        goes: the reason to delete the checkpoint; None if it is kept.
     """
 
     info: CheckpointInfo
@@ -105,14 +112,15 @@ def judge(
     damaged: Collection[Path] = (),
     committed: Path | None = None,
 ) -> list[Verdict]:
-    """Decide for each checkpoint whether it stays.
+    """Decide for each checkpoint whether to keep it.
 
     Args:
         checkpoints: the result of `scan`, newest first.
         policy: the rules.
-        now_s: seconds since the Unix epoch; with None, no hold has ended, and `within_s` keeps all.
+        now_s: the time, in seconds since the Unix epoch. With None, all holds are treated as not
+            ended, and the rule `within_s` keeps all checkpoints.
         damaged: checkpoints that the caller has found damaged.
-        committed: a checkpoint that was written and checked just now.
+        committed: a checkpoint that was written just now, which always stays.
 
     Returns:
         A verdict for each checkpoint, in the same order.
@@ -150,9 +158,10 @@ def superfluous(
     keep: int | Retention | None,
     now_s: float | None = None,
 ) -> list[CheckpointInfo]:
-    """Return the checkpoints to delete once `committed` is durable; see `judge`.
+    """Return the checkpoints to delete now that the checkpoint `committed` is durable.
 
-    A number `keep` means `Retention(last=keep)`. Older saves of the same step come first.
+    A number `keep` is short for `Retention(last=keep)`. Older saves of a step that was saved again
+    come first. See `judge` for the other arguments.
     """
     policy = keep if isinstance(keep, Retention) else Retention(last=keep)
     verdicts = judge(checkpoints, policy, now_s=now_s, damaged=damaged, committed=committed)
@@ -164,7 +173,7 @@ def superfluous(
 
 
 def best_first(checkpoints: Sequence[CheckpointInfo], best: Best) -> list[CheckpointInfo]:
-    """Return the checkpoints that have a metric, the best first, the newer of two equals first."""
+    """Return the checkpoints that have the metric, best first; of two equals, newer first."""
     sign = 1 if best.mode == "min" else -1
     values = {info.path: info.marks.metrics.get(best.metric, math.nan) for info in checkpoints}
     known = [info for info in checkpoints if not math.isnan(values[info.path])]
@@ -178,10 +187,11 @@ def deletable_for_room(
     keep: Retention,
     now_s: float | None,
 ) -> list[CheckpointInfo]:
-    """Return the checkpoints that may be deleted on a full disk, in the order of deletion.
+    """Return the checkpoints that may be deleted if the disk is full, in the order of deletion.
 
-    Older saves of the same step come first, then the oldest steps. `keep.last` counts as 1, since a
-    new checkpoint is worth more than spare ones. All other reasons to stay hold, see `judge`.
+    Older saves of a step that was saved again come first, then the oldest steps. `keep.last` is
+    treated as 1, since a new checkpoint is more useful than spare older ones. All other reasons to
+    keep a checkpoint apply, see `judge`.
     """
     policy = keep if keep.last is None else replace(keep, last=1)
     verdicts = judge(checkpoints, policy, now_s=now_s, damaged=damaged)

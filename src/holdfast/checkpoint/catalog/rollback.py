@@ -1,4 +1,4 @@
-"""Go back to a checkpoint from which training went well."""
+"""Roll training back to a checkpoint from which it had made good progress."""
 
 from pathlib import Path
 
@@ -8,7 +8,9 @@ from holdfast.checkpoint.format.manifest import Save
 
 
 def newest_healthy(folder: Path, *, before_step: int) -> int | None:
-    """Return the step of the newest healthy checkpoint below `before_step`; None if there is none.
+    """Return the newest step below `before_step` that is marked healthy; None if there is none.
+
+    Abandoned and damaged checkpoints are ignored.
 
     Raises:
         NotFound: there is no such folder.
@@ -27,8 +29,8 @@ def newest_healthy(folder: Path, *, before_step: int) -> int | None:
 def roll_back(folder: Path, *, to_step: int) -> None:
     """Abandon every checkpoint newer than `to_step`, so that the next restore skips them.
 
-    The abandoned checkpoints stay where they are, until retention deletes them. No job may save
-    into the folder meanwhile.
+    The abandoned checkpoints stay in the folder until the retention policy deletes them. No job may
+    save into the folder during this call.
 
     Raises:
         NotFound: there is no such folder.

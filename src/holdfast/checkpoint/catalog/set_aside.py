@@ -1,4 +1,4 @@
-"""Move checkpoints that other runs have saved into a subfolder, without deleting any."""
+"""Move the checkpoints of other runs into a subfolder, without deleting any."""
 
 import logging
 import re
@@ -17,7 +17,7 @@ _logger = logging.getLogger("holdfast")
 
 
 def is_own(folder: Path, who: Identity) -> bool:
-    """Return True if the folder's last writer, or its line's newest checkpoint, is of this run."""
+    """Return True if the last writer, or the newest checkpoint not abandoned, is of this run."""
     if not who.run:
         return False
     holder = read_holder(folder)
@@ -29,19 +29,19 @@ def is_own(folder: Path, who: Identity) -> bool:
 
 
 def is_of_others(folder: Path, who: Identity) -> bool:
-    """Return whether a folder has checkpoints that a fresh run of this identity sets aside.
+    """Return True if a fresh run must move the folder's checkpoints away.
 
-    A fresh run sets aside all checkpoints but its own.
+    This is so if the folder has checkpoints, and these are not of this run.
     """
     return (has_steps(folder) or any(folder.glob(_UNFINISHED))) and not is_own(folder, who)
 
 
 def set_aside(folder: Path) -> Path:
-    """Move all checkpoints of a folder and their records into `aside-N` there.
+    """Move all checkpoints of a folder, and their records, into its subfolder `aside-N`.
 
     The list of checkpoints pushed to storage stays in the folder, so that none of them is fetched
-    from storage. Each checkpoint moves in one step. The new folder gets its name once all
-    checkpoints are in it. After a crash, the next call finishes the move.
+    from storage again. Each checkpoint is moved by one rename. The subfolder is named `aside-N`
+    only when all checkpoints are in it. After a crash, the next call finishes the move.
 
     Returns:
         The path of `aside-N`.
@@ -58,7 +58,8 @@ def set_aside(folder: Path) -> Path:
     number = unfinished[0] if unfinished else max(numbers, default=0) + 1
     hidden, final = folder / f".aside-{number}.tmp", folder / f"aside-{number}"
     hidden.mkdir(exist_ok=True)
-    # The records move last: until then the checkpoints stay abandoned steps of that run, as before.
+    # Move the records last. Until then, abandoned checkpoints are still listed as abandoned, and
+    # the folder still belongs to their run.
     names = [path.name for path in folder.iterdir() if parse_name(path.name) is not None]
     for name in (*names, LINE_NAME, WRITER_NAME):
         if (folder / name).exists() or (folder / name).is_symlink():

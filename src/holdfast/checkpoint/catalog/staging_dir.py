@@ -1,17 +1,17 @@
-"""Make checkpoints appear whole and disappear at once, by renames in the checkpoint folder.
+"""Make checkpoints appear complete and disappear at once, by renames in the checkpoint folder.
 
 | name | content | after a crash |
 |---|---|---|
 | `step-0000000020` | a checkpoint | stays |
-| `step-0000000020.replaced` | the former save, during another save of the step | used until then |
-| `.step-0000000020.SAVE.tmp` | a save in progress, locked by its process | deleted by a first save |
+| `step-0000000020.replaced` | the former save, during the next save's commit | can be restored |
+| `.step-0000000020.SAVE.tmp` | a save in progress, locked by its process | deleted by a later first save |
 | `.step-0000000020.SAVE.failed` | why the save failed, for the other ranks | the same |
 | `.deleting-NAME.RANDOM` | a checkpoint being deleted | the same |
 | `.holdfast-writer` | the writer of the folder (`writer_lease`) | stays |
-| `.holdfast-writer.TOKEN.tmp` | a lease being acquired | the next writer deletes |
+| `.holdfast-writer.TOKEN.tmp` | a lease being acquired | the next writer deletes it |
 | `.holdfast-line` | the abandoned steps (`lineage`) | stays |
 | `aside-N` | checkpoints of another run (`set_aside`) | stays |
-| `.aside-N.tmp` | the same, during the move | the next `set_aside` finishes |
+| `.aside-N.tmp` | the same, during the move | the next `set_aside` finishes the move |
 | `.holdfast-pushed` | the checkpoints pushed to storage (`storage.push`) | stays |
 """
 
@@ -34,17 +34,18 @@ _logger = logging.getLogger("holdfast")
 _LEFTOVERS = (".step-*.tmp", ".deleting-*")
 _FAILURES = ".step-*.failed"
 _LINES = "..holdfast-line.*.tmp"
-"""Temporary files of `lineage`; only the one writer of a folder writes them."""
+"""The temporary files of `lineage`; only the folder's one writer makes them."""
 _ABANDONED_AFTER_S = 300.0
 
 
 class Staging:
-    """The staging folder of one save, locked while the process that made it lives."""
+    """Hold the staging folder of one save, and its lock, which ends with this process."""
 
     def __init__(self, folder: Path, step: int, save: str | None = None) -> None:
-        """Make and lock the folder.
+        """Make and lock the staging folder.
 
-        With `save`, the folder has this name, and other ranks may have made it already.
+        If `save` is given, it is part of the folder's name, and another rank may have made the
+        folder already.
         """
         self._final = step_path(folder, step)
         self.path = staging_path(folder, step, save or secrets.token_hex(4))
@@ -53,19 +54,19 @@ class Staging:
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX)
         except OSError as error:
-            # Some network file systems cannot lock folders; then `remove_leftovers` cannot lock
-            # either, and skips the folder.
+            # Some network file systems cannot lock folders. `remove_leftovers` cannot lock this
+            # folder either then, and does not delete it.
             _logger.debug("no lock on %s: %s", self.path, error)
 
     def commit(self, *, final_is_damaged: bool = False, replaces: bool = True) -> Path:
         """Rename the folder to its final name, durably.
 
-        At every instant, the old or the new checkpoint of the step has a valid name. If the step
-        was saved before, the new checkpoint inherits the pins and holds.
+        If the step was saved before, the new checkpoint replaces the old one, and receives its pins
+        and holds. At every instant, one of them can be restored.
 
         Args:
             final_is_damaged: whether the checkpoint under the final name is damaged.
-            replaces: whether an older checkpoint of the step may be replaced.
+            replaces: whether to replace an older checkpoint of the step.
 
         Returns:
             The folder of the checkpoint.
@@ -73,8 +74,8 @@ class Staging:
         Raises:
             BadUse: the step was saved before, and `replaces` is False.
             CheckpointError: another process holds the lock of the older checkpoint's marks.
-            OSError: the rename failed; an older checkpoint of the step keeps its name or has
-                `.replaced`.
+            OSError: the rename failed. An older checkpoint of the step still has its name, or the
+                name with `.replaced`.
         """
         replaced = replaced_path(self._final)
         hidden: Path | None = None
@@ -110,24 +111,24 @@ class Staging:
         return self._final
 
     def abandon(self) -> None:
-        """Delete the folder after a failed save."""
+        """Release and delete the folder after a failed save."""
         os.close(self._fd)
         if self.path.exists():
             discard(self.path)
 
 
 def discard(path: Path, progress: Callable[[int], None] = lambda _: None) -> None:
-    """Rename a folder to a hidden name, then delete the folder.
+    """Rename a folder to a hidden name, and then delete it.
 
-    `progress` is called with 1 after each file. Errors are logged, and a later first save tries
-    again.
+    `progress` is called with 1 after each deleted file. Errors are logged. The next process tries
+    again at its first save.
     """
     if (hidden := hide(path)) is not None:
         erase(hidden, progress)
 
 
 def hide(path: Path) -> Path | None:
-    """Rename a folder to a hidden name, to be erased.
+    """Rename a folder to a hidden name, so that it is no longer a checkpoint and can be erased.
 
     Returns:
         The hidden path; None if the rename failed, which is logged.
@@ -138,7 +139,8 @@ def hide(path: Path) -> Path | None:
     except OSError as error:
         _warn_of_undeleted(path, error)
         return None
-    # After a power cut the folder may be back, without some files; a scan then finds the damage.
+    # After a power cut, the folder may have its old name again, and some files may be missing;
+    # `scan` then detects the damage.
     with contextlib.suppress(OSError):
         # A recent time shows that a process is deleting it, see `erase_abandoned`.
         os.utime(hidden, follow_symlinks=False)
@@ -147,10 +149,11 @@ def hide(path: Path) -> Path | None:
 
 
 def erase(hidden: Path, progress: Callable[[int], None] = lambda _: None) -> None:
-    """Delete a hidden folder, file by file; of a link, only the link.
+    """Delete a hidden folder, file by file; if it is a link, delete only the link.
 
-    No file of the folder may be open, because network file systems keep open files. `progress` is
-    called with 1 after each file: thousands of large files take longer than a save may stall.
+    No file of the folder may be open, because a network file system would not delete open files.
+    `progress` is called with 1 after each file, since deleting thousands of large files can take
+    longer than a save may go without progress.
     """
     try:
         if hidden.is_symlink():
@@ -166,7 +169,7 @@ def erase(hidden: Path, progress: Callable[[int], None] = lambda _: None) -> Non
 
 
 def erase_abandoned(folder: Path) -> None:
-    """Delete hidden folders whose process was killed before it had deleted them."""
+    """Delete hidden folders that a killed process has left without deleting them."""
     for hidden in folder.glob(_LEFTOVERS[1]):
         if hidden.is_symlink() or not _has_changed_lately(hidden):
             erase(hidden)
@@ -177,7 +180,7 @@ def _warn_of_undeleted(path: Path, error: OSError) -> None:
 
 
 def has_unfinished(folder: Path) -> bool:
-    """Return True if a living process prepares a save in `folder`, or may do so."""
+    """Return True if a living process is making a save in `folder`, or if this may be so."""
     candidates = ((path, _is_locked(path)) for path in folder.glob(_LEFTOVERS[0]))
     return any(
         _has_changed_lately(path) if is_locked is None else is_locked
@@ -186,7 +189,10 @@ def has_unfinished(folder: Path) -> bool:
 
 
 def traces_of_unfinished(folder: Path) -> frozenset[tuple[str, int, int]]:
-    """Return file names, sizes and times, which change while a save in `folder` makes progress."""
+    """Return the names, sizes and times of the files of unfinished saves in `folder`.
+
+    The result changes as long as a save makes progress.
+    """
     traces = set()
     for staging in folder.glob(_LEFTOVERS[0]):
         with contextlib.suppress(OSError):  # the folder was renamed meanwhile
@@ -202,7 +208,7 @@ def is_being_written(path: Path) -> bool:
 
 
 def _is_locked(path: Path) -> bool | None:
-    """Return whether a folder is locked; None if the file system cannot lock folders."""
+    """Return True if a process has locked a folder; None if the file system cannot lock folders."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:  # the folder was renamed meanwhile
@@ -220,7 +226,10 @@ def _is_locked(path: Path) -> bool | None:
 
 
 def _has_changed_lately(path: Path) -> bool:
-    """Return True if something in a folder has changed lately, where no lock can show activity."""
+    """Return True if a file in a folder has changed recently.
+
+    This is used on file systems without locks, to detect that a process is at work.
+    """
     since_s = time.time() - _ABANDONED_AFTER_S
     with contextlib.suppress(OSError):  # the folder was renamed meanwhile
         return any(each.stat().st_mtime > since_s for each in (path, *path.rglob("*")))
@@ -234,9 +243,9 @@ def remove_leftovers(
 
     Args:
         folder: the checkpoint folder.
-        but_of: keep the saves whose ids begin with this prefix and a hyphen; a process resumes
-            them.
-        progress: called with 1 after each file.
+        but_of: the prefix of the ids of saves to keep, because another process resumes them. A
+            hyphen follows the prefix.
+        progress: called with 1 after each deleted file.
 
     Raises:
         OSError: the folder cannot be read.

@@ -1,14 +1,15 @@
-"""Lease a checkpoint folder to one writer: a lock that a crash releases, and takeover rules.
+"""Allow only one process at a time to save into a checkpoint folder.
 
-`.holdfast-writer` names the writer: run, generation (the attempt), host, process, time of
-acquisition, and a token. The named process holds flock(2) on that file, so the kernel releases the
-lease when the process ends for any reason. Linux passes flock on to the servers of NFS, and of
-Lustre and GPFS if they are mounted with flock. On a file system without locks, a second writer is
-not detected: the later process takes over there.
+The writer holds a lease on the folder. The file `.holdfast-writer` describes the writer by its run,
+generation (the number of the attempt), host, process id, time of acquisition, and a token. The
+writer holds flock(2) on this file, so the kernel releases the lease when the writer ends for any
+reason. Linux forwards flock to the servers of NFS, and to the servers of Lustre and GPFS if they
+are mounted with flock. On a file system without locks, a living writer is not detected, so a later
+process takes over from it.
 
-A process that takes over puts a new file, already locked, in the place of the former file. Each
-save is checked against the token before the save gets its name, so the saves of a former writer
-that comes back fail. This module needs no torch.
+A process that takes over replaces the file by a new one that it has already locked. Before a save
+is committed, its token is compared with the one in the file. So if a former writer wakes up later,
+its saves fail. This module needs no torch.
 """
 
 import contextlib
@@ -36,16 +37,16 @@ from holdfast.core.link import ENV_ATTEMPT, ENV_RUN
 
 WRITER_NAME: Final = ".holdfast-writer"
 PATIENCE_S: Final = 10.0
-"""Seconds that a former writer may take to end, and that its last save may go without progress."""
+"""Seconds that a former writer may take to end, or that its last save may make no progress."""
 PATIENCE_ACROSS_NODES_S: Final = 120.0
-"""The same limit for a former writer on another node; NFS holds a dead client's locks 90 s."""
+"""The same limit if the former writer is on another node: NFS holds a dead client's locks 90 s."""
 _POLL_S: Final = 0.05
 _logger = logging.getLogger("holdfast")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """The run of a process, and the number of the run's start.
+    """Identify the run of a process, and the attempt (generation) of this run.
 
     `run` is empty if the run is unknown.
     """
@@ -55,7 +56,7 @@ class Identity:
 
     @classmethod
     def of_this_process(cls, run: str | None = None) -> Self:
-        """Return the identity that the supervisor has set, or else that `run` gives."""
+        """Return the identity that the supervisor has set; without one, the run is named `run`."""
         supervised = os.environ.get(ENV_RUN, "")
         if not supervised:
             return cls(run=run or "")
@@ -66,7 +67,10 @@ class Identity:
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseHolder:
-    """The contents of `.holdfast-writer`; `since_s` is in seconds since the Unix epoch."""
+    """Describe the writer of a folder, as stored in `.holdfast-writer`.
+
+    `since_s` is the time of acquisition, in seconds since the Unix epoch.
+    """
 
     run: str
     generation: int
@@ -83,9 +87,9 @@ class LeaseHolder:
 
 @dataclass(eq=False)
 class WriterLease:
-    """The right of this process to save into a folder, from `acquire` until `release`.
+    """Hold this process's right to save into a folder, from `acquire` until `release`.
 
-    All users in the process share one lease.
+    All users in the process share one lease; `users` is their number.
     """
 
     path: Path
@@ -94,7 +98,7 @@ class WriterLease:
     users: int = 1
 
     def release(self) -> None:
-        """Give up one share of the lease; after the last, another process may acquire the lease."""
+        """End one user's share of the lease; after the last one, another process may acquire it."""
         with _registering:
             self.users -= 1
             if self.users or self.fd < 0:
@@ -106,7 +110,7 @@ class WriterLease:
 
 
 _held: dict[str, WriterLease] = {}
-"""The leases of this process, by file."""
+"""The leases of this process, by the path of their file."""
 _registering = threading.Lock()
 
 
@@ -118,23 +122,24 @@ def acquire(
     timeout_s: float = 600.0,
     set_aside: Callable[[], object] | None = None,
 ) -> WriterLease:
-    """Become the writer of a folder.
+    """Acquire the exclusive right to save into a folder.
 
-    This process takes over from a former writer that is dead, and from one of an earlier generation
-    of the same run. The takeover happens at once, unless a save is being finished. In this case the
-    takeover waits until the save has ended, or has made no progress for `PATIENCE_S`.
+    This process takes over from a former writer that is dead, or that belongs to an earlier
+    generation of the same run. If a save of the former writer is still being finished, this
+    function first waits until that save has ended, or has made no progress for `PATIENCE_S`
+    seconds.
 
     Args:
         folder: the checkpoint folder.
         who: the identity of this process.
         now_s: the time, in seconds since the Unix epoch.
-        timeout_s: the most seconds to wait for that save.
-        set_aside: a function that is called once no other process saves there, before the lease
-            names this process. With this function, checkpoints of another run do not prevent a
-            takeover. The function may move the lease file away.
+        timeout_s: seconds to wait for that save at most.
+        set_aside: a function that moves the checkpoints of another run away, so that they do not
+            prevent a takeover. It is called when no other process saves into the folder any more,
+            before the lease is written. It may also move the lease file away.
 
     Raises:
-        BadUse: another process saves into the folder, or the checkpoints there are another run's.
+        BadUse: another process saves into the folder, or the folder has checkpoints of another run.
         OSError: the folder cannot be written.
     """
     path = Path(os.path.realpath(folder)) / WRITER_NAME
@@ -177,8 +182,8 @@ def acquire(
                 _await_last_save(folder, former, traces, began_s=began_s, timeout_s=timeout_s)
             if set_aside is not None:
                 set_aside()
-            # A process without a run keeps the run of the checkpoints, unless the checkpoints have
-            # been set aside.
+            # A process without a run's name keeps the name of the run that saved the checkpoints,
+            # unless these have been moved away.
             kept = former.run if former is not None and set_aside is None else ""
             lease = _take(path, former, replace(who, run=who.run or kept), now_s)
         if lease is not None:
@@ -188,7 +193,7 @@ def acquire(
 
 
 def read_holder(folder: Path) -> LeaseHolder | None:
-    """Return the present or last writer of a folder; None if the writer cannot be read."""
+    """Describe the present or last writer of a folder; return None if that is unreadable."""
     try:
         return _parse((folder / WRITER_NAME).read_bytes())
     except OSError:
@@ -196,7 +201,7 @@ def read_holder(folder: Path) -> LeaseHolder | None:
 
 
 def has_steps(folder: Path) -> bool:
-    """Return whether a folder has any entry with a checkpoint's name."""
+    """Return True if a folder has an entry with the name of a checkpoint."""
     try:
         return any(parse_name(path.name) is not None for path in folder.iterdir())
     except FileNotFoundError:
@@ -222,7 +227,7 @@ def _is_newer(who: Identity, former: LeaseHolder) -> bool:
 
 
 def _patience_s(former: LeaseHolder | None, who: Identity) -> float:
-    """Return how long to wait for the former writer to end."""
+    """Return the seconds to wait for the former writer to end."""
     if former is None or former.host == socket.gethostname() or _is_newer(who, former):
         return PATIENCE_S
     return PATIENCE_ACROSS_NODES_S
@@ -236,9 +241,9 @@ def _await_last_save(
     began_s: float,
     timeout_s: float,
 ) -> None:
-    """Wait for the save that a former writer has left unfinished, while the save makes progress.
+    """Wait for a former writer's unfinished save, as long as that save makes progress.
 
-    `traces` are the traces of the save at `began_s`.
+    `traces` is the result of `traces_of_unfinished` at the time `began_s`.
     """
     until_s, is_logged = began_s + PATIENCE_S, False
     while has_unfinished(folder):
@@ -259,7 +264,10 @@ def _await_last_save(
 
 @contextlib.contextmanager
 def _former(path: Path) -> Iterator[tuple[LeaseHolder | None, int | None]]:
-    """Yield the writer that the file names, and the file's descriptor; None, None if no file."""
+    """Yield the writer that the lease file describes, and the file's descriptor.
+
+    Yields None for both if there is no file, and None for the writer if the file is damaged.
+    """
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -274,7 +282,7 @@ def _former(path: Path) -> Iterator[tuple[LeaseHolder | None, int | None]]:
 def _take(
     path: Path, former: LeaseHolder | None, who: Identity, now_s: float
 ) -> WriterLease | None:
-    """Replace the lease file by one of this process; return None if another process was faster."""
+    """Replace the lease file by one for this process; return None if another process was faster."""
     last = 0 if former is None or former.run != who.run else former.generation
     holder = LeaseHolder(
         run=who.run,
@@ -303,9 +311,10 @@ def _take(
 
 
 def _locked(path: Path, writing: int) -> int:
-    """Return a descriptor that holds the lock.
+    """Lock the file, and return the descriptor that holds the lock.
 
-    The descriptor is read-only: one for writing would keep a disk from being mounted read-only.
+    The descriptor is read-only if possible, because an open descriptor for writing would prevent
+    the disk from being remounted read-only.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -319,7 +328,7 @@ def _locked(path: Path, writing: int) -> int:
 
 
 def _put(temporary: Path, path: Path, *, replaces: bool) -> bool:
-    """Give the file its name; return False if another process has done so first."""
+    """Rename the file to its final name; return False if another process was faster."""
     if not replaces:
         try:
             os.link(temporary, path)
@@ -349,7 +358,7 @@ def _remove_leftovers(path: Path) -> None:
 def _try_lock(fd: int) -> bool:
     """Lock a file; return False if another process holds the lock.
 
-    On a file system without locks, return True.
+    On a file system without locks, the result is True.
     """
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -385,7 +394,7 @@ def _parse(content: bytes) -> LeaseHolder | None:
 def _after_fork() -> None:
     """Close the leases in a child process.
 
-    A child, such as a worker of a data loader, must not hold the lease once the trainer is dead.
+    Otherwise, a child such as a data loader worker would hold the lease after the trainer has died.
     """
     global _registering  # noqa: PLW0603 - the lock of this process
     for lease in _held.values():

@@ -1,8 +1,9 @@
 """Write a checkpoint as one file of `torch.save`, for programs that do not read sharded folders.
 
-`torch.load(FILE, weights_only=True)` returns the state that was passed to `Checkpointer.save`:
-objects as their state dicts, sharded tensors put together. The entry `holdfast` has the `step`, and
-`ranks`: a list with a dict for each rank, of `user` (its `per_rank`) and `rng`.
+`torch.load(FILE, weights_only=True)` returns the state that was passed to `Checkpointer.save`.
+Objects are replaced by their state dicts, and sharded tensors are put together. The entry
+`holdfast` has the `step` and the list `ranks`. That list has a dict for each rank, with `user` (the
+rank's `per_rank`) and `rng`.
 """
 
 from collections.abc import Collection, Mapping
@@ -28,7 +29,7 @@ _AT_ONCE_BYTES = 256 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class OneFile:
-    """A written file; `entries` are its top-level entries, `tensors` the number of its tensors."""
+    """Describe a written file: its top-level entries, its number of tensors, and its size."""
 
     path: Path
     entries: list[str]
@@ -43,20 +44,21 @@ def consolidate_checkpoint(
     entries: Collection[str] = (),
     progress: Progress = lambda _done, _total: None,
 ) -> OneFile:
-    """Write the state of a checkpoint as one file; verify the data read and the written file.
+    """Write the state of a checkpoint as one file.
 
-    The written state is in memory as a whole. `output` appears only when it is complete.
+    The data is verified when it is read, and the written file is checked. The whole state is held
+    in memory. `output` appears only when it is complete.
 
     Args:
-        checkpoint: the folder of one step, of Holdfast or of DCP. A checkpoint of DCP is verified
-            only as far as it has checksums.
-        output: the file to make.
-        entries: the top-level entries to write; empty: all.
-        progress: called with the bytes of tensors read, and the bytes in all.
+        checkpoint: the folder of one step, written by Holdfast or by DCP. A checkpoint of DCP can
+            be verified only as far as it has checksums.
+        output: the path of the new file.
+        entries: the top-level entries to write; all if empty.
+        progress: called with the number of bytes of tensors read so far and the total.
 
     Raises:
         NotFound: the checkpoint or the folder of `output` does not exist.
-        BadUse: `output` exists, or there is no such entry.
+        BadUse: `output` exists, or the checkpoint lacks one of `entries`.
         CheckpointError: the checkpoint is damaged, or reading a value would run code.
         OSError: a file cannot be read or written.
     """
@@ -145,7 +147,7 @@ def _save(state: dict[Any, Any], path: Path) -> None:
 
 
 def _check_loads(written: Path, output: Path) -> None:
-    """Check that the file can be loaded with `weights_only` by this version of PyTorch."""
+    """Check that this version of PyTorch can load the file with `weights_only=True`."""
     try:
         torch.load(written, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:

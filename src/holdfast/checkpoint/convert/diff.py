@@ -1,4 +1,7 @@
-"""Compare two checkpoints value by value, with one value of each in memory at a time."""
+"""Compare two checkpoints value by value.
+
+Only one value of each is in memory at a time.
+"""
 
 import math
 import os
@@ -16,22 +19,24 @@ from holdfast.checkpoint.restore import dcp_reader
 from holdfast.core.errors import CheckpointError
 
 _AT_ONCE = 1 << 22
-"""The number of elements to compare at once."""
+"""The number of elements that are compared at once."""
 _READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class EntryDifference:
-    """A value that both checkpoints have, but not equal.
+    """Describe a value that differs between two checkpoints.
 
     Attributes:
         name: the flat name of the value.
-        a: dtype and shape in the first checkpoint, or `plain value`.
-        b: dtype and shape in the second checkpoint, or `plain value`.
-        elements: the number of elements; None if `a` and `b` differ, or for plain values.
-        differing: the number of elements with different bits; None as for `elements`.
-        max_abs_difference: the largest absolute difference of floating-point elements; nan if one
-            of them is nan; None as for `elements`, and for other dtypes.
+        a: the dtype and shape in the first checkpoint, or `plain value`.
+        b: the dtype and shape in the second checkpoint, or `plain value`.
+        elements: the number of elements of the tensor; None for plain values, or if `a` and `b`
+            differ.
+        differing: the number of elements with different bits; None if `elements` is None.
+        max_abs_difference: the largest absolute difference between two elements; nan if one of the
+            elements that differ is nan. None if `elements` is None, and for dtypes other than
+            floating-point or complex ones.
     """
 
     name: str
@@ -44,7 +49,7 @@ class EntryDifference:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointComparison:
-    """The differences, in the order of names; `same` counts the values with equal bits."""
+    """List the differences, sorted by name; `same` is the number of values with equal bits."""
 
     same: int
     only_in_a: list[str]
@@ -53,14 +58,16 @@ class CheckpointComparison:
 
     @property
     def is_same(self) -> bool:
-        """True if there is no difference."""
+        """Return True if the checkpoints do not differ."""
         return not (self.only_in_a or self.only_in_b or self.different)
 
 
 def compare_checkpoints(
     a: OpenedCheckpoint, b: OpenedCheckpoint, *, progress: Progress = lambda _done, _total: None
 ) -> CheckpointComparison:
-    """Compare the values of two checkpoints bit for bit, for any number of ranks.
+    """Compare the values of two checkpoints bit for bit.
+
+    The checkpoints may have been saved by different numbers of ranks.
 
     Raises:
         OSError: a file cannot be read.
@@ -116,7 +123,7 @@ def _compare_value(a: OpenedCheckpoint, b: OpenedCheckpoint, name: str) -> Entry
 
 
 def _count(left: torch.Tensor, right: torch.Tensor) -> tuple[int, float | None]:
-    """Count the elements with different bits, and find the largest floating-point difference."""
+    """Count the elements with different bits, and find the largest absolute difference."""
     dtype = left.dtype
     # torch has no arithmetic for bytes that hold two 4-bit numbers.
     has_difference = (dtype.is_floating_point or dtype.is_complex) and "float4" not in str(dtype)
@@ -138,7 +145,7 @@ def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def _bits(flat: torch.Tensor) -> torch.Tensor:
-    """Return the bits of each element as a row of integers."""
+    """Return the bits of each element as a row of one or more integers."""
     width = flat.element_size()
     unit = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(width, torch.int64)
     return flat.view(unit).reshape(flat.numel(), -1)
@@ -166,7 +173,7 @@ def _stored(opened: OpenedCheckpoint, name: str) -> bytes:
 
 
 def _same(left: Any, right: Any) -> bool:
-    """Return whether two values have equal types and bits at every depth; nan equals nan."""
+    """Return True if two values have equal types and bits at every depth; nan is equal to nan."""
     if type(left) is not type(right):
         return False
     if isinstance(left, torch.Tensor):

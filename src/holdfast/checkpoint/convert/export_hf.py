@@ -25,7 +25,7 @@ from holdfast.core.errors import BadUse, NotFound
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """A written folder; `files` are its weight files, with their index if there are several."""
+    """Describe a written folder; `files` are its weight files, and their index if there is one."""
 
     path: Path
     files: list[str]
@@ -42,19 +42,22 @@ def export_safetensors(
     shard_bytes: int = SHARD_BYTES,
     progress: Progress = lambda _done, _total: None,
 ) -> Exported:
-    """Export the model of a Holdfast or DCP checkpoint: configuration, tokenizer, safetensors.
+    """Export the model of a Holdfast or DCP checkpoint as a Hugging Face folder.
 
-    The weights keep their dtype. Sharded tensors are written whole. A checkpoint of Holdfast is
-    verified by its checksums while it is read. `output` appears only when it is complete. A crash
-    can leave `.NAME.RANDOM.tmp` beside `output`, which the next export to `output` removes.
+    The folder has the weights in safetensors, the configuration and the tokenizer. The weights keep
+    their dtype. Sharded tensors are put together. A checkpoint of Holdfast is verified by its
+    checksums while it is read. `output` appears only when it is complete. After a crash, a folder
+    `.NAME.RANDOM.tmp` may remain beside `output`; the next export to `output` removes it.
 
     Args:
         checkpoint: the folder of one step.
-        output: the folder to make.
+        output: the path of the new folder.
         hf_config: a folder with `config.json` and the tokenizer.
-        name_map: a TOML file with the names that differ (`holdfast.checkpoint.state.name_map`).
-        shard_bytes: the most bytes of one weight file.
-        progress: called with the bytes done and the bytes in all.
+        name_map: a TOML file that maps the checkpoint's names to the model's names
+            (`holdfast.checkpoint.state.name_map`).
+        shard_bytes: the largest size of a weight file in bytes; only a file with a single larger
+            tensor exceeds it.
+        progress: called with the number of bytes written so far and the total.
 
     Raises:
         NotFound: a given file or folder does not exist.
@@ -87,7 +90,7 @@ def export_safetensors(
 
 @contextlib.contextmanager
 def _appearing(output: Path) -> Iterator[Path]:
-    """Yield a locked folder to fill; if the block succeeds, rename it to `output`, durably."""
+    """Yield a hidden, locked folder; if the block succeeds, rename it to `output` durably."""
     for left in output.parent.glob(f".{glob.escape(output.name)}.*.tmp"):
         # The folder may be gone by now, or may be another user's.
         with contextlib.suppress(OSError), _try_lock(left) as is_free:

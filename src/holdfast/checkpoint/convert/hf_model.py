@@ -1,4 +1,4 @@
-"""Read a Hugging Face model folder: the tensors by its configuration, and the small files."""
+"""List the tensors of a Hugging Face model, and read its configuration and tokenizer files."""
 
 import logging
 import os
@@ -18,11 +18,11 @@ _TEMPLATES = "additional_chat_templates"
 
 @dataclass(frozen=True, kw_only=True)
 class ModelTensors:
-    """The tensors of a model.
+    """List the tensors of a model.
 
     Attributes:
-        shapes: name to shape; a tied tensor appears under every name.
-        ties: groups of names that are one tensor.
+        shapes: the shape of each tensor, by name; a tied tensor appears under each of its names.
+        ties: groups of names that refer to the same tensor.
     """
 
     shapes: dict[str, Shape]
@@ -30,7 +30,9 @@ class ModelTensors:
 
 
 def expected_tensors(hf_config: Path) -> ModelTensors:
-    """Return the tensors of the model in a folder's `config.json`, without memory for any of them.
+    """List the tensors of the model that `config.json` in a folder describes.
+
+    No memory is allocated for the tensors.
 
     Raises:
         NotFound: there is no such folder, or no configuration in it.
@@ -80,13 +82,15 @@ def expected_tensors(hf_config: Path) -> ModelTensors:
 
 
 def is_hf_small_file(path: str) -> bool:
-    """Return whether a file is a configuration, tokenizer or chat template, to keep with weights.
+    """Return True if a file is a configuration, tokenizer or chat template.
 
-    Code (`.py`) is not kept: no code that comes with a model is run.
+    Such files are copied together with weights. Code (`.py`) is not copied, because code that comes
+    with a model is never run.
     """
     pure = PurePosixPath(path)
     beside = pure.parts[:-1] in ((), (_TEMPLATES,))
-    # The index of other weights (pytorch_model.bin.index.json) would name files that are not kept.
+    # An index of other weights (pytorch_model.bin.index.json) is left out, since it would name
+    # files that are not copied.
     return (
         beside
         and path.endswith(SMALL_SUFFIXES)
@@ -96,7 +100,10 @@ def is_hf_small_file(path: str) -> bool:
 
 
 def hf_small_files(hf_config: Path) -> dict[str, bytes]:
-    """Read the small files of a folder: path to content.
+    """Read the files of a folder for which `is_hf_small_file` is True.
+
+    Returns:
+        The content of each file, by its path relative to the folder.
 
     Raises:
         OSError: a file cannot be read.
@@ -107,7 +114,7 @@ def hf_small_files(hf_config: Path) -> dict[str, bytes]:
 
 
 def write_hf_small_files(folder: Path, files: dict[str, bytes]) -> None:
-    """Write the small files into a folder.
+    """Write the files that `hf_small_files` has read into another folder.
 
     Raises:
         OSError: a file cannot be written.
@@ -118,14 +125,14 @@ def write_hf_small_files(folder: Path, files: dict[str, bytes]) -> None:
 
 
 def conversion_command(checkpoint: Path, folder: Path) -> list[str]:
-    """Return the command that converts a DCP checkpoint to safetensors, for callers without torch.
+    """Return a command that converts a checkpoint to safetensors, for callers without torch.
 
-    The process reads the conversion (`Conversion.as_text`) from standard input, and prints an error
-    as one line on standard error.
+    The process reads the plan (`Conversion.as_text`) from standard input. It prints an error as one
+    line on standard error.
 
     Args:
-        checkpoint: the folder of the checkpoint; only the byte ranges that the conversion names are
-            read.
+        checkpoint: the folder of the checkpoint. Only the byte ranges that the plan names are read,
+            so the other bytes need not be there.
         folder: the folder for the weight files.
     """
     return [

@@ -1,4 +1,7 @@
-"""Import a checkpoint of PyTorch Distributed Checkpoint (DCP): copy, check, add a manifest."""
+"""Import a checkpoint that PyTorch Distributed Checkpoint (DCP) wrote.
+
+The files are copied and checked, and a manifest is added.
+"""
 
 import os
 import re
@@ -28,13 +31,13 @@ from holdfast.core.atomic import fsync_folder
 from holdfast.core.errors import BadUse, DamagedCheckpoint
 
 _DATA_FILE: Final = re.compile(r"__(\d+)_\d+\.distcp")
-"""DCP's names of data files; the group is the rank that wrote the file."""
+"""The names that DCP gives to data files; the group is the rank that wrote the file."""
 _CHUNK_BYTES: Final = 64 * BLOCK_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
 class Imported:
-    """An imported checkpoint; `unchecked` describes the values without checksums, empty if none."""
+    """Describe an imported checkpoint; `unchecked` lists values without a checksum, or is empty."""
 
     path: Path
     size_bytes: int
@@ -44,16 +47,16 @@ class Imported:
 def import_dcp(
     source: Path, folder: Path, step: int, *, progress: Progress = lambda _done, _total: None
 ) -> Imported:
-    """Copy a checkpoint of DCP into a folder in which `Checkpointer.restore` finds it.
+    """Copy a checkpoint of DCP into a folder of checkpoints, where `Checkpointer.restore` finds it.
 
-    The copy appears only when it is complete, and keeps the time of its save. Values without a
-    checksum are copied unchecked, and reported.
+    The copy appears only when it is complete, and keeps the time of the save. Values without a
+    checksum are copied without a check, and the result reports them.
 
     Args:
         source: the folder that DCP wrote; it is only read.
         folder: the folder of Holdfast's checkpoints; made if missing.
         step: the step of the checkpoint, which DCP does not record.
-        progress: called with the bytes copied or checked, and the bytes in all.
+        progress: called with the number of bytes copied and checked so far and the total.
 
     Raises:
         NotFound: there is no checkpoint at `source`.
@@ -98,7 +101,11 @@ def import_dcp(
 def _fill(
     folder: Path, opened: OpenedCheckpoint, step: int, progress: Progress
 ) -> tuple[Manifest, str]:
-    """Copy the files that the metadata names; return the manifest, and the values not checked."""
+    """Copy the files that the metadata names, and check the copies.
+
+    Returns:
+        The manifest; and a description of the values without a checksum, empty if there are none.
+    """
     names = sorted({str(stored.relative_path) for stored in opened.metadata.storage_data.values()})
     size_bytes = sum(opened.files[name] for name in names)
     done_bytes = 0
@@ -132,7 +139,7 @@ def _fill(
 
 
 def _copy(source: Path, target: Path, name: str, copied: Callable[[int], None]) -> FileEntry:
-    """Copy one data file and write its sidecar, durably."""
+    """Copy one data file and write its sidecar, so that both are durable."""
     path = target / name
     path.parent.mkdir(parents=True, exist_ok=True)
     size_bytes, digests = _copy_bytes(source / name, path, copied)
@@ -144,7 +151,7 @@ def _copy(source: Path, target: Path, name: str, copied: Callable[[int], None]) 
 def _copy_bytes(
     source: Path, target: Path, copied: Callable[[int], None] = lambda _: None
 ) -> tuple[int, bytes]:
-    """Copy a file, durably; return its size and the digests of its blocks."""
+    """Copy a file durably; return its size and the digests of its blocks."""
     digests = []
     with source.open("rb") as read, target.open("xb") as written:
         while data := read.read(_CHUNK_BYTES):

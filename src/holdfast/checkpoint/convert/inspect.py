@@ -1,4 +1,4 @@
-"""List the content of a checkpoint, of Holdfast or of DCP: its files, tensors and entries."""
+"""List the files, tensors and entries of a checkpoint that Holdfast or DCP wrote."""
 
 import math
 from collections.abc import Iterator
@@ -27,18 +27,18 @@ from holdfast.checkpoint.format.verified_files import VerifiedFiles
 from holdfast.core.errors import CheckpointError, NotFound
 
 _BESIDE = (MANIFEST_NAME, MARKS_NAME, f"{MARKS_NAME}.damaged", LOCK_NAME)
-"""Files in a checkpoint's folder, other than sidecars, that hold no saved data."""
+"""Files in a checkpoint's folder that hold no saved data; sidecars hold none, either."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpenedCheckpoint:
-    """A checkpoint whose metadata was read.
+    """Hold the metadata of a checkpoint.
 
     Attributes:
         path: the folder of the checkpoint.
         manifest: the manifest; None if DCP wrote the checkpoint.
         metadata: the metadata of DCP.
-        files: the sizes of the files in bytes, by relative path.
+        files: the sizes of the data files in bytes, by relative path.
     """
 
     path: Path
@@ -52,7 +52,7 @@ class OpenedCheckpoint:
         return saved if isinstance(saved, TensorStorageMetadata) else None
 
     def files_of(self, name: str) -> list[str]:
-        """Return the files that hold the value."""
+        """Return the names of the files that hold the tensor or value with this name."""
         saved = self.tensor(name)
         parts = (
             [MetadataIndex(name)]
@@ -62,7 +62,7 @@ class OpenedCheckpoint:
         return sorted({str(self.metadata.storage_data[part].relative_path) for part in parts})
 
     def entry_of(self, name: str) -> str:
-        """Return the top-level entry of the state that has the value."""
+        """Return the top-level entry of the state to which the tensor or value belongs."""
         paths: Any = self.metadata.planner_data
         path = paths.get(name) if isinstance(paths, dict) else None
         return str(path[0]) if path else name.partition(".")[0]
@@ -70,7 +70,7 @@ class OpenedCheckpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Tensor:
-    """One tensor, as a whole over all ranks."""
+    """Describe one whole tensor, even if its parts were saved by several ranks."""
 
     name: str
     entry: str
@@ -82,7 +82,7 @@ class Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class EntryTotal:
-    """A top-level entry: the number of its tensors and plain values, and its tensors' size."""
+    """Count the tensors and plain values of a top-level entry, and the bytes of its tensors."""
 
     entry: str
     tensors: int
@@ -92,7 +92,7 @@ class EntryTotal:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointInventory:
-    """The content of a checkpoint; tensors and entries are in the order of their names."""
+    """List the content of a checkpoint; tensors and entries are sorted by name."""
 
     tensors: list[Tensor]
     plain_values: list[str]
@@ -100,7 +100,7 @@ class CheckpointInventory:
 
 
 def open_for_reading(path: Path) -> OpenedCheckpoint:
-    """Read a checkpoint's metadata, without running code from it, and check it against the files.
+    """Read a checkpoint's metadata without running code from it, and check it against the files.
 
     Raises:
         NotFound: there is no checkpoint; the message describes the folder.
@@ -137,9 +137,9 @@ def open_for_reading(path: Path) -> OpenedCheckpoint:
 
 @contextmanager
 def reading_verified(opened: OpenedCheckpoint) -> Iterator[VerifiedFiles | None]:
-    """Yield a reader that verifies each block; None if DCP wrote the checkpoint.
+    """Yield a reader that verifies each block; yield None for a checkpoint that DCP wrote.
 
-    A checkpoint of DCP is checked as a whole first.
+    A checkpoint of DCP is checked as a whole before the block begins.
 
     Raises:
         CheckpointError: the checkpoint is damaged or cannot be read; the message gives the reason.
@@ -159,7 +159,7 @@ def reading_verified(opened: OpenedCheckpoint) -> Iterator[VerifiedFiles | None]
 
 
 def take_inventory(opened: OpenedCheckpoint) -> CheckpointInventory:
-    """List the content of a checkpoint; read no further file."""
+    """List the content of an open checkpoint, without reading further files."""
     tensors, plain_values = [], []
     totals: dict[str, list[int]] = {}
     for name in sorted(opened.metadata.state_dict_metadata):

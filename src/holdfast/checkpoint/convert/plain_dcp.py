@@ -1,7 +1,8 @@
-"""Check a checkpoint that PyTorch Distributed Checkpoint (DCP) wrote, without a manifest.
+"""Check a checkpoint that PyTorch Distributed Checkpoint (DCP) wrote without Holdfast.
 
-The metadata has no checksum: it is unpickled with a list of allowed names, and must agree with the
-files. Each value is a zip archive, most records of which have a CRC-32 (`torch_blobs`).
+Such a checkpoint has no manifest, and its metadata has no checksum. The metadata is unpickled with
+a list of allowed names, and must agree with the files. Each value is a ZIP archive, and most of its
+records have a CRC-32 (`torch_blobs`).
 """
 
 import contextlib
@@ -24,17 +25,17 @@ from holdfast.checkpoint.state.capture import STRUCTURE
 
 @dataclass(frozen=True, kw_only=True)
 class PlainDcpInfo:
-    """The result of a check of a checkpoint without a manifest.
+    """Describe the result of checking a checkpoint without a manifest.
 
     Attributes:
         path: the folder of the checkpoint.
-        state: `checked` if every value matches its CRC-32; `unverifiable` if no damage was found,
-            but some values have no checksum; else `damaged`.
-        size_bytes: the size of all files.
+        state: `damaged` if damage was found; `checked` if every value matches its CRC-32;
+            `unverifiable` if some values have no checksum, and no damage was found.
+        size_bytes: the total size of all files.
         reason: an explanation of `state`.
-        step: always None.
-        created_at_s: always None.
-        marks: always without annotations.
+        step: always None, since DCP records no step.
+        created_at_s: always None, since DCP records no time.
+        marks: always empty.
     """
 
     path: Path
@@ -47,7 +48,10 @@ class PlainDcpInfo:
 
 
 def is_plain_dcp(path: Path) -> bool:
-    """Return whether DCP wrote a folder without a manifest, rather than Holdfast."""
+    """Return True if DCP wrote the checkpoint without Holdfast.
+
+    The folder has no manifest, which can also mean that Holdfast's manifest was lost.
+    """
     try:
         return STRUCTURE not in read_dcp_metadata(path).state_dict_metadata
     except ManifestError:
@@ -57,7 +61,7 @@ def is_plain_dcp(path: Path) -> bool:
 def verify_plain_dcp(
     path: Path, *, progress: Progress = lambda _done, _total: None
 ) -> PlainDcpInfo:
-    """Read and check a whole checkpoint that DCP wrote."""
+    """Read and check all files of a checkpoint that DCP wrote without Holdfast."""
     sizes_bytes = file_sizes(path)
     size_bytes = sum(sizes_bytes.values())
     try:
@@ -88,10 +92,12 @@ def file_sizes(path: Path) -> dict[str, int]:
 
 
 def check_whole(metadata: Metadata, sizes_bytes: dict[str, int]) -> None:
-    """Check that the metadata is consistent, and that the files hold all of every tensor, once.
+    """Check that the metadata is consistent, and that the files have room for all its values.
+
+    Every element of every tensor must be stored, and no two values may overlap. No value is read.
 
     Raises:
-        ManifestError: the check failed; the message names the value.
+        ManifestError: the check failed; the message names the tensor or value.
     """
     try:
         check_metadata_against_files(metadata, sizes_bytes)
@@ -138,7 +144,7 @@ def _is_place(path: Any) -> bool:
 
 
 def is_transformed(stored: Any) -> bool:
-    """Return whether an extension of DCP has transformed the bytes, for example compressed them."""
+    """Return True if an extension of DCP has changed the stored bytes, such as by compression."""
     return bool(getattr(stored, "transform_descriptors", None))
 
 
@@ -163,7 +169,11 @@ def _places(metadata: Metadata) -> Iterator[tuple[str, int, int, MetadataIndex]]
 
 
 def _check_blobs(path: Path, metadata: Metadata, progress: Progress) -> tuple[int, int]:
-    """Check all values; return the number of values without a checksum, and of all values."""
+    """Read and check all values.
+
+    Returns:
+        The number of values without a checksum, and the number of all values.
+    """
     needed_bytes = _needed_bytes(metadata)
     total_bytes = sum(stored.length for stored in metadata.storage_data.values())
     done_bytes = unchecked = 0

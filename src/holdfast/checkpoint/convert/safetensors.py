@@ -1,8 +1,9 @@
-"""Convert a checkpoint's model to safetensors: plan the conversion, then stream tensor by tensor.
+"""Convert a checkpoint's model to safetensors, tensor by tensor.
 
-The format (https://huggingface.co/docs/safetensors): eight bytes of length (little endian); a JSON
-header of that length with each tensor's dtype, shape and offsets; the tensors' bytes. The library
-for the format is not used, since it needs all tensors of a file in memory at once.
+The format (https://huggingface.co/docs/safetensors) has three parts: the length of the header in
+eight bytes, little endian; the header, which is JSON with each tensor's dtype, shape and offsets;
+and the bytes of the tensors. The safetensors library is not used, since it needs all tensors of a
+file in memory at once.
 """
 
 import json
@@ -31,7 +32,7 @@ from holdfast.core.errors import BadUse, CheckpointError, HoldfastError
 from holdfast.core.processes import die_with_parent, end_without_collecting
 
 SHARD_BYTES = 5_000_000_000
-"""The most bytes of a weight file; a larger tensor has a file of its own."""
+"""The largest size of a weight file in bytes; a larger tensor has a separate file."""
 _AT_ONCE_BYTES = 256 * 1024 * 1024
 _TYPES = {
     torch.float64: "F64",
@@ -49,17 +50,17 @@ _TYPES = {
 }
 
 Progress = Callable[[int, int], None]
-"""`progress(bytes done, bytes in all)`."""
+"""A function `progress(done_bytes, total_bytes)`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """The plan of a conversion: which saved tensor becomes which model tensor, in written order."""
+    """Plan a conversion: which saved tensor becomes which tensor of the model, in written order."""
 
     plan: list[PlannedTensor]
 
     def as_text(self) -> str:
-        """Return the plan as text, for `from_text` in another process."""
+        """Return the plan as text, which `from_text` reads in another process."""
         return json.dumps(
             [[each.saved, each.name, each.transposed, each.tied] for each in self.plan]
         )
@@ -78,7 +79,10 @@ class Conversion:
         )
 
     def ranges(self, metadata: Metadata) -> dict[str, list[tuple[int, int]]]:
-        """Return each file's byte ranges to read, as (offset, size in bytes), sorted and joined."""
+        """Return the byte ranges to read from each file, as (offset, size in bytes).
+
+        The ranges are sorted, and adjacent ranges are joined.
+        """
         found: dict[str, list[tuple[int, int]]] = {}
         for each in self.plan:
             for chunk in _tensor(metadata, each.saved).chunks:
@@ -89,7 +93,7 @@ class Conversion:
         return {path: _joined(sorted(ranges)) for path, ranges in sorted(found.items())}
 
     def size_bytes(self, metadata: Metadata) -> int:
-        """Return the size of the weight files in bytes."""
+        """Return the total size of the weight files in bytes."""
         tensors = [_Entry(each, metadata) for each in self.plan if not each.tied]
         return sum(
             len(_header(shard)) + sum(each.size_bytes for each in shard)
@@ -100,7 +104,9 @@ class Conversion:
 def settle_conversion(
     metadata: Metadata, hf_config: Path, name_map: NameMap, *, checkpoint: str
 ) -> Conversion:
-    """Find every tensor of the model that `hf_config` describes; read no tensor.
+    """Find in a checkpoint every tensor of the model that the folder `hf_config` describes.
+
+    Only the metadata is used; no tensor is read.
 
     Raises:
         BadUse: a tensor is missing, unexpected or of another shape; the message names the tensor.
@@ -142,17 +148,18 @@ def write_safetensors(
 ) -> list[str]:
     """Write a model's weights into `folder`, durably, and return the names of the files.
 
-    At most the largest tensor twice, or 512 MiB, is in memory at once. The files appear one by one:
-    the caller renames the complete folder.
+    The memory needed is twice the size of the largest tensor, or 512 MiB if that is more. The files
+    appear one by one, so the caller should write into a temporary folder and rename it.
 
     Args:
         checkpoint: the folder of the checkpoint.
         metadata: the checkpoint's metadata.
         conversion: the plan of the conversion.
         folder: an existing folder for the weight files.
-        files: verifies the data that is read; None: the data is read unverified.
-        shard_bytes: the most bytes of one weight file.
-        progress: called with the bytes done and the bytes in all.
+        files: the object that reads and verifies the data; None to read without verification.
+        shard_bytes: the largest size of a weight file in bytes; only a file with a single larger
+            tensor exceeds it.
+        progress: called with the number of bytes written so far and the total.
 
     Raises:
         ManifestError: `files` found damage.
@@ -200,7 +207,7 @@ def write_safetensors(
 
 
 class _Entry:
-    """A tensor to write, with its dtype, shape and size."""
+    """Describe a tensor to write: its dtype, shape and size."""
 
     def __init__(self, planned: PlannedTensor, metadata: Metadata) -> None:
         saved = _tensor(metadata, planned.saved)
@@ -211,7 +218,7 @@ class _Entry:
         self.size_bytes = math.prod(self.shape) * self.dtype.itemsize
 
     def empty(self) -> torch.Tensor:
-        """Return uninitialized memory of the saved shape."""
+        """Return a new tensor of the saved shape, with undefined values."""
         return torch.empty(self.saved_shape, dtype=self.dtype, device="cpu")
 
 
@@ -233,7 +240,10 @@ def _joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _shards(entries: Sequence[_Entry], shard_bytes: int) -> Iterator[list[_Entry]]:
-    """Split the tensors into files; sort each by dtype width, widest first, to align them all."""
+    """Split the tensors into files.
+
+    In each file, tensors with wider dtypes come first, so that all tensors are aligned.
+    """
     shard: list[_Entry] = []
     filled_bytes = 0
     for each in entries:
@@ -247,7 +257,7 @@ def _shards(entries: Sequence[_Entry], shard_bytes: int) -> Iterator[list[_Entry
 
 
 def _groups(shard: Sequence[_Entry]) -> Iterator[list[_Entry]]:
-    """Split the tensors of a file into groups that are read at once."""
+    """Split the tensors of a file into groups; a group is read at once."""
     group: list[_Entry] = []
     group_bytes = 0
     for each in shard:
@@ -313,13 +323,14 @@ def _shard_name(index: int, count: int) -> str:
     return f"model-{index + 1:05d}-of-{count:05d}.safetensors"
 
 
-# This module also runs as the process that converts a checkpoint for `holdfast.evaluate`. Its
-# arguments are CHECKPOINT and FOLDER; standard input has the conversion. The checkpoint's files
-# need only the byte ranges of `Conversion.ranges`. An error is one line on standard error.
+# This module also runs as a process that converts a checkpoint for `holdfast.evaluate`. Its
+# arguments are CHECKPOINT and FOLDER, and its standard input has the plan. The checkpoint's files
+# need only the byte ranges of `Conversion.ranges`. An error is printed as one line on standard
+# error.
 
 
 def main() -> int:
-    """Convert a checkpoint; return the exit code."""
+    """Convert the checkpoint given on the command line; return the exit code."""
     die_with_parent()
     end_without_collecting()
     checkpoint, folder = map(Path, sys.argv[1:])

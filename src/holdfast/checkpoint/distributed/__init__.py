@@ -1,1 +1,1 @@
-"""Make ranks act together: raise one error on all, agree on a step, detect differing calls."""
+"""Make ranks act together: raise the same error on all, agree on a step, detect different calls."""

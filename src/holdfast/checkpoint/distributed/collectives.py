@@ -18,9 +18,12 @@ U = TypeVar("U")
 
 
 class Ranks:
-    """The ranks of a process group, by default the default group; one rank if there is no group.
+    """Run collective work on the ranks of a process group.
 
-    Only object collectives are used, since every backend supports them.
+    The group is torch's default group unless another one is given. Without torch.distributed, there
+    is one rank.
+
+    All data is sent as Python objects, since every backend supports that.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
@@ -42,7 +45,7 @@ class Ranks:
     def new_group(
         self, members: Sequence[int] | None = None, *, timeout: timedelta | None = None
     ) -> dist.ProcessGroup:
-        """Make a gloo group of `members`, by default of all ranks. Collective among these ranks."""
+        """Make a gloo group of the ranks `members`; None for all. Collective among these ranks."""
         made: dist.ProcessGroup
         if self.group is None:
             made = dist.new_group(members, timeout=timeout, backend="gloo")
@@ -55,15 +58,15 @@ class Ranks:
 
     def release(self, made: dist.ProcessGroup | None) -> None:
         """Destroy a group that `new_group` made."""
-        # PyTorch names a group that only its own members make by the number of groups. After this
-        # group was destroyed, the next group would get its name and find its stale addresses. So
-        # this group is destroyed with the default group.
+        # If only its members make a group, PyTorch names it after the number of existing groups. If
+        # this group were destroyed now, the next group would get the same name and find stale
+        # addresses. So this group is left to be destroyed with the default group.
         if made is not None and self.group is None and dist.is_initialized():
             with contextlib.suppress(ValueError):  # destroyed with the default group already
                 dist.destroy_process_group(made)
 
     def of_job(self, rank: int) -> int:
-        """Return a rank's number in the default group."""
+        """Return the number in torch's default group of the group's rank `rank`."""
         return rank if self.group is None else dist.get_global_rank(self.group, rank)
 
     def together(self, work: Callable[[], T]) -> list[T]:
@@ -92,7 +95,7 @@ class Ranks:
         return [each for each, _failure in outcomes]
 
     def first(self, work: Callable[[], T]) -> T:
-        """Run `work` on rank 0 alone and return its result on every rank. Collective.
+        """Run `work` only on rank 0, and return its result on every rank. Collective.
 
         Raises:
             Exception: on every rank, the error of rank 0.
@@ -104,14 +107,16 @@ class Ranks:
     ) -> list[T]:
         """Run `work` like `together`, even if `work` takes longer than a collective's timeout.
 
-        `work` runs in a separate thread, which continues if this call is interrupted. Meanwhile,
-        the ranks meet in a short collective every few seconds.
+        `work` runs in a separate thread. Until all ranks are done, they call a short collective
+        every few seconds, so that none of them times out. If this call is interrupted, the thread
+        continues.
 
         Args:
             work: the work of this rank.
             signs: returns a number that changes while `work` makes progress. Whenever the number of
-                some rank has changed, the time limit of `section` begins anew on all ranks.
-            section: the section of the job that this call is in, see `core.link`.
+                some rank has changed, the supervisor's time limit for `section` restarts on all
+                ranks.
+            section: the name of the section of the job that includes this call, see `core.link`.
         """
         working: Future[T] = Future()
 
@@ -138,21 +143,25 @@ class Ranks:
     def first_at_length(
         self, work: Callable[[], T], *, signs: Callable[[], int] = lambda: 0, section: str = ""
     ) -> T:
-        """Run `work` on rank 0 like `first`, with the long time limit of `together_at_length`."""
+        """Run `work` on rank 0 like `first`, even if it takes longer than a collective's timeout.
+
+        See `together_at_length` for `signs` and `section`.
+        """
         results = self.together_at_length(
             lambda: work() if self.rank == 0 else None, signs=signs, section=section
         )
         return results[0]  # type: ignore[return-value]
 
     def exchange(self, own: Callable[[], T], share_out: Callable[[list[T]], list[U]]) -> U:
-        """Run `own` on every rank and `share_out` on rank 0; return this rank's share. Collective.
+        """Gather data on rank 0, and return this rank's share of the result. Collective.
 
-        Unlike with `together`, the ranks send their results to rank 0 alone.
+        `own` runs on every rank, and `share_out` runs on rank 0. Unlike in `together`, the ranks
+        send their results only to rank 0.
 
         Args:
-            own: returns this rank's contribution.
-            share_out: returns the shares of all ranks, by rank, from the contributions of all
-                ranks.
+            own: returns the data that this rank sends to rank 0.
+            share_out: receives the data of all ranks, by rank; returns the share of each rank, by
+                rank.
 
         Raises:
             Exception: on every rank, the error of the lowest rank that failed.

@@ -1,23 +1,26 @@
-"""Record in the job's store the call that each rank is about to make, before a collective.
+"""Before a collective, check that all ranks are about to make the same call.
 
-Ranks that make different calls are therefore found within seconds, and one sentence describes them:
-different steps, `save` on one rank and `restore` on another, a rank that went on without a save, a
-call on rank 0 alone. A collective would wait until its timeout, and would then report only the
-socket that it waited for.
+Each rank records its call in the store of the process group, and waits until all ranks have
+recorded the same call. This wait is called a meeting. Ranks that make different calls are found
+within seconds, and the error describes them in one sentence. For example, two ranks save different
+steps, one rank saves while another restores, a rank has continued without a save, or only rank 0
+makes the call. Without a meeting, the collective would wait until its timeout and then report only
+the socket for which it waited.
 
-| key, after the group and its count of beginnings | value |
+| key in the store (below a prefix for the process group) | value |
 |---|---|
 | `M` | the call that the first rank to arrive is about to make |
 | `M/RANK` | the call that this rank is about to make |
 | `M/count` | the number of ranks that are about to make the call of `M` |
-| `M/end` | `ok` once all ranks are about to make this call, else the error that all raise |
+| `M/end` | `ok` once all ranks are about to make this call, or the error that all raise |
 | `questions`, `question/Q`, `answer/Q/RANK` | questions of a waiting rank to the missing ranks |
 
-M consists of the number of the Checkpointer, the thread and the number of the meeting.
+M is the key of a meeting: the number of the Checkpointer, the thread, and the number of the
+meeting.
 
 A rank that does not answer may be healthy: it may be importing modules or loading a large pickle.
-Until the time limit of the meeting, such a rank only causes a warning. A rank counts as ended only
-if the kernel of this node reports the end.
+Such a rank causes only a warning until the time limit of the meeting. A rank is considered dead
+only if the kernel of this node reports that its process has ended.
 """
 
 import atexit
@@ -47,11 +50,11 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("holdfast")
 WARN_AFTER_S: Final = 5.0
-"""Seconds before a warning. Ranks arrive sooner, unless one of them still evaluates or compiles."""
+"""Seconds before a warning. Ranks arrive earlier, unless one of them evaluates or compiles."""
 STUCK_S: Final = 12.0
-"""Seconds without movement in a collective or in backward after which a rank counts as waiting."""
+"""Seconds without progress in a collective or in backward after which a rank counts as stuck."""
 _SHARE: Final = 0.6
-"""Share of the timeout of the training's collectives: the meeting must end before their error."""
+"""The share of a collective's timeout after which a meeting ends, before collectives fail."""
 _ANSWER_S: Final = 3.0
 _LONGEST_LOOK_S: Final = 5.0
 _LOOK_EVERY_S: Final = 1.0
@@ -65,10 +68,13 @@ _WAITING: Final = ("/torch/distributed/", "/torch/autograd/")
 
 
 class Meeting:
-    """The meetings of the ranks of one Checkpointer."""
+    """Hold the meetings of one Checkpointer's ranks.
+
+    In a meeting, each rank waits until all ranks are about to make the same call.
+    """
 
     def __init__(self, process_group: dist.ProcessGroup | None) -> None:
-        """Answer the questions of waiting ranks from now on; ask nothing before the first call."""
+        """Start to answer questions of other ranks that wait for this one."""
         # A group may be destroyed before the last save ends, so its ranks are recorded now.
         self._ranks = None if process_group is None else Ranks(process_group)
         _lobby(self._ranks or Ranks())
@@ -77,7 +83,7 @@ class Meeting:
         self._counts: dict[str, int] = {}
 
     def called(self, step: int) -> None:
-        """Record a call of `save`, due or not, for the answers to waiting ranks."""
+        """Count a call of `save`, even if no save is due, for the answers to waiting ranks."""
         lobby = self._enter()
         if lobby is not None:
             lobby.calls[self._number] = lobby.calls[self._number][0] + 1, step
@@ -85,17 +91,21 @@ class Meeting:
     def await_all(
         self, call: str, step: int | None = None, *, group: dist.ProcessGroup | None = None
     ) -> None:
-        """Wait until all ranks are about to make the same call; return if the store fails.
+        """Wait until all ranks are about to make the same call.
+
+        If the store of the process group fails, return without a check.
 
         Args:
             call: `save` or `restore`.
             step: the step to save or to restore.
-            group: the group of the collective that follows in a background thread, whose timeout is
-                the meeting's time limit; None: the meeting is in the user's call.
+            group: the group of the collective that follows, if this method is called in a
+                background thread. The timeout of the group is the time limit of the meeting. None
+                if this method is called within the user's call.
 
         Raises:
-            BadUse: ranks are about to make different calls, or do not come to the user's call.
-            SaveFailed: a rank does not come to the meeting in the background thread.
+            BadUse: ranks are about to make different calls, or some do not make the user's call in
+                time.
+            SaveFailed: a rank does not arrive in time at a meeting in the background thread.
         """
         lobby = self._enter()
         if lobby is None:
@@ -126,17 +136,17 @@ class Meeting:
         return lobby
 
     def close(self) -> None:
-        """Record that this rank will come to no more meetings."""
+        """Record that this rank will not come to further meetings."""
         if self._lobby is not None and self._lobby.is_open():
             with contextlib.suppress(RuntimeError, ValueError):
                 self._lobby.store.set(f"closed/{self._number}/{self._lobby.rank}", "1")
 
 
 class _Lobby:
-    """One rank's access to the part of the job's store that the ranks of a group share.
+    """Access the part of the process group's store that the ranks of one group share.
 
-    A thread answers questions in the store with the number of calls of `save` on this rank, and
-    with the position of the main thread.
+    A thread answers the questions that waiting ranks put into the store. An answer has the number
+    of calls of `save` on this rank and the position of its main thread in the code.
     """
 
     def __init__(self, ranks: Ranks, default: Any, store: Any, timeout_s: float) -> None:
@@ -156,7 +166,8 @@ class _Lobby:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._answer, name="holdfast-answers", daemon=True)
         self._thread.start()
-        # Exit would end a thread inside the store's C++ code, which aborts the process (SIGABRT).
+        # The thread is stopped before exit. Exit would otherwise end the thread inside the store's
+        # C++ code, which aborts the process (SIGABRT).
         atexit.register(self._end)
 
     def _end(self) -> None:
@@ -165,23 +176,23 @@ class _Lobby:
 
     @property
     def store(self) -> Any:
-        """The part of the job's store that belongs to this group.
+        """Return the part of the process group's store that belongs to this group.
 
         Raises:
             RuntimeError, ValueError: the default group was destroyed.
         """
-        # Keep no reference to the store: while the store lives, rank 0 listens at its port, and may
-        # not make another store there.
+        # Keep no reference to the store. While the store lives, rank 0 listens at its port, and
+        # could not make another store there.
         if not self.is_open():
             raise RuntimeError("the default group was destroyed")
         return dist.PrefixStore(self._prefix, dist.distributed_c10d._get_default_store())  # type: ignore[attr-defined]
 
     def is_open(self) -> bool:
-        """Return whether the default group has not been destroyed or replaced."""
+        """Return True if the default process group of this object still exists."""
         return self._default() is _default_group()
 
     def forget(self, key: str) -> None:
-        """Delete this rank's records of a meeting that all ranks have left."""
+        """Delete this rank's records of a past meeting, which all ranks have left."""
         with contextlib.suppress(RuntimeError, ValueError):
             self.store.delete_key(f"{key}/{self.rank}")
             if self.rank == 0:
@@ -189,7 +200,7 @@ class _Lobby:
                     self.store.delete_key(name)
 
     def has_ended(self, rank: int) -> bool:
-        """Return whether the process of a rank on this node is known to have ended."""
+        """Return True if the rank's process is on this node and has ended."""
         if not self.store.check([f"here/{rank}"]):
             return False
         processes, pid = json.loads(self.store.get(f"here/{rank}"))
@@ -201,7 +212,10 @@ class _Lobby:
             return True
 
     def ask(self, ranks: Sequence[int], end: str) -> dict[int, dict[str, Any]]:
-        """Return the answers of `ranks` that arrive within seconds, and before `end` is set."""
+        """Ask `ranks` where they are; return the answers that arrive within a few seconds.
+
+        The wait ends early if the key `end` is set, since the meeting is then over.
+        """
         number = self.store.add("questions", 1)
         self.store.set(f"question/{number}", "?")
         answers: dict[int, dict[str, Any]] = {}
@@ -230,7 +244,7 @@ class _Lobby:
 
 
 class _One:
-    """One rank's part in one meeting."""
+    """Take part in one meeting: wait until all ranks are about to make the same call."""
 
     def __init__(
         self,
@@ -277,12 +291,14 @@ class _One:
     def _wait(self, *, is_first: bool) -> None:
         where, waited_s, looked_s = "", 0.0, time.monotonic()
         pause_s, has_warned = _LEAST_PAUSE_S, False
-        # The first rank asks the missing ranks. Other ranks do so only if the first rank is late.
+        # Only the rank that arrived first asks the missing ranks. The others ask if that rank is
+        # late.
         limit_s = self._limit_s * (1.0 if is_first else 1.2)
         look_at_s = min(WARN_AFTER_S, limit_s / 2)
         while not self._lobby.store.check([f"{self._key}/end"]):
             now_s = time.monotonic()
-            # Count a long pause only in part: this process was stopped, and maybe other ranks, too.
+            # Of a long pause, only a part is counted: this process was suspended, and maybe other
+            # ranks were, too.
             waited_s, looked_s = waited_s + min(now_s - looked_s, _LONGEST_LOOK_S), now_s
             if waited_s > min(limit_s, look_at_s if is_first else limit_s) and (
                 missing := self._missing()
@@ -307,10 +323,10 @@ class _One:
         self._end()
 
     def _end(self, error: HoldfastError | None = None) -> None:
-        """End the meeting for all ranks, unless another rank has ended it before.
+        """End the meeting for all ranks, unless another rank has already ended it.
 
         Args:
-            error: the error that all ranks raise; None: all ranks go on.
+            error: the error that all ranks raise; None if all ranks can continue.
 
         Raises:
             BadUse, SaveFailed: the meeting has ended with an error.
@@ -330,11 +346,11 @@ class _One:
         ]
 
     def _look(self, missing: Sequence[int], waited_s: float) -> tuple[HoldfastError | None, str]:
-        """Look for the missing ranks.
+        """Find out why ranks are missing.
 
         Returns:
-            An error if a missing rank can never come, else None; and the positions of the missing
-            ranks, in words.
+            An error if a missing rank can never come, else None; and a text that describes where
+            the missing ranks are.
         """
         lobby = self._lobby
         for rank in missing:
@@ -356,7 +372,7 @@ class _One:
         return None, "; ".join(f"rank {rank} {place}" for rank, place in [*places.items()][:3])
 
     def _contradiction(self, rank: int, reply: dict[str, Any], waited_s: float) -> str:
-        """Return what keeps an answering rank from coming; empty if the rank may still come."""
+        """Return why a rank, by its answer `reply`, cannot come; empty if it may still come."""
         calls, step = reply["calls"].get(self._number, (0, -1))
         if self._is_call_of_save and calls > self._calls:
             return f"rank {rank} has gone on to step {step} without it"
@@ -365,14 +381,15 @@ class _One:
         place, since_s = self._stuck.get(rank, ("", waited_s))
         since_s = since_s if reply["place"] == place else waited_s
         self._stuck[rank] = reply["place"], since_s
-        # After a call of save, the rank's background thread comes even if its main thread waits.
+        # After a call of `save`, the rank's background thread comes even if its main thread is
+        # waiting.
         may_come = not self._is_in_call and step >= (self._step or 0)
         if reply["is_waiting"] and not may_come and waited_s - since_s >= STUCK_S:
             return f"rank {rank} waits in {reply['where']}, for the ranks that wait here"
         return ""
 
     def _absence(self, missing: Sequence[int], waited_s: float, what: str) -> HoldfastError:
-        """Return the error for ranks that have neither come nor made another call."""
+        """Return the error for ranks that have not come, and of which no other call is known."""
         if self._is_in_call:
             return BadUse(self._sentence(missing, waited_s, what))
         added = f" ({what})" if what else ""
@@ -397,7 +414,7 @@ _making = threading.Lock()
 
 
 def _lobby(ranks: Ranks) -> _Lobby | None:
-    """Return the lobby where `ranks` meet; None if there is only one rank or no store."""
+    """Return the access to the store for `ranks`; None without a store or other ranks."""
     default = _default_group()
     if ranks.world_size == 1 or default is None:
         return None
@@ -418,7 +435,7 @@ def _lobby(ranks: Ranks) -> _Lobby | None:
 
 
 def _processes() -> str:
-    """Return an id of this node's or container's process namespace, in which pids are unique."""
+    """Return an id of the node or container in which the id of this process is unique."""
     return f"{own_place().node} {Path('/proc/self/ns/pid').readlink()}"
 
 
@@ -427,7 +444,7 @@ def _default_group() -> Any:
 
 
 def _timeout_s(group: Any) -> float:
-    """Return the shortest timeout of a group's collectives in seconds."""
+    """Return the shortest timeout in seconds of the collectives of a group."""
     found: list[timedelta] = []
     for device in group._device_types:
         with contextlib.suppress(RuntimeError, AttributeError):
@@ -436,9 +453,11 @@ def _timeout_s(group: Any) -> float:
 
 
 def _whereabouts() -> dict[str, Any]:
-    """Return a digest of the main thread's stack, its position in words, and if it waits there.
+    """Describe where the main thread is in the code.
 
-    The thread waits if the innermost frames are in a collective or in backward.
+    Returns:
+        A dict with `place`, a digest of the thread's stack; `where`, its position as text; and
+        `is_waiting`, whether the innermost frames are in a collective or in backward.
     """
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     places: list[str] = []

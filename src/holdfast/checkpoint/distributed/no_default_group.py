@@ -1,11 +1,12 @@
-"""Import `torch.distributed.nn` without a reference to the current default process group.
+"""Import `torch.distributed.nn` such that it keeps no reference to the default process group.
 
-Functions of `torch.distributed.nn` take the default group that exists at their import as a default
-argument. They keep the group and gloo's threads alive beyond `destroy_process_group`, until the
-interpreter exits. There, one of these threads sometimes aborts a process that had ended well
-("terminate called without an active exception", seen with torch 2.13).
-`torch.distributed.checkpoint` imports these functions, and most Checkpointers are made after the
-group. Imported without a default group, the functions look the group up when they are called.
+Functions of `torch.distributed.nn` have a default argument, which at import becomes the default
+group that exists then. This reference keeps the group and gloo's threads alive after
+`destroy_process_group`, until the interpreter exits. At exit, one of these threads sometimes aborts
+a process that had ended well ("terminate called without an active exception", seen with torch
+2.13). `torch.distributed.checkpoint` imports these functions, and most Checkpointers are made when
+the group already exists. This module hides the group during the import. The functions then look the
+group up when they are called.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Check that all ranks use one checkpoint folder, into which each rank writes its part."""
+"""Check that all ranks use the same checkpoint folder, since each writes its part there."""
 
 import contextlib
 import secrets
@@ -12,9 +12,10 @@ from holdfast.core.errors import BadUse
 
 
 def check_shared(ranks: Ranks, folder: Path) -> None:
-    """Check that every rank's folder is rank 0's folder. Collective.
+    """Check that every rank has the same folder as rank 0. Collective.
 
-    Rank 0 makes a temporary subfolder, and the other ranks look for the subfolder in their folders.
+    Rank 0 makes a temporary subfolder, and the other ranks check whether it appears in their
+    folders.
 
     Raises:
         BadUse: some ranks have another folder.
@@ -38,9 +39,9 @@ def check_shared(ranks: Ranks, folder: Path) -> None:
 
 
 def check_alike(ranks: Ranks, folder: Path) -> None:
-    """Check, before any write, that the ranks of rank 0's node have rank 0's folder. Collective.
+    """Check that ranks on rank 0's node have the same folder as rank 0. Collective.
 
-    Only ranks whose path differs from rank 0's path are checked.
+    This check writes nothing. Only ranks with a path other than rank 0's are checked.
 
     Raises:
         BadUse: some ranks have another folder.
@@ -52,7 +53,8 @@ def check_alike(ranks: Ranks, folder: Path) -> None:
 
     found = ranks.together(look)
     path, node, place = found[0]
-    # Compare within a node only: a network folder may have another device number on each mount.
+    # Only ranks on the same node can be compared, because a network folder may have another device
+    # number on each node.
     others = [
         rank
         for rank, (own, at, inode) in enumerate(found)

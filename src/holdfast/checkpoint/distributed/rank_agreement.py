@@ -1,9 +1,9 @@
-"""Let any rank request an action, such that all ranks act in the same call of `save`.
+"""Let any rank request an action that all ranks then do in the same call of `save`.
 
-Ranks receive SIGTERM during different steps, and their clocks differ. So each rank's requests go
-into a reduction that runs beside the training. All ranks read the result at the same later call of
-`save`, since all ranks call `save` at the same steps. By then the result is ready, unless a rank is
-far behind.
+Ranks receive SIGTERM during different steps, and their clocks differ. So the ranks combine their
+requests in an all-reduce that runs in the background. All ranks call `save` at the same steps, so
+all of them can read the result in the same later call of `save`. By then the result is ready,
+unless a rank is far behind.
 """
 
 import time
@@ -18,14 +18,14 @@ from holdfast.checkpoint.distributed.collectives import Ranks
 from holdfast.core.errors import CheckpointError
 
 ANSWER_EVERY_S: Final = 0.5
-"""Seconds between two reductions, which take a few hundred milliseconds with thousands of ranks."""
+"""Seconds between two all-reduces; one takes a few hundred milliseconds with thousands of ranks."""
 _MOST_CALLS: Final = 20
-"""The most calls between two reductions, since steps may become slower."""
+"""The limit on calls of `save` between two all-reduces, since steps may become slower."""
 _CLOSING_S: Final = 5.0
 
 
 class Votes:
-    """The requests of all ranks. All ranks must call `hear` equally often."""
+    """Combine the requests of all ranks. All ranks must call `hear` equally often."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Votes:
         *,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
-        """Start no reduction before the first `hear`."""
+        """Create the object; the first `hear` starts the first all-reduce."""
         self._process_group = process_group
         self._monotonic_s = monotonic_s
         self._ranks: Ranks | None = None
@@ -46,17 +46,19 @@ class Votes:
 
     @property
     def has_begun(self) -> bool:
-        """True if `hear` was called before."""
+        """Return True if `hear` was called before."""
         return self._ranks is not None
 
     def hear(self, wishes: Sequence[bool]) -> list[bool]:
-        """Return, for each request, whether any rank made it before the last reduction. Collective.
+        """Make this rank's requests, and return which requests all ranks now fulfill. Collective.
 
-        A rank must repeat a request until `hear` has returned True for the request. A single rank
-        gets True at once.
+        The argument has, for each kind of request, whether this rank makes it. The result is True,
+        on all ranks, for each kind that some rank made before the last all-reduce began. A rank
+        must repeat a request until the result is True. With a single rank, the result is True at
+        once.
 
         Raises:
-            CheckpointError: another rank is gone.
+            CheckpointError: another rank does not respond.
         """
         if self._ranks is None:
             self._ranks = Ranks(self._process_group)
@@ -73,7 +75,7 @@ class Votes:
         return granted
 
     def close(self) -> None:
-        """Destroy the group, unless a rank has not joined the last reduction."""
+        """Destroy the group, unless some rank never joined the last all-reduce."""
         if self._work is not None:
             try:
                 self._work.wait(timedelta(seconds=_CLOSING_S))

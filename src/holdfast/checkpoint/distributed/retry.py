@@ -1,15 +1,16 @@
-"""Repeat a failed save in the same call of `save` on all ranks, without any cost in other calls.
+"""Repeat a failed save in the same call of `save` on all ranks.
 
-Each rank finds by itself that a save has failed: the failing rank's writing process leaves a note
-for the writing process of rank 0, which leaves a note for the other ranks (`commit`). The ranks
-find the failure during different steps. Each rank then records the number of its last call of
-`save` in the store of the process group, from a background thread. Rank 0 chooses the call that
-follows the last recorded one. No rank is past that call, since each rank waits for the decision at
-its next call.
+Calls of `save` without a failed save before them cost nothing extra.
+
+Each rank finds out by itself that a save has failed, because the writing processes leave notes for
+each other (`commit`). So the ranks find the failure during different steps. Each rank then records
+the number of its last call of `save` in the store of the process group, from a background thread.
+Rank 0 takes the highest recorded number, and decides that all ranks repeat the save in the call
+after it. No rank can be past that call, since each rank waits for the decision in its next call.
 
 A rank may find the failure only much later or never, for example if its trainer has died. Such a
-rank delays the other ranks by `PATIENCE_S` at most: a rank that has waited so long decides that
-this failure is not repeated. The next due save is made in any case.
+rank delays the other ranks by no more than `PATIENCE_S` seconds. A rank that has waited so long
+decides for all ranks that the save is not repeated. The next due save is made in any case.
 """
 
 import contextlib
@@ -27,7 +28,7 @@ from holdfast.core.link import job_link
 
 _logger = logging.getLogger("holdfast")
 TRIES: Final = 3
-"""Consecutive failed saves that are repeated at once; later failures wait for the next due step."""
+"""The number of failed saves in a row that are repeated at once; further ones wait until due."""
 PATIENCE_S: Final = 30.0
 _LOOK_EVERY_S: Final = 0.005
 _LOOK_SELDOM_S: Final = 0.25
@@ -36,7 +37,7 @@ _NEVER: Final = "never"
 
 
 class Retry:
-    """Repeat the failed saves of one Checkpointer. All ranks call `begin_call` equally often."""
+    """Repeat failed saves of one Checkpointer. All ranks must call `begin_call` equally often."""
 
     def __init__(
         self,
@@ -44,11 +45,12 @@ class Retry:
         patience_s: float = PATIENCE_S,
         default_store: Callable[[], Any] | None = None,
     ) -> None:
-        """Set the limits.
+        """Create the object without any failed save.
 
         Args:
-            patience_s: the most seconds to wait for other ranks.
-            default_store: returns a store that all ranks share; None: the process group's.
+            patience_s: seconds to wait for other ranks at most.
+            default_store: returns a store that all ranks share; None for the store of the default
+                group.
         """
         self._patience_s = patience_s
         self._default_store = default_store or _default_store
@@ -60,7 +62,7 @@ class Retry:
         self._closed = threading.Event()
 
     def begin_call(self) -> bool:
-        """Count a call of `save`; return whether all ranks repeat a failed save in this call."""
+        """Count a call of `save`; return True if all ranks repeat a failed save in this call."""
         with self._lock:
             self._calls += 1
             call, agreements = self._calls, tuple(self._open)
@@ -74,14 +76,15 @@ class Retry:
         return is_due
 
     def failed(self, save: str, ranks: Ranks) -> int:
-        """Record that a save has failed; may be called in any thread.
+        """Record that a save has failed. Any thread may call this method.
 
         Args:
-            save: the name of the save on all ranks; empty if all ranks failed in the same call.
+            save: the name of the save, the same on all ranks; empty if all ranks failed in the same
+                call.
             ranks: the ranks that repeat the save.
 
         Returns:
-            The number of consecutive failed saves.
+            The number of saves in a row that have failed.
         """
         with self._lock:
             self._in_a_row += 1
@@ -106,7 +109,7 @@ class Retry:
             self._in_a_row = 0
 
     def close(self) -> None:
-        """End the threads; wait a few seconds at most, since the store may not answer."""
+        """End the threads. Wait for a few seconds at most, since the store may not respond."""
         self._closed.set()
         with self._lock:
             agreements = tuple(self._open)
@@ -115,7 +118,7 @@ class Retry:
 
 
 class _Agreement:
-    """The agreement of all ranks on the call in which to repeat one failed save."""
+    """Agree with all ranks on the call of `save` in which to repeat one failed save."""
 
     def __init__(
         self, store: Any, ranks: Ranks, call: int, patience_s: float, closed: threading.Event
@@ -129,7 +132,9 @@ class _Agreement:
         self._thread: threading.Thread | None = None
 
     def start(self, *, is_worth_it: bool) -> None:
-        """Record this rank's call in a thread; rank 0's thread decides once all have recorded.
+        """Start a thread that records the number of this rank's last call of `save`.
+
+        On rank 0, the thread also decides once all ranks have recorded theirs.
 
         Raises:
             RuntimeError: the thread cannot be started.
@@ -139,12 +144,12 @@ class _Agreement:
         self._thread.start()
 
     def finish(self, limit_s: float) -> None:
-        """Wait for the end of the thread, up to `limit_s`."""
+        """Wait for the thread to end, for up to `limit_s` seconds."""
         if self._thread is not None:
             self._thread.join(limit_s)
 
     def result(self) -> int | None:
-        """Wait for the agreement; return the call in which all ranks save, or None for no call."""
+        """Wait for the decision; return the number of the call that repeats the save, or None."""
         if self._agreed is None:
             with job_link().section("save"):
                 self._agreed = self._await()

@@ -1,4 +1,4 @@
-"""Define the files of one checkpoint: names, manifest, checksums, DCP's metadata, shards.
+"""Define the files of one checkpoint: their names, manifest, checksums and content.
 
 This package imports no other package of `holdfast.checkpoint`.
 """

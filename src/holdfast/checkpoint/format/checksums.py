@@ -1,8 +1,8 @@
-"""Compute and check checksums of files, block by block, so that any part can be checked alone.
+"""Compute and check checksums of files block by block, so that any part can be verified.
 
-A data file `NAME` has a sidecar `NAME.xxh3`: the XXH3-64 of each block, eight bytes each,
-little-endian. The file's own checksum is the XXH3-128 of that list. The checksums detect damage,
-not forgery.
+A data file `NAME` has a sidecar `NAME.xxh3`, which holds the digest of each block: its XXH3-64,
+eight bytes, little-endian. The checksum of the whole file is the XXH3-128 of the sidecar's content.
+The checksums detect damage, but not forgery.
 """
 
 import os
@@ -14,9 +14,8 @@ from typing import Final
 import xxhash
 
 BLOCK_BYTES: Final = 1 << 16
-"""The block size in bytes: a reader of a part reads at most this much more at either end.
-
-The digests take 1/8192 of the file's size.
+"""The block size in bytes. To verify a part of a file, a reader reads up to this many bytes more at
+each end of the part.
 """
 SIDECAR_SUFFIX: Final = ".xxh3"
 DIGEST_BYTES: Final = 8
@@ -27,7 +26,7 @@ _BLOCKS: Final = f"xxh3_128/{BLOCK_BYTES}:"
 
 
 def digests_of(data: memoryview) -> bytes:
-    """Return the XXH3-64 of each block of `data`, as a sidecar holds them.
+    """Return the digests of the blocks of `data`, in the form of a sidecar.
 
     The last block may be shorter.
     """
@@ -39,17 +38,17 @@ def digests_of(data: memoryview) -> bytes:
 
 
 def checksum_of_digests(digests: bytes) -> str:
-    """Return the checksum of a file whose blocks have `digests`."""
+    """Return the checksum of a file from the digests of its blocks."""
     return _BLOCKS + xxhash.xxh3_128_hexdigest(digests)
 
 
 def has_blocks(checksum: str) -> bool:
-    """Return True if the checksum is made of block digests."""
+    """Return True if a checksum is made of block digests."""
     return checksum.startswith(_BLOCKS)
 
 
 def whole_checksum(hexdigest: str) -> str:
-    """Return the checksum of a file from the XXH3-128 of all its bytes."""
+    """Return the checksum of a file from the XXH3-128 of its whole content."""
     return _WHOLE + hexdigest
 
 
@@ -58,7 +57,7 @@ def file_digests(
 ) -> bytes:
     """Read a file, and return the digests of its blocks.
 
-    Several threads call `progress` with the number of bytes read.
+    `progress` is called in several threads, with the number of bytes read.
 
     Raises:
         OSError: the file cannot be read.
@@ -82,10 +81,12 @@ def file_digests(
 
 
 def read_into(fd: int, data: memoryview, at: int, least: int | None = None) -> int:
-    """Fill `data`, or at least `least` bytes of it, from offset `at` of a file.
+    """Fill `data` with the bytes of a file from offset `at` on.
+
+    Stop early once `least` bytes are read, if `least` is given.
 
     Returns:
-        The number of bytes read; less than requested only at the end of the file.
+        The number of bytes read. It is less than requested only at the end of the file.
 
     Raises:
         OSError: the file cannot be read.
@@ -100,7 +101,7 @@ def read_into(fd: int, data: memoryview, at: int, least: int | None = None) -> i
 def check_file(
     path: Path, size_bytes: int, checksum: str, progress: Callable[[int], None] = lambda _: None
 ) -> bool:
-    """Return True if a file's bytes match `checksum`.
+    """Read a file, and return True if its bytes match `checksum`.
 
     Raises:
         OSError: the file cannot be read.
@@ -124,7 +125,8 @@ def check_file(
 def write_sidecar(path: Path, digests: bytes) -> None:
     """Write the digests of a file's blocks beside the file.
 
-    The content is durable on return; the name may not be.
+    On return, the content of the sidecar is durable. Its name becomes durable when the folder is
+    synced.
 
     Raises:
         OSError: the digests were not written.

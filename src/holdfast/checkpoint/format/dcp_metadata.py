@@ -1,8 +1,8 @@
-"""Read DCP's `.metadata` file without trusting it.
+"""Read the `.metadata` file of PyTorch's DCP without running code from it.
 
-The file is a pickle, and a pickle may call any function. This reader lets the pickle name only the
-classes of DCP's own metadata. The places that the metadata lists must lie inside the checkpoint's
-files.
+The file is a pickle, and a pickle may call any function. This reader accepts only a pickle that
+names the classes of DCP's own metadata. All parts that the metadata lists must lie inside the
+checkpoint's files.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ _PATH_CLASSES = {"Path", "PosixPath", "PurePath", "PurePosixPath"}
 
 
 def read_dcp_metadata(folder: Path) -> Metadata:
-    """Read the `.metadata` of a checkpoint.
+    """Read the file `.metadata` of a checkpoint.
 
     Raises:
         ManifestError: the file is missing, unreadable, or names a class or function outside DCP's
@@ -89,7 +89,10 @@ def unpack_metadata(content: bytes) -> Metadata:
 
 
 def _is_of_the_right_types(metadata: Any) -> bool:
-    """Return True if all types are right; a forged or damaged file may hold any object."""
+    """Return True if `metadata` and all its parts have the types that DCP's metadata has.
+
+    A forged or damaged file may hold any object instead.
+    """
     try:
         return (
             isinstance(metadata, Metadata)
@@ -134,10 +137,10 @@ def _are_whole(numbers: Any) -> bool:
 
 
 def check_metadata_against_files(metadata: Metadata, sizes_bytes: Mapping[str, int]) -> None:
-    """Check that all parts that `metadata` lists lie inside the files.
+    """Check that all parts that `metadata` lists lie inside the checkpoint's files.
 
-    `sizes_bytes` has the size of each file by its relative path. DCP itself reports success even if
-    its writers ran out of space.
+    This check is needed because DCP reports success even if its writers ran out of space.
+    `sizes_bytes` has the size of each file by its relative path.
 
     Raises:
         ManifestError: a part is missing or lies outside; the message names the part.
@@ -166,7 +169,10 @@ def check_metadata_against_files(metadata: Metadata, sizes_bytes: Mapping[str, i
 
 @contextlib.contextmanager
 def _unchanged() -> Iterator[None]:
-    """Undo and refuse changes that a pickle makes to the classes and functions that it names."""
+    """Run the block, and raise ManifestError if it changed a class or function of `_CLASSES`.
+
+    A pickle can change the classes and functions that it names. Changes are undone.
+    """
     named = [
         getattr(importlib.import_module(module), name)
         for module in _CLASSES
@@ -200,7 +206,7 @@ def _put_back(owner: object, before: Mapping[str, Any]) -> bool:
 
 
 class _Properties(TensorProperties):
-    """Accept properties of a newer PyTorch with more fields: 2.15 has added `strides`."""
+    """Accept tensor properties with additional fields of a newer PyTorch, as `strides` in 2.15."""
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         super().__setstate__(state[: len(dataclasses.fields(TensorProperties))])  # type: ignore[no-untyped-call]
@@ -229,9 +235,10 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _enum_member(owner: Any, name: Any) -> Any:
-    """Return an enum member, which some Python versions pickle as `getattr(THE_ENUM, NAME)`.
+    """Return an enum member for a pickled call of `getattr(THE_ENUM, NAME)`.
 
-    Any other object raises ManifestError.
+    Some Python versions pickle enum members in this way. Any other call of `getattr` raises
+    ManifestError.
     """
     encoding = dcp_metadata._MEM_FORMAT_ENCODING
     return encoding[name] if owner is encoding else _refuse(f"builtins.getattr of {owner!r}")

@@ -1,10 +1,12 @@
-"""Lay out a rank's part of a checkpoint in bytes: the files that PyTorch's DCP would write.
+"""Lay out a rank's part of a checkpoint as bytes, like the files that PyTorch's DCP writes.
 
-The staged image is the file image. Each tensor is a blob as `torch.save` writes it: a head, the
-tensor's bytes, a tail. Head and tail depend on type and shape only, so they are written into a
-buffer once. A snapshot copies the tensors' bytes between heads and tails. The buffer is then
-written to disk, sent to a peer or mapped again without change. A plain value has a slot with room
-to grow, so that the layout, and with it DCP's metadata, stays the same.
+The image is the content of these files, one after the other, in a snapshot buffer. The place of one
+saved tensor or value in the image is called a blob. A tensor's blob has the bytes that `torch.save`
+writes: a head, the tensor's data, and a tail. Head and tail depend only on type and shape, so they
+are written into the buffer once, and each snapshot copies only the data between them. The buffer is
+then written to disk, sent to a peer or mapped again, without any change. A plain value has a slot,
+a blob that is larger than the value. So if the value grows, the layout and DCP's metadata can stay
+the same.
 """
 
 import functools
@@ -23,21 +25,21 @@ from torch.serialization import skip_data
 from holdfast.checkpoint.format.rank_layout import CHUNK_BYTES, PAGE_BYTES, Shard
 
 ALIGNMENT: Final = 64
-"""The alignment of blobs and of tensor data in bytes: a cache line, as in `torch.save`."""
+"""The alignment of blobs and of tensor data, in bytes: a cache line, as in `torch.save`."""
 LARGE_BYTES: Final = 128 << 10
-"""The least size of a tensor whose data is copied and digested apart from its head and tail."""
+"""The size from which on a tensor's data is copied and digested apart from its head and tail."""
 LEAST_PIECE_BYTES: Final = 256
-"""The least length of a digested piece: XXH3 has one algorithm above 240 bytes, others below."""
+"""The minimum length of a digested piece: below 241 bytes, XXH3 uses other algorithms."""
 _LEAST_SLOT_BYTES: Final = 512
 _LOCAL_HEADER: Final = struct.Struct("<26xHH")
-"""A ZIP member's header: 26 bytes, lengths of name and extra field (APPNOTE 4.3.7)."""
+"""A ZIP member's header: 26 bytes, then the lengths of name and extra field (APPNOTE 4.3.7)."""
 _RECORD: Final = "/data/0"
 """The end of the name of the ZIP member that holds a tensor's bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """The bytes that `torch.save` writes around a contiguous tensor of one type and shape."""
+    """Hold the bytes that `torch.save` writes around a contiguous tensor of one type and shape."""
 
     head: bytes
     data_bytes: int
@@ -46,9 +48,10 @@ class Template:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Need:
-    """A request for a place in an image.
+    """Request a place in an image for one tensor or plain value.
 
-    The place holds a tensor of `dtype` and `shape`, or, if `dtype` is None, a slot of `slot_bytes`.
+    A tensor is described by `dtype` and `shape`. If `dtype` is None, the place is a slot of
+    `slot_bytes` for a plain value.
     """
 
     dtype: torch.dtype | None
@@ -58,16 +61,16 @@ class Need:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Blob:
-    """The place of one tensor or slot, in bytes.
+    """Describe the place of one tensor or plain value; offsets and sizes are in bytes.
 
     Attributes:
-        need: the tensor or slot.
+        need: the requested type and shape, or slot size.
         file: the name of the file.
         file_offset: the offset of the blob in the file.
         offset: the offset of the blob in the image.
-        length: the size of the blob.
-        data_offset: the offset of the data in the image.
-        data_bytes: the size of the data.
+        length: the size of the blob, with head and tail.
+        data_offset: the offset of the tensor's data in the image.
+        data_bytes: the size of the tensor's data.
     """
 
     need: Need
@@ -80,12 +83,12 @@ class Blob:
 
     @property
     def is_large(self) -> bool:
-        """Return True for a tensor whose data is digested apart from its head and tail."""
+        """Return True for a tensor so large that its data is digested apart from head and tail."""
         return self.need.dtype is not None and self.data_bytes >= LARGE_BYTES
 
     @property
     def parts(self) -> tuple[tuple[int, int], ...]:
-        """Return the offset in the image and the length of each part that is digested apart.
+        """Return the offset in the image and the length of each part with its own digest.
 
         A large tensor has three parts: head, data and tail. Any other blob is one part.
         """
@@ -101,14 +104,17 @@ class Blob:
 
 @dataclass(frozen=True, kw_only=True)
 class FileImage:
-    """The layout of all blobs and files; the files follow one another, each starting at a page."""
+    """Describe the places of all blobs and files in an image.
+
+    The files follow one another, and each starts at a page boundary.
+    """
 
     blobs: tuple[Blob, ...]
     shards: tuple[Shard, ...]
     size_bytes: int
 
     def write_frames(self, memory: memoryview) -> None:
-        """Write all heads and tails into `memory`, which has at least `size_bytes`, all zero."""
+        """Write the heads and tails of all tensors into `memory`, which contains only zeros."""
         for blob in self.blobs:
             if blob.need.dtype is not None:
                 made = template(blob.need.dtype, blob.need.shape)
@@ -116,10 +122,11 @@ class FileImage:
                 memory[blob.data_offset + blob.data_bytes : blob.offset + blob.length] = made.tail
 
     def views(self, memory: torch.Tensor) -> list[torch.Tensor | None]:
-        """Return a tensor over the data of each blob, None for a slot.
+        """Return for each blob a tensor whose memory is the blob's data; None for a slot.
 
         Args:
-            memory: a uint8 tensor on any device, of at least `size_bytes`; the views keep it alive.
+            memory: a uint8 tensor on any device, of at least `size_bytes`; the returned tensors
+                keep it alive.
         """
 
         def view(blob: Blob) -> torch.Tensor | None:
@@ -133,7 +140,10 @@ class FileImage:
         return [view(blob) for blob in self.blobs]
 
     def cut(self, first: int, end: int) -> Self:
-        """Return the blobs `first` to `end`, at least one, as a separate image without files."""
+        """Return the blobs `first` to `end` (exclusive) as a separate image.
+
+        The returned image has no files. There must be at least one blob.
+        """
         begin = self.blobs[first].offset
         blobs = tuple(
             replace(blob, offset=blob.offset - begin, data_offset=blob.data_offset - begin)
@@ -143,17 +153,18 @@ class FileImage:
 
 
 def slot_bytes(length: int) -> int:
-    """Return the slot size for a value of `length` bytes, with room for it to grow."""
+    """Return the size of a slot for a value of `length` bytes, with room for the value to grow."""
     return max(_LEAST_SLOT_BYTES, 1 << (length + length // 4).bit_length())
 
 
 def lay_out(needs: Iterable[Need], *, prefix: str, shard_bytes: int) -> FileImage:
-    """Lay out `needs` in an image, in their order.
+    """Assign each of `needs` a place in an image, in order.
 
     Args:
         needs: the tensors and slots.
-        prefix: the start of the file names; a number and `.distcp` follow.
-        shard_bytes: the largest size of a file, unless a single blob is larger. No blob is split.
+        prefix: the start of the file names, before a number and `.distcp`.
+        shard_bytes: the largest size of a file in bytes. Blobs are not split, so a file with one
+            larger blob exceeds this size.
     """
     blobs: list[Blob] = []
     shards: list[Shard] = []
@@ -192,9 +203,10 @@ def lay_out(needs: Iterable[Need], *, prefix: str, shard_bytes: int) -> FileImag
 
 
 def _uncut(at: int, head: int, data: int, length: int) -> int:
-    """Return the first possible offset of a blob in a file that is not below `at`.
+    """Return the lowest allowed offset, not below `at`, for a blob in its file.
 
-    No chunk ends inside a small blob, or near an end of a large tensor's data.
+    An offset is not allowed if a chunk of `CHUNK_BYTES` would end inside a small blob, or too near
+    to an end of a large tensor's data.
     """
     if data < LARGE_BYTES:
         left = -at % CHUNK_BYTES
@@ -211,7 +223,7 @@ def _uncut(at: int, head: int, data: int, length: int) -> int:
 def template(dtype: torch.dtype, shape: tuple[int, ...]) -> Template:
     """Return the bytes that `torch.save` writes around a tensor's data.
 
-    The function needs no memory of the tensor's size.
+    The function does not allocate memory of the tensor's size.
     """
     with os.fdopen(os.memfd_create("holdfast-template"), "w+b") as file:  # its data is a hole
         with skip_data():
@@ -229,9 +241,9 @@ def template(dtype: torch.dtype, shape: tuple[int, ...]) -> Template:
 
 
 def _hollow(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return a tensor whose memory is a hole in a file.
+    """Return a tensor that takes no memory, because it maps a hole in a file.
 
-    PyTorch's fake tensors would take a second to import.
+    PyTorch's fake tensors are not used, since importing them takes a second.
     """
     size_bytes = math.prod(shape) * dtype.itemsize
     if not size_bytes:

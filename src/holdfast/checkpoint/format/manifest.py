@@ -1,8 +1,8 @@
 """Read and write the manifest of one checkpoint: its files, their sizes and their checksums.
 
-`holdfast.json` is written last, so a folder with a manifest was complete once. The manifest's
-`digest` covers all its other fields, so a change of the manifest is detected. This module needs no
-torch.
+The manifest, `holdfast.json`, is written last, so a folder with a manifest was a complete
+checkpoint when the manifest was written. The field `digest` covers all other fields, so a change of
+the manifest is detected. This module needs no torch.
 """
 
 import json
@@ -27,22 +27,25 @@ MANIFEST_NAME = "holdfast.json"
 SCHEMA = "holdfast.checkpoint"
 VERSION = 2
 _READABLE = (1, 2)
-"""The versions that can be read. Version 1 has the XXH3-128 of each file's bytes, as `xxh3_128`."""
+"""The versions that can be read. Version 1 has `xxh3_128`, the XXH3-128 of each file's bytes."""
 DAMAGED_JSON = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
-"""The exceptions that parsing damaged or forged JSON may raise."""
+"""The exceptions that damaged or forged JSON may raise when it is parsed."""
 _LAST_S = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
 
 
 class ManifestError(Exception):
-    """A manifest is invalid, or a file does not match it; the message names the file."""
+    """Report an invalid manifest, or a file that does not match it; the message names the file."""
 
 
 class UnreadError(ManifestError):
-    """An existing file could not be read, which may pass and need not mean damage."""
+    """Report that an existing file could not be read, which may be temporary and not damage."""
 
 
 def unread(name: str, error: OSError) -> ManifestError:
-    """Return the error for an unreadable file: only a missing file counts as damage."""
+    """Return the error for a file that cannot be read.
+
+    A missing file counts as damage. Any other failure may be temporary, so it is an UnreadError.
+    """
     kind = (
         ManifestError if isinstance(error, FileNotFoundError | NotADirectoryError) else UnreadError
     )
@@ -51,11 +54,11 @@ def unread(name: str, error: OSError) -> ManifestError:
 
 @dataclass(frozen=True, kw_only=True)
 class FileEntry:
-    """One file of a checkpoint.
+    """Describe one file of a checkpoint.
 
     Attributes:
-        path: the path relative to the checkpoint's folder, with `/`.
-        size_bytes: the size of the file.
+        path: the path relative to the checkpoint's folder, with `/` as the separator.
+        size_bytes: the size of the file in bytes.
         checksum: the checksum of the file, see `checksums`.
     """
 
@@ -66,7 +69,7 @@ class FileEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Save:
-    """Identify one save of one step."""
+    """Identify one save; a step that is saved twice has two saves."""
 
     step: int
     save: str
@@ -74,16 +77,16 @@ class Save:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The content of `holdfast.json`.
+    """Describe a checkpoint; this is the content of `holdfast.json`.
 
     Attributes:
         step: the step of the checkpoint.
-        world_size: the number of ranks that saved.
+        world_size: the number of ranks that saved the checkpoint.
         created_at_s: the time of the save, in seconds since the Unix epoch.
-        torch: the version of PyTorch.
+        torch: the version of PyTorch that saved the checkpoint.
         save: the id of this save of the step; empty in version 1.
         run: the id of the run that saved; empty if unknown.
-        parent: the save that the state descends from; None if unknown.
+        parent: the save from which training continued to this one; None if unknown.
         files: the files of the checkpoint.
     """
 
@@ -98,19 +101,19 @@ class Manifest:
 
     @property
     def size_bytes(self) -> int:
-        """Return the bytes of all files together, without the manifest."""
+        """Return the total size of all files in bytes, without the manifest."""
         return sum(entry.size_bytes for entry in self.files)
 
     @property
     def digest(self) -> str:
-        """Return the XXH3-128 of the content, which covers every byte of the checkpoint.
+        """Return the XXH3-128 of `content`, which through the checksums covers every file.
 
-        A manifest of this version has the value under `digest`.
+        The manifest file stores this value as `digest`.
         """
         return _digest(self.content())
 
     def content(self) -> dict[str, Any]:
-        """Return the content as JSON, without `digest`.
+        """Return the fields of the manifest file as JSON values, without `digest`.
 
         `run` and `parent` are left out if unknown, as in older manifests.
         """
@@ -120,7 +123,7 @@ class Manifest:
 
 
 def describe_file(folder: Path, name: str) -> FileEntry:
-    """Read one file of `folder`, and return its size and checksum.
+    """Read one file of `folder`, and return its path, size and checksum.
 
     Raises:
         OSError: the file cannot be read.
@@ -144,10 +147,11 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path, *, step: int) -> Manifest:
-    """Read the manifest of `folder`, which must be for `step`.
+    """Read and check the manifest of `folder`, which must be a checkpoint of `step`.
 
     Raises:
-        FileNotFoundError: there is no manifest: the save never finished, or the file was removed.
+        FileNotFoundError: there is no manifest, because the save never finished or the file was
+            removed.
         ManifestError: the manifest is damaged, of another version or step, or names files outside
             of `folder`.
     """
@@ -161,15 +165,15 @@ def read_manifest(folder: Path, *, step: int) -> Manifest:
 
 
 def parse_manifest(raw: bytes, *, step: int) -> Manifest:
-    """Parse the bytes of a manifest, which must be for `step`.
+    """Parse and check the bytes of a manifest, which must be of a checkpoint of `step`.
 
     Raises:
-        ManifestError: as `read_manifest`.
+        ManifestError: see `read_manifest`.
     """
     try:
         content = json.loads(raw)
         digest = content.pop("digest")
-        # The digest comes first: only an undamaged manifest deserves a more specific message.
+        # The digest is checked first, because the other fields of a damaged manifest mean nothing.
         if digest != _digest(content):
             raise ManifestError(f"{MANIFEST_NAME} does not match its own digest")
         if content["schema"] != SCHEMA or content["version"] not in _READABLE:
@@ -199,7 +203,8 @@ def check_sizes(folder: Path, files: Iterable[FileEntry]) -> None:
     The files' contents are not read.
 
     Raises:
-        ManifestError: a file does not pass; the message names the file.
+        ManifestError: a file is missing, has another size, or is outside `folder`; the message
+            names the file.
     """
     inside = folder.resolve()
     for entry in files:
@@ -224,10 +229,10 @@ def check_file_contents(
 ) -> None:
     """Check every byte of `files` against its checksum.
 
-    Several threads call `progress` with the number of bytes read.
+    `progress` is called in several threads, with the number of bytes read.
 
     Raises:
-        ManifestError: a file differs; the message names the file.
+        ManifestError: a file is damaged or missing; the message names the file.
     """
     for entry in files:
         check_sizes(folder, [entry])
@@ -247,7 +252,7 @@ def _digest(content: dict[str, Any]) -> str:
 
 
 def _time_s(raw: Any) -> float:
-    """Parse a time, which must lie between 1970 and 9999."""
+    """Parse a time in seconds since the Unix epoch; reject times before 1970 or after 9999."""
     at_s = float(raw)
     if not 0 <= at_s < _LAST_S:
         raise ValueError(f"{raw!r} is no time")

@@ -1,4 +1,4 @@
-"""Name the folders and files of a checkpoint folder."""
+"""Define the names of the folders and files in a folder of checkpoints."""
 
 import re
 from pathlib import Path
@@ -6,32 +6,33 @@ from typing import Final
 
 
 def step_path(folder: Path, step: int) -> Path:
-    """Return the folder of the checkpoint of `step`."""
+    """Return the path of the checkpoint of `step` in `folder`."""
     return folder / f"step-{step:010d}"
 
 
 def parse_name(name: str) -> tuple[int, bool] | None:
-    """Parse a folder name into its step and whether the checkpoint was replaced.
+    """Parse the name of a checkpoint's folder.
 
     Returns:
-        None for any other name.
+        The step, and True if a newer save of the step has replaced the checkpoint; None for any
+        other name.
     """
     match = _NAME.fullmatch(name)
     return None if match is None else (int(match[1]), match[2] is not None)
 
 
 def replaced_path(path: Path) -> Path:
-    """Return the folder that keeps the checkpoint at `path` while its step is saved again."""
+    """Return the path to which the checkpoint at `path` is moved while its step is saved again."""
     return path.with_name(path.name + ".replaced")
 
 
 def staging_path(folder: Path, step: int, save: str) -> Path:
-    """Return the staging folder of the save with the id `save`."""
+    """Return the folder into which the save with the id `save` writes before its commit."""
     return folder / f".{step_path(folder, step).name}.{save}.tmp"
 
 
 def failure_path(folder: Path, step: int, save: str) -> Path:
-    """Return the file that records why the save with the id `save` failed."""
+    """Return the path of the file that records why the save with the id `save` has failed."""
     return folder / f".{step_path(folder, step).name}.{save}.failed"
 
 

@@ -1,4 +1,4 @@
-"""Store and read one plain value in DCP's form, without running code from the file."""
+"""Store one plain value as DCP does, and read it without running code from the file."""
 
 import io
 from typing import Any
@@ -9,9 +9,13 @@ from holdfast.core.errors import CheckpointError
 
 
 def serialized(value: Any) -> bytes:
-    """Serialize a plain value so that `torch.load` ignores the bytes that follow in its slot."""
+    """Serialize a plain value, such that `torch.load` ignores any bytes that follow.
+
+    The bytes are stored in a slot, which may be larger than the value.
+    """
     written = io.BytesIO()
-    # Not the ZIP form: its reader looks for the end of the archive at the end of the slot.
+    # The ZIP form would not do, because its reader expects the end of the archive at the end of the
+    # slot.
     torch.save(value, written, _use_new_zipfile_serialization=False)
     return written.getvalue()
 
@@ -20,7 +24,7 @@ def load_plain(name: str, value: io.BytesIO) -> Any:
     """Read a plain value as PyTorch stored it, without running code from it.
 
     Raises:
-        CheckpointError: the bytes hold no plain value.
+        CheckpointError: the bytes do not store a plain value.
     """
     try:
         # Empty bytes are pickled as a call of `bytes`, which does no harm.

@@ -1,7 +1,7 @@
-"""Describe a rank's image to the writing process: the places of its files and tensors.
+"""Describe to the writing process where a rank's files and tensors are in a snapshot buffer.
 
-The layout is sent once, as bytes. This module needs no torch. The only pickle in a layout is DCP's
-metadata, which the writing process does not unpickle.
+The content of the buffer is called the image. Its layout is sent once, as bytes. The only pickle in
+a layout is DCP's metadata, which the writing process does not unpickle. This module needs no torch.
 """
 
 import json
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Self
 
 CHUNK_BYTES: Final = 16 << 20
-"""Bytes written and hashed at once: enough for the disk, few enough for several in flight."""
+"""Bytes written and hashed at once: enough for a fast disk, few enough to have several at once."""
 _LENGTH_BYTES: Final = 8
 
 
 class Shard(NamedTuple):
-    """One file of an image: the bytes from `offset`, at a page, to `offset + size_bytes`."""
+    """Locate one file in an image: `size_bytes` from `offset` on, which is a page boundary."""
 
     name: str
     offset: int
@@ -25,7 +25,10 @@ class Shard(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A part of one blob that lies within one chunk; `offset` counts in the image."""
+    """Locate a byte range with its own digest; `offset` counts from the start of the image.
+
+    A piece belongs to one saved item and lies within one chunk.
+    """
 
     offset: int
     length: int
@@ -33,16 +36,17 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The layout of one rank's image.
+    """Describe one rank's image, and the checkpoint that it is a part of.
 
     Attributes:
-        rank: the rank.
+        rank: the number of the rank.
         world_size: the number of ranks.
         torch: the version of PyTorch.
         shards: the files of the image.
-        pieces: the attested bytes, in the order of their offsets.
+        pieces: the byte ranges with their own digests, in the order of their offsets.
         metadata: the content of DCP's `.metadata`, for all ranks.
-        replicated: the flat names of the entries that several ranks have; on rank 0 only.
+        replicated: the flat names of the entries that several ranks have; empty on ranks other than
+            0.
     """
 
     rank: int
@@ -55,11 +59,11 @@ class Layout:
 
     @property
     def size_bytes(self) -> int:
-        """Return the size of all files together."""
+        """Return the total size of all files in bytes."""
         return sum(shard.size_bytes for shard in self.shards)
 
     def pack(self) -> bytes:
-        """Serialize the layout."""
+        """Serialize the layout as bytes."""
         numbers = array("q", (number for piece in self.pieces for number in piece))
         if sys.byteorder == "big":
             numbers.byteswap()
@@ -100,14 +104,16 @@ class Layout:
 def pieces_of(
     data: Iterable[tuple[int, int]], shards: Sequence[Shard]
 ) -> tuple[tuple[Piece, int], ...]:
-    """Split blobs where chunks end.
+    """Split saved items into the pieces that are digested separately.
+
+    An item is split wherever a chunk of `CHUNK_BYTES` ends.
 
     Args:
-        data: the offset in the image and the length of each blob, in order.
+        data: the offset in the image and the length of each item, in order.
         shards: the files; chunks are counted from the start of each file.
 
     Returns:
-        Each piece, and the index of its blob.
+        Each piece, and the index of its item in `data`.
     """
     found: list[tuple[Piece, int]] = []
     remaining = iter(shards)

@@ -1,4 +1,6 @@
-"""Pack and compare the digests of state that several ranks have, and name the entries that differ.
+"""Find the state entries that should be equal on several ranks but differ.
+
+Each rank packs digests of these entries, and rank 0's writing process compares them.
 
 This module needs no torch.
 """
@@ -13,20 +15,20 @@ from typing import Any, Final, Self
 import xxhash
 
 _NUMBERS: Final = 3
-"""Numbers of 64 bits for each entry: the keys of its name and of its place, and its digest."""
+"""An entry has three 64-bit numbers: hashes of its name and its place, and its digest."""
 _NAMED: Final = 20
-"""The most entries that are named, because the message to the trainer has a limit."""
+"""The limit on named entries, because the message to the trainer has a size limit."""
 _NAME_LENGTH: Final = 200
 _SHOWN: Final = 3
 
 
 def name_key(name: str) -> int:
-    """Return the number that stands for the flat name of an entry."""
+    """Return a 64-bit hash of an entry's flat name."""
     return xxhash.xxh3_64_intdigest(name.encode())
 
 
 def pack(entries: Iterable[tuple[int, int, int]]) -> bytes:
-    """Return the key of the name, the key of the place and the digest of each entry as bytes."""
+    """Pack entries as bytes; each is a hash of the name, a hash of the place, and a digest."""
     return _little(array("Q", itertools.chain.from_iterable(entries))).tobytes()
 
 
@@ -38,23 +40,23 @@ def _little(numbers: "array[int]") -> "array[int]":
 
 @dataclass(frozen=True, kw_only=True)
 class Differing:
-    """Entries whose replicas differ.
+    """Describe the entries that differ between ranks.
 
     Attributes:
-        count: the number of the entries.
-        entries: the names and ranks of the first entries, as text.
+        count: the number of entries that differ.
+        entries: for the first of them, the name of the entry and the ranks that differ, as text.
     """
 
     count: int = 0
     entries: tuple[tuple[str, str], ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return the differing entries as plain JSON values."""
+        """Return the object as plain JSON values."""
         return asdict(self)
 
     @classmethod
     def of_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Return the object that `as_json` was called on."""
+        """Rebuild the object from the values that `as_json` returned."""
         return cls(
             count=fields["count"], entries=tuple((name, ranks) for name, ranks in fields["entries"])
         )
@@ -65,14 +67,15 @@ class Differing:
 
 
 def compare(groups: Sequence[tuple[Sequence[int], bytes]], names: Iterable[str]) -> Differing:
-    """Compare each entry with its replica on the lowest rank that has one.
+    """Compare each entry with the same entry on the lowest rank that has it.
 
     Args:
-        groups: groups of ranks with equal entries, in order, each with its packed entries.
+        groups: groups of ranks whose packed entries are equal, in order; each with its packed
+            entries.
         names: the flat names of the entries that may differ.
 
     Returns:
-        The entries that differ, with the ranks that differ from the lowest rank.
+        The entries that differ, each with the ranks that differ from the lowest rank.
     """
     first: dict[tuple[int, int], int] = {}
     differing: dict[int, set[int]] = {}
@@ -92,7 +95,10 @@ def compare(groups: Sequence[tuple[Sequence[int], bytes]], names: Iterable[str])
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
-    """Return `rank 1` or `ranks 1-3, 5`; of many ranges, only the first ones."""
+    """Return rank numbers as text, such as `rank 1` or `ranks 1-3, 5`.
+
+    Of many ranges, only the first ones are included.
+    """
     found: list[list[int]] = []
     for rank in sorted(ranks):
         if found and found[-1][-1] == rank - 1:

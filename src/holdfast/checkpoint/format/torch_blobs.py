@@ -1,9 +1,9 @@
-"""Check a value that `torch.save` wrote into a larger file, without torch and without trust.
+"""Check a value that `torch.save` wrote into a larger file, without loading it.
 
 The value is a ZIP archive. Its records are stored uncompressed, each with the CRC-32 of its bytes.
 A writer may leave out the CRC-32 (`torch.serialization.set_crc32_options(False)`, and `skip_data`).
-Then the checksum is 0, and the bytes cannot be checked. Format: PKWARE's APPNOTE 6.3; torch's
-`caffe2/serialize/inline_container.h`.
+The stored checksum is then 0, and the bytes cannot be checked. The format is described in PKWARE's
+APPNOTE 6.3 and in torch's `caffe2/serialize/inline_container.h`. This module needs no torch.
 """
 
 import errno
@@ -26,20 +26,20 @@ _NO_ZIP = (
     ValueError,
     LookupError,
 )
-"""The exceptions that `zipfile` raises for bytes that are no ZIP archive."""
+"""The exceptions that `zipfile` raises for bytes that are not a ZIP archive."""
 
 
 class BlobError(Exception):
-    """The bytes are damaged, or not written by `torch.save`; the message describes the fault."""
+    """Report bytes that are damaged or not written by `torch.save`; the message describes them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TorchBlob:
-    """The result of a check.
+    """Describe a value that was checked.
 
     Attributes:
-        data_bytes: the bytes of the tensors in the blob.
-        is_checked: whether every record has a checksum, which then matches.
+        data_bytes: the number of bytes of the tensors in the value.
+        is_checked: whether every record has a checksum. Checksums that exist are right.
     """
 
     data_bytes: int
@@ -49,12 +49,12 @@ class TorchBlob:
 def check_blob(
     fd: int, offset: int, size_bytes: int, progress: Callable[[int], None] = lambda _: None
 ) -> TorchBlob:
-    """Read and check the blob of `size_bytes` at `offset` of an open file.
+    """Read and check the value of `size_bytes` bytes at `offset` of an open file.
 
     `progress` is called with the number of bytes read.
 
     Raises:
-        BlobError: the blob is damaged, or not written by `torch.save`.
+        BlobError: the value is damaged, or not written by `torch.save`.
         OSError: the file cannot be read.
     """
     try:
@@ -84,7 +84,10 @@ def _check_form(records: list[zipfile.ZipInfo], size_bytes: int) -> None:
 
 
 def _check_end(end: bytes, count: int) -> None:
-    """Compare the directory with its end, the only place that shows lost records."""
+    """Check that the end of the archive states as many records as its directory lists.
+
+    Only this number shows that a record is missing from the directory.
+    """
     signature, _disk, _first_disk, _here, in_all, _size_bytes, _offset, comment_bytes = _END.unpack(
         end
     )
@@ -105,11 +108,11 @@ def _check_record(
 
 
 class _BeforeError(OSError):
-    """The error that `zipfile` expects from a file that is too short."""
+    """Report a read before the start of the archive, as the OSError that `zipfile` expects."""
 
 
 class _Window(io.RawIOBase):
-    """A part of a file, presented as a separate file."""
+    """Present a part of a file as a separate file."""
 
     def __init__(self, fd: int, offset: int, size_bytes: int) -> None:
         self._fd = fd

@@ -1,8 +1,8 @@
-"""Read parts of a checkpoint's files at the disk's speed, and check each byte before its use.
+"""Read parts of a checkpoint's files at the disk's speed, and verify every byte before its use.
 
-Only the blocks that contain the requested parts are read, past the page cache, several at once.
-Each block is compared with its digest in memory, and then copied to the target. This module needs
-no torch.
+Only the blocks that contain the requested parts are read, several at once, with direct I/O. Each
+block is compared with its digest in memory, and then copied to the target. This module needs no
+torch.
 """
 
 import contextlib
@@ -32,29 +32,33 @@ from holdfast.checkpoint.format.manifest import FileEntry, ManifestError
 
 _TASK_BYTES: Final = 8 << 20
 _THREADS: Final = 8
-"""Concurrent reads. Measured on a disk, 4 reads of 16 MiB or 8 of 4 MiB take up to 10 % longer."""
+"""The number of concurrent reads; on a disk, 4 of 16 MiB or 8 of 4 MiB took up to 10 % longer."""
 _COMPARING: Final = max(1, len(os.sched_getaffinity(0)) // 2)
-"""Concurrent comparisons; on two cores, two would slow the reads by 10 % (memory bandwidth)."""
+"""The number of concurrent comparisons with digests.
+
+On two cores, two comparisons would slow down the reads by 10 %, because they share the memory
+bandwidth.
+"""
 _HUGE_PAGE_BYTES: Final = 2 << 20
 _GAP_BLOCKS: Final = 1
-"""The most unwanted blocks between two wanted ones that are read to avoid another read."""
+"""The number of unwanted blocks between two wanted ones that are read to avoid a second read."""
 Tier = Literal["memory", "peer_memory", "disk"]
 """The source of a checkpoint's files: this node's memory, a peer node's memory, or disk."""
 
 
 class ByteRange(NamedTuple):
-    """Bytes of a file from `offset` on, and the writable memory that receives them."""
+    """Name a file's bytes from `offset` on, and the writable memory that receives them."""
 
     offset: int
     target: memoryview
 
 
 class VerifiedFiles:
-    """The files of one checkpoint.
+    """Read and verify the files of one checkpoint.
 
     Attributes:
-        bytes_read: the bytes read from the files so far.
-        tier: the source of the files.
+        bytes_read: the number of bytes read from the files so far.
+        tier: whether the files are read from memory, a peer's memory, or disk.
     """
 
     tier: Tier = "disk"
@@ -69,11 +73,11 @@ class VerifiedFiles:
         self.bytes_read = 0
 
     def read(self, name: str, parts: Sequence[ByteRange]) -> None:
-        """Fill the targets of `parts` from the file `name`.
+        """Read byte ranges of the file `name` into the memory given in `parts`, and verify them.
 
         Raises:
-            ManifestError: a byte is damaged, or lies outside of the file; some targets may be
-                filled.
+            ManifestError: a block is damaged, or a range lies outside of the file. Some of the
+                memory may already be filled.
             OSError: the file cannot be read.
         """
         entry = self._entries.get(name)
@@ -94,7 +98,10 @@ class VerifiedFiles:
             os.close(fd)
 
     def _open(self, name: str) -> tuple[int, int]:
-        """Return a descriptor, which the caller closes, and the offset of the file in it."""
+        """Open a file; return the descriptor and the offset at which the file begins there.
+
+        The caller closes the descriptor.
+        """
         return _open(self._folder / name), 0
 
     def _fill(
@@ -133,9 +140,10 @@ class VerifiedFiles:
                 _copy(target[low - offset : high - offset], data[low - begin : high - begin])
 
     def _digests_of(self, entry: FileEntry) -> bytes | None:
-        """Return the digests of the file's blocks.
+        """Return the digests of a file's blocks.
 
-        A file without block digests is checked as a whole, and the result is None.
+        If the manifest has no block digests for the file, the whole file is checked now, and the
+        result is None.
         """
         if entry.path not in self._digests:
             self._digests[entry.path] = self._find_digests(entry)
@@ -167,7 +175,10 @@ class VerifiedFiles:
 
 
 def _copy(target: memoryview, source: memoryview) -> None:
-    """Copy without Python's lock, which a memoryview assignment holds while other threads hash."""
+    """Copy bytes without holding Python's lock.
+
+    A memoryview assignment would hold the lock while other threads compute digests.
+    """
     if count := len(source):
         char = ctypes.c_char
         ctypes.memmove(
@@ -180,9 +191,13 @@ def _copy(target: memoryview, source: memoryview) -> None:
 def _tasks(
     parts: Sequence[ByteRange], size_bytes: int
 ) -> Iterator[tuple[int, int, list[ByteRange]]]:
-    """Yield the stretches of whole blocks to read, each with the parts that it contains.
+    """Yield the ranges of whole blocks to read, each with the parts that overlap it.
 
-    A stretch has at most the size of one task. `parts` are in the order of their offsets.
+    A range has at most the size of one task, `_TASK_BYTES`. `parts` must be in the order of their
+    offsets.
+
+    Yields:
+        The first byte of the range, the byte after its end, and the parts.
     """
     extents: list[list[int]] = []
     for offset, target in parts:
@@ -213,10 +228,11 @@ def _tasks(
 
 
 def _huge_pages(size_bytes: int) -> memoryview:
-    """Return new memory, in huge pages if the kernel supports them.
+    """Allocate memory, in huge pages if the kernel supports them.
 
-    One request to the disk names a limited number of memory pieces: half a megabyte of small pages,
-    several of huge ones. A disk with a limit on requests reads twice as fast into huge pages.
+    A request to the disk can name only a limited number of memory pages: half a megabyte of small
+    pages, but several megabytes of huge ones. So a disk with a limited number of requests per
+    second reads twice as fast into huge pages.
     """
     made = mmap.mmap(-1, size_bytes + _HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # the kernel has no huge pages

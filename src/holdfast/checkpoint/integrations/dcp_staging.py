@@ -1,4 +1,4 @@
-"""A stager for `dcp.async_save` that reuses shared memory, but never before a save has ended.
+"""Stage states for `dcp.async_save` in shared memory, which is reused after each save has ended.
 
 stager = SharedStager()
 saved = dcp.async_save(state, checkpoint_id=…, storage_writer=HoldfastWriter(), async_stager=stager)
@@ -20,25 +20,25 @@ from holdfast.core.errors import BadUse, SaveFailed
 
 
 class _Staged(dict[str, Any]):
-    """A staged state, whose memory is reused only after PyTorch has dropped the state."""
+    """Hold a staged state; its memory is reused only after PyTorch has dropped this object."""
 
 
 class SharedStager(AsyncStager):
     """Copy states into a few blocks of shared memory, each as large as this rank's state.
 
-    PyTorch's own stagers either allocate new memory for every save, into which a copy takes five
-    times as long, or reuse memory while it is still being written. This stager waits until a block
-    is no longer in use.
+    PyTorch's own stagers have one of two faults. They allocate new memory for every save, and a
+    copy into new memory takes five times as long. Or they reuse memory while its content is still
+    being written to storage. This stager waits until a block is no longer in use.
     """
 
     _synchronize_after_execute = False
 
     def __init__(self, *, snapshots: int = 2, timeout_s: float = 600.0) -> None:
-        """Allocate nothing before the first save.
+        """Create the stager; the first save allocates memory.
 
         Args:
-            snapshots: the most states in memory at a time.
-            timeout_s: the most seconds to wait until a block is no longer in use.
+            snapshots: the number of states that may be in memory at the same time.
+            timeout_s: seconds to wait at most until a block is no longer in use.
 
         Raises:
             BadUse: `snapshots` is below 1.
@@ -53,7 +53,7 @@ class SharedStager(AsyncStager):
         self._given_back = threading.Condition(threading.RLock())
 
     def stage(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
-        """Copy a state; afterwards, the original may change.
+        """Copy a state into shared memory; the original may change afterwards.
 
         Raises:
             BadUse: the state has a tensor of a kind that cannot be staged.
@@ -84,7 +84,7 @@ class SharedStager(AsyncStager):
         return staged
 
     def synchronize_staging(self) -> None:
-        """Return at once: `stage` has copied everything."""
+        """Do nothing, since `stage` has already copied everything."""
 
     def close(self) -> None:
         """Release the memory of all unused blocks."""

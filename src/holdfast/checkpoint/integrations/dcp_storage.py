@@ -1,10 +1,10 @@
-"""Replace the storage of `torch.distributed.checkpoint` (DCP) by Holdfast's verified format.
+"""Let `torch.distributed.checkpoint` (DCP) write and read Holdfast's verified checkpoints.
 
     dcp.save(state, checkpoint_id=step_path(DIR, 100), storage_writer=HoldfastWriter())
     dcp.load(state, checkpoint_id=step_path(DIR, 100), storage_reader=HoldfastReader())
 
-PyTorch plans the save. The checkpoint is durable, has checksums and a manifest, and appears under
-its name only when it is complete.
+PyTorch plans the save, and this module writes the files. The checkpoint is durable, has checksums
+and a manifest, and appears under its name only when it is complete.
 """
 
 import mmap
@@ -53,9 +53,9 @@ from holdfast.core.rate_limit import RateLimit
 
 __all__ = ["HoldfastReader", "HoldfastWriter", "step_path"]
 _SAVE: Final = "dcp"
-"""One name for all saves: PyTorch may reuse an earlier save's plan, with its file names."""
+"""The id of every save; it must not vary, since PyTorch may reuse a plan with its file names."""
 _SHARD_BYTES: Final = 1 << 30
-"""The size of a file, unless one tensor is larger. A save needs this memory beside the state."""
+"""The largest size of a file, unless one tensor is larger. A save needs this much extra memory."""
 
 
 def step_path(dir: str | os.PathLike[str], step: int) -> Path:  # noqa: A002 - as of Checkpointer
@@ -72,12 +72,12 @@ class HoldfastWriter(StorageWriter):
     def __init__(
         self, path: str | os.PathLike[str] | None = None, *, max_write_mib_s: float | None = None
     ) -> None:
-        """Set the path and the rate limit.
+        """Create the writer for a path and a rate limit.
 
         Args:
-            path: the path of the checkpoint, as `step_path(DIR, step)` returns it; None: the
-                `checkpoint_id` of each save is the path.
-            max_write_mib_s: the most MiB per second that each rank writes; None: no limit.
+            path: the path of the checkpoint, from `step_path(DIR, step)`; None to use the
+                `checkpoint_id` of each save.
+            max_write_mib_s: the limit on each rank's write rate in MiB/s; None for no limit.
 
         Raises:
             BadUse: the path does not name a step.
@@ -89,12 +89,12 @@ class HoldfastWriter(StorageWriter):
         self._memory: mmap.mmap | None = None
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Prepare for another checkpoint."""
+        """Set the path of the next checkpoint, if one is given."""
         if checkpoint_id is not None:
             self._path = _checked(checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *_args: Any, **kwargs: Any) -> None:
-        """On the coordinator, make the hidden folder into which the ranks write.
+        """On the coordinator rank, make the hidden folder into which all ranks write.
 
         Raises:
             BadUse: there is no path, another process saves this step, or `use_collectives` is
@@ -119,8 +119,8 @@ class HoldfastWriter(StorageWriter):
         if order.staging.exists():  # left by a dead process, on a file system without locks
             staging_dir.discard(order.staging)
         self._staging = Staging(order.folder, order.step, _SAVE)
-        # PyTorch does not report a rank's failure to the writer. The folder is removed with the
-        # writer, or by its next save.
+        # PyTorch does not report another rank's failure to this object. So the folder of a failed
+        # save is removed when this object is dropped, or by its next save.
         self._abandon = weakref.finalize(self, self._staging.abandon)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
@@ -132,7 +132,7 @@ class HoldfastWriter(StorageWriter):
         return [replace(plan, storage_data=rank) for rank, plan in enumerate(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this rank's files and a list of them, durably.
+        """Write this rank's files durably, and then a note that lists them.
 
         Raises:
             BadUse: a plain value could not be read back without running code from the file.
@@ -147,7 +147,7 @@ class HoldfastWriter(StorageWriter):
         return ended
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """On the coordinator, commit the checkpoint after all ranks have written.
+        """Commit the checkpoint, after all ranks have written; called on the coordinator rank.
 
         Raises:
             OSError: a file cannot be written.
@@ -176,7 +176,7 @@ class HoldfastWriter(StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Return whether the path names a step."""
+        """Return True if the path ends with the name of a step."""
         return _step(Path(checkpoint_id)) is not None
 
     def _order(self) -> SaveRequest:
@@ -229,9 +229,10 @@ class HoldfastWriter(StorageWriter):
         ]
 
     def _room(self, size_bytes: int) -> memoryview:
-        """Return page-aligned memory for one file.
+        """Return page-aligned memory of at least `size_bytes` for one file.
 
-        The memory is reused, since the first write to a page takes five times as long.
+        The same memory is used for all files, since the first write to a new page takes five times
+        as long as a later one.
         """
         if self._memory is None or len(self._memory) < size_bytes:
             self._memory = mmap.mmap(-1, max(-(-size_bytes // PAGE_BYTES), 1) * PAGE_BYTES)
@@ -244,16 +245,17 @@ class HoldfastWriter(StorageWriter):
 
 
 class HoldfastReader(StorageReader):
-    """Read checkpoints of Holdfast for `dcp.load`: only the needed bytes, verified by checksums.
+    """Read and verify checkpoints of Holdfast for `dcp.load`; read only the needed bytes.
 
-    Plain values are unpickled with `weights_only` first, since PyTorch then unpickles them without.
+    PyTorch unpickles plain values without `weights_only`. So each value is first unpickled here
+    with `weights_only`, which rejects values that could run code.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
-        """Set the path.
+        """Create the reader for a path.
 
         Args:
-            path: the path of the checkpoint; None: the `checkpoint_id` of each load is the path.
+            path: the path of the checkpoint; None to use the `checkpoint_id` of each load.
 
         Raises:
             BadUse: the path does not name a step.
@@ -262,13 +264,13 @@ class HoldfastReader(StorageReader):
         self._checkpoint: OpenCheckpoint | None = None
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Prepare for another load."""
+        """Close the last checkpoint, and set the path of the next one, if one is given."""
         self._checkpoint = None
         if checkpoint_id is not None:
             self._path = _checked(checkpoint_id)
 
     def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
-        """Read and verify the checkpoint's metadata, unpickled with a list of allowed names.
+        """Read and verify the checkpoint's metadata, without running code from it.
 
         Raises:
             NotFound: there is no such folder.
@@ -279,17 +281,17 @@ class HoldfastReader(StorageReader):
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
-        """Do nothing."""
+        """Do nothing, since `read_metadata` has opened the checkpoint."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Return the plan with the digest of the save that this rank has opened."""
+        """Return the plan together with the digest of the manifest that this rank has read."""
         return replace(plan, storage_data=self._opened().manifest.digest)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the plans unchanged.
+        """Check that all ranks read the same save, and return the plans unchanged.
 
         Raises:
-            DamagedCheckpoint: ranks have opened different saves of the step.
+            DamagedCheckpoint: ranks have read different saves of the step.
         """
         if len({plan.storage_data for plan in plans}) > 1:
             raise _damaged(
@@ -302,7 +304,7 @@ class HoldfastReader(StorageReader):
         """Read and verify the data that this rank needs.
 
         Raises:
-            DamagedCheckpoint: a block is damaged; tensors may be filled in part.
+            DamagedCheckpoint: a block is damaged. Some tensors may already be filled.
             CheckpointError: unpickling a plain value would run code.
         """
         opened = self._opened()
@@ -318,7 +320,7 @@ class HoldfastReader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Return whether the path names a step."""
+        """Return True if the path ends with the name of a step."""
         return _step(Path(checkpoint_id)) is not None
 
     def _opened(self) -> OpenCheckpoint:
@@ -338,7 +340,7 @@ class HoldfastReader(StorageReader):
 
 
 class _Vetting:
-    """Pass data to a planner, after a check that plain values can be unpickled safely."""
+    """Forward data to a planner, after checking that plain values can be unpickled safely."""
 
     def __init__(self, planner: LoadPlanner) -> None:
         self._planner = planner
@@ -355,7 +357,10 @@ class _Vetting:
 
 
 def _need(item: WriteItem, planner: SavePlanner) -> tuple[Need, bytes | None]:
-    """Return the space that an item needs, and its bytes if they are not a tensor's own bytes."""
+    """Return the space that an item needs in a file.
+
+    Also return the item's bytes if it is not a tensor whose data is copied later.
+    """
     if item.type == WriteItemType.BYTE_IO:
         written = planner.resolve_data(item)
         assert isinstance(written, BytesIO), "PyTorch hands out plain values in it"
@@ -388,7 +393,7 @@ def _tensor(item: WriteItem, planner: SavePlanner) -> torch.Tensor:
 
 
 def _put(memory: memoryview, blob: Blob, source: torch.Tensor | bytes) -> None:
-    """Write one blob into `memory`, which holds one file, and zeros up to the next blob."""
+    """Write one item into `memory`, the content of one file, and zeros up to the next item."""
     begin, end = blob.file_offset, blob.file_offset + blob.length
     if isinstance(source, bytes):
         memory[begin:end] = source

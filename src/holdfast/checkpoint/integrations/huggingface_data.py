@@ -1,15 +1,15 @@
-"""Leave batches out of the training of a `transformers.Trainer`, and keep its position in the data.
+"""Leave batches out of a `transformers.Trainer`'s data, and save its position in the data.
 
 All epochs of a Trainer have the same number of steps. So for each batch that is left out, the
-Trainer receives a later batch; at the end of an epoch, batches of the data's next epoch. The
-Trainer makes as many steps as without batches left out.
+Trainer receives an additional later batch, which at the end of an epoch comes from the data's next
+epoch. The number of steps does not change.
 
 Batches are left out before their samples are loaded. A Trainer that resumes within an epoch skips
-the entries that it has already trained on. Here, these entries are empty, and the batches continue
-at the saved position.
+as many entries of the batch sampler as it has already trained on. This module gives it empty
+entries to skip, and after them the batches from the saved position on.
 
-With fewer ranks than usual, a rank trains on several micro-batches in place of one batch. The
-micro-batches together keep the number of the batch.
+With fewer ranks than usual, a rank trains on several micro-batches in place of one batch. These
+micro-batches together have one batch number.
 """
 
 from collections import deque
@@ -26,30 +26,35 @@ from holdfast.core.whole import whole_number
 
 
 class TrainerData:
-    """Wrap the batch sampler of a Trainer's loader: leave batches out, and count the position."""
+    """Wrap a Trainer's batch sampler, to leave batches out and to count the position."""
 
     def __init__(self, source: Any, left_out: LeftOut, accumulation: int) -> None:
-        """Wrap a batch sampler that has a length, and the same order whenever its epoch is set."""
+        """Wrap a batch sampler.
+
+        The sampler must have a length, and it must have the same order whenever the same epoch is
+        set.
+        """
         self._source = source
         self._left_out = left_out
         self._accumulation = accumulation
         self._length = len(source)
         """The number of micro-batches in an epoch of the data."""
         self._position = 0
-        """The number of micro-batches up to the last one trained on, including those left out."""
+        """The number of micro-batches, over all epochs, that were trained on or left out."""
         self._passed = 0
         """The number of empty entries at the start of the Trainer's current epoch."""
         self._count = 0
         """The number of entries of the current epoch that were trained on or skipped."""
         self._given: deque[int] | None = None
-        """The numbers of micro-batches that the loader has taken, and the Trainer not yet."""
+        """The numbers of micro-batches that the loader has taken and the Trainer has not used."""
 
     @classmethod
     def put_into(cls, loader: Any, *, left_out: LeftOut, accumulation: int) -> Self | None:
         """Replace the batch sampler of a loader that Accelerate has prepared.
 
         Returns:
-            The new batch sampler; None if the data are a stream, or if another process reads them.
+            The new batch sampler. None if batches cannot be left out, because the data is a stream,
+            or because one rank reads the data for all.
         """
         base = getattr(loader, "base_dataloader", None)
         if type(loader) is not DataLoaderShard or type(base) is not DataLoader:
@@ -68,11 +73,11 @@ class TrainerData:
         return getattr(self._source, name)
 
     def __len__(self) -> int:
-        """Return the number of entries in each of the Trainer's epochs."""
+        """Return the number of entries in one epoch of the Trainer."""
         return self._length
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the entries of the Trainer's epoch: empty entries, then lists of sample indices."""
+        """Yield the entries of one epoch: empty ones to skip, and then lists of sample indices."""
         given: deque[int] = deque()
         if self._given is None:  # otherwise, other code iterates the data beside the training
             self._given = given
@@ -105,7 +110,7 @@ class TrainerData:
             part = getattr(part, "batch_sampler", None) or getattr(part, "sampler", None)
 
     def _batch_of(self, number: int) -> int:
-        """Return the number of the batch that a micro-batch belongs to; 0 for micro-batch 0."""
+        """Return the number of the batch to which a micro-batch belongs; 0 for micro-batch 0."""
         if not number:
             return 0
         epoch, within = divmod(number - 1, self._length)
@@ -113,14 +118,14 @@ class TrainerData:
 
     @property
     def _batches(self) -> int:
-        """The number of batches in an epoch of the data."""
+        """Return the number of batches in an epoch of the data."""
         return -(-self._length // self._accumulation)
 
     def begin_epoch(self, *, passed: int = 0) -> None:
         """Begin an epoch of the Trainer.
 
         Args:
-            passed: the number of entries that the Trainer skips.
+            passed: the number of entries that the Trainer skips at the start of the epoch.
         """
         if 0 < self._count < self._length:  # the last epoch was ended early
             self._position = -(-self._position // self._length) * self._length
@@ -152,12 +157,15 @@ class TrainerData:
         }
 
     def go_on(self, state: Mapping[str, Any] | None, *, step: int, accumulation_steps: int) -> int:
-        """Continue at a saved position, and return the number of entries that the Trainer skips.
+        """Continue at a saved position.
 
         Args:
-            state: the saved result of `state`; None if the checkpoint has none.
-            step: the optimizer's step of the checkpoint.
+            state: the saved result of the method `state`; None if the checkpoint has none.
+            step: the number of optimizer steps before the checkpoint.
             accumulation_steps: the number of micro-batches in one step of the optimizer.
+
+        Returns:
+            The number of entries that the Trainer skips at the start of its epoch.
 
         Raises:
             BadUse: batches are left out, and the length of the data has changed since the save.

@@ -1,18 +1,19 @@
-"""Save and resume in `transformers.Trainer`, as a callback: beside the training, verified, exactly.
+"""Save and resume exactly in `transformers.Trainer`, by a callback.
 
     saves = HoldfastCallback(DIR, every=100)
     trainer = Trainer(model, TrainingArguments(..., save_strategy="no"), callbacks=[saves], ...)
     trainer.train(resume_from_checkpoint=saves.resume(trainer))
 
-A Trainer resumes from a folder: first it reads the step, which determines its position in the
-epoch, then the weights. `resume` restores the model from the newest checkpoint, and makes a
-temporary folder with the step and with a weights file that is empty, since the model is restored
-already. The position in the data is part of the saved state, see `huggingface_data`.
+Saves run in the background, and a restore verifies every byte. A Trainer resumes from a folder. It
+reads the step, which determines its position in the epoch, and then the weights. So `resume` first
+restores the model from the newest checkpoint. Then it makes a temporary folder with the step and an
+empty weights file, since the model is already restored. The position in the data is part of the
+saved state, see `huggingface_data`.
 
-The state of a step is complete once the step was logged and evaluated. The first event afterwards
-is the begin of the next step or of the next epoch. There the state is saved, and there the random
-generators are restored: before a step, its batch was drawn already; before an epoch, its order was
-not.
+The state after a step is complete once the step is logged and evaluated. The first event after that
+is the start of the next step or of the next epoch, and the state is saved in this event. The random
+generators must be restored in the same event, because they have different states in the two: before
+a step, the step's batch is already drawn; before an epoch, its order is not drawn yet.
 """
 
 import json
@@ -55,17 +56,19 @@ except ImportError as error:
 
 _WEIGHTS_NAME: Final = "held-by-holdfast.safetensors"
 _POSITION: Final = "position_in_the_data"
-"""The name of the position in the data, in the saved state of the Trainer."""
+"""The key of the position in the data, within the saved state of the Trainer."""
 _SAMPLING: Final = ("random", "sequential")
-"""Sampling strategies whose order depends only on the seed and the epoch."""
+"""The sampling strategies whose order depends only on the seed and the epoch."""
 _logger = logging.getLogger("holdfast")
 
 
 class HoldfastCallback(TrainerCallback):
-    """Save model, optimizer, scheduler, the Trainer's own state and the random generators."""
+    """Save and resume model, optimizer, scheduler, Trainer state and random generators."""
 
     def __init__(self, dir: str | os.PathLike[str], **options: Any) -> None:  # noqa: A002 - as of Checkpointer
-        """Accept the options of `holdfast.Checkpointer`; `every` counts steps of the optimizer.
+        """Create the callback with options of `holdfast.Checkpointer`.
+
+        `every` counts steps of the optimizer.
 
         Raises:
             BadUse: an argument is not allowed, or `dir` is not writable.
@@ -91,17 +94,17 @@ class HoldfastCallback(TrainerCallback):
     def resume(self, trainer: Trainer) -> str | None:
         """Restore the newest checkpoint that verifies. Collective.
 
-        The weights are restored into the trainer's model, the rest when training begins. On fewer
-        nodes than usual, the trainer accumulates more gradients from here on, so that a step keeps
-        its number of samples.
+        This call restores the weights into the trainer's model. The rest of the state is restored
+        when training begins. On fewer nodes than usual, this call also makes the trainer accumulate
+        more gradients, so that a step has the same number of samples.
 
         Returns:
-            The value for `resume_from_checkpoint`: None if there is no checkpoint.
+            The value to pass as `resume_from_checkpoint`; None if there is no checkpoint.
 
         Raises:
-            BadUse: this trainer cannot be resumed exactly: the message names the setting to change.
+            BadUse: this trainer cannot be resumed exactly. The message names the setting to change.
             NoVerifiedCheckpoint: there are checkpoints, but none verifies.
-            StateMismatch: the model does not fit.
+            StateMismatch: the model does not fit the checkpoint.
         """
         _check(trainer)
         self._trainer = trainer
@@ -120,7 +123,7 @@ class HoldfastCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Restore the rest of the state if training resumes."""
+        """Restore the state that `resume` has not restored, if training resumes."""
         if self._trainer is None:
             raise BadUse(
                 "Pass resume_from_checkpoint=saves.resume(trainer) to train(), also where "
@@ -161,7 +164,7 @@ class HoldfastCallback(TrainerCallback):
             self._replaced.enter_context(no_batches)
 
     def _find_place(self, loader: Any, state: TrainerState, resumed: "_Resumed | None") -> None:
-        """Leave batches out of the loader, and continue at the saved position."""
+        """Wrap the loader to leave batches out, and continue at the saved position."""
         assert self._trainer is not None, "it was passed to resume"
         left_out, args = LeftOut.of_environment(), self._trainer.args
         self._data = TrainerData.put_into(loader, left_out=left_out, accumulation=accumulation())
@@ -184,7 +187,7 @@ class HoldfastCallback(TrainerCallback):
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Save after the last step of an epoch, or restore the generators there."""
+        """At the start of an epoch, restore the generators if training resumes here, and save."""
         self._reporter.leave()
         # Otherwise, the state was saved within the epoch, before a step.
         if state.epoch is None or state.epoch == int(state.epoch):
@@ -197,7 +200,7 @@ class HoldfastCallback(TrainerCallback):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Save after the previous step, or restore the generators there."""
+        """At the start of a step, restore the generators if training resumes here, and save."""
         self._reporter.step(state.global_step)  # a step that was not logged after all
         self._reporter.leave()
         self._generators.put_back()
@@ -207,7 +210,10 @@ class HoldfastCallback(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Report the step, unless `on_log` will report it with its loss; begin an evaluation."""
+        """Report the step, and begin an evaluation if one follows.
+
+        If the step will be logged, `on_log` reports the step with its loss instead.
+        """
         step_s = max(time.monotonic() - self._step_began_s, 1e-9)
         samples = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         self._speed = {"samples_per_second": samples / step_s}
@@ -223,7 +229,7 @@ class HoldfastCallback(TrainerCallback):
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Report the step with its logged values."""
+        """Report the step with its loss and other logged values."""
         logs = kwargs.get("logs") or {}
         if "loss" in logs:
             shown = {name: logs.get(name) for name in ("grad_norm", "learning_rate")}
@@ -232,13 +238,13 @@ class HoldfastCallback(TrainerCallback):
     def on_prediction_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Begin the section of an evaluation, also of an evaluation that the script calls."""
+        """Report that an evaluation runs, even one that the script itself has called."""
         self._reporter.enter("evaluate")
 
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """End the section of the evaluation."""
+        """Report that the evaluation has ended."""
         self._reporter.leave()
 
     def on_predict(
@@ -249,13 +255,13 @@ class HoldfastCallback(TrainerCallback):
         metrics: Any,
         **kwargs: Any,
     ) -> None:
-        """End the section of the prediction."""
+        """Report that the prediction has ended."""
         self._reporter.leave()
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Save after the last step of all: later, the Trainer may load the best weights."""
+        """Save after the last step of training, before the Trainer may load the best weights."""
         self._reporter.step(state.global_step, **self._speed)
         if control.should_evaluate:
             self._reporter.enter("evaluate")
@@ -288,7 +294,8 @@ class HoldfastCallback(TrainerCallback):
         described = asdict(replace(trainer.state, stateful_callbacks=noted))
         if self._data is not None:
             described[_POSITION] = self._data.state()
-        # One text for all: each log entry as a separate value would change the plan at every save.
+        # The Trainer's state is saved as one text. As separate values, each new log entry would
+        # change the shape of the state, so every save would make a new plan.
         return {
             "model": trainer.model,
             **_parts(trainer),
@@ -297,7 +304,7 @@ class HoldfastCallback(TrainerCallback):
 
 
 class _Resumed:
-    """The state that `resume` has read, and the folder that is passed to the Trainer."""
+    """Hold the state that `resume` has read, and the folder that the Trainer resumes from."""
 
     def __init__(self, state: dict[str, Any]) -> None:
         self.state = state
@@ -314,7 +321,7 @@ class _Resumed:
 
 
 def _parts(trainer: Trainer) -> dict[str, Any]:
-    """Return the parts beside the model that have a state.
+    """Return the parts of the training that have a state, apart from the model.
 
     Before training begins, the optimizer and the scheduler may be None.
     """

@@ -1,14 +1,16 @@
-"""Save and resume in Lightning's Trainer: beside the training, verified, and bit-identical.
+"""Save and resume exactly in Lightning's Trainer, by a callback and a plugin.
 
     saves = HoldfastCheckpoint(DIR, every=100)
     trainer = Trainer(callbacks=[saves], plugins=[saves.plugin], ...)
     trainer.fit(model, ckpt_path=saves.ckpt_path())
 
-Lightning calls a plugin's writes on rank 0 alone, but all ranks make a checkpoint of Holdfast. So a
-callback on all ranks saves the state that Lightning would write, and the plugin reads the state.
+Saves run in the background, and a restore verifies every byte. Lightning lets a plugin write only
+on rank 0, but all ranks take part in a save of Holdfast. So a callback on all ranks saves the state
+that Lightning would write, and the plugin only reads checkpoints.
 
-Lightning does not restore random generators. Holdfast restores them at the point where they were
-saved: before the next batch is drawn or, at the end of an epoch, before the next epoch is ordered.
+Lightning does not restore random generators. Holdfast restores them at the same point at which they
+were saved. Within an epoch, this is before the next batch is drawn. At the end of an epoch, it is
+before the order of the next epoch is drawn.
 """
 
 import logging
@@ -40,16 +42,18 @@ except ImportError as error:
 
 _logger = logging.getLogger("holdfast")
 _WEIGHTS = "state_dict"
-"""Lightning's name of the weights; Holdfast's checkpoints have the weights under `model`."""
+"""The key of the weights in Lightning's checkpoints; in Holdfast's, the key is `model`."""
 _LOADERS = "combined_loader"
-"""Lightning's name of the loaders' positions in the data, which differ by rank."""
+"""Lightning's key of the loaders' positions in the data, which differ by rank."""
 
 
 class HoldfastCheckpoint(Checkpoint):
     """Save Lightning's state every N steps of the optimizer, in place of `ModelCheckpoint`."""
 
     def __init__(self, dir: str | os.PathLike[str], **options: Any) -> None:  # noqa: A002 - as of Checkpointer
-        """Accept the options of `holdfast.Checkpointer`; `every` counts steps of the optimizer.
+        """Create the callback with options of `holdfast.Checkpointer`.
+
+        `every` counts steps of the optimizer.
 
         Raises:
             BadUse: an argument is not allowed, or `dir` is not writable.
@@ -68,12 +72,13 @@ class HoldfastCheckpoint(Checkpoint):
         self.plugin = HoldfastCheckpointIO(self)
 
     def ckpt_path(self) -> str | None:
-        """Return the value for `ckpt_path`: the folder of the checkpoints, or None if it has none.
+        """Return the value to pass as `ckpt_path`.
 
-        Lightning then reads the newest checkpoint that verifies.
+        The value is the folder of the checkpoints, or None if it has no checkpoint. With the
+        folder, Lightning resumes from the newest checkpoint that verifies.
 
         Raises:
-            NotFound, StorageFailed: this host has no checkpoint, and `push_to` cannot be read.
+            NotFound, StorageFailed: the folder has no checkpoint, and `push_to` cannot be read.
         """
         return str(self.folder) if self._ckpt.has_any() else None
 
@@ -109,17 +114,19 @@ class HoldfastCheckpoint(Checkpoint):
         return {_WEIGHTS: read["model"], **read["lightning"]}
 
     def setup(self, trainer: Trainer, _module: Any, stage: str) -> None:
-        """Accumulate more gradients on fewer nodes, so that a step keeps its number of samples."""
+        """Accumulate more gradients on fewer nodes, so that a step has as many samples."""
         # A second fit must not multiply again.
         if stage == "fit" and self._accumulates is not trainer:
             self._accumulates = trainer
             trainer.accumulate_grad_batches *= accumulation()
 
     def on_train_start(self, trainer: Trainer, _module: Any) -> None:
-        """Restore the random generators if training resumes within an epoch; handle SIGTERM.
+        """Restore the random generators if training resumes within an epoch.
+
+        The handlers of SIGTERM that Lightning has replaced are installed again.
 
         Raises:
-            BadUse: training starts over although there are checkpoints.
+            BadUse: training starts from the beginning although there are checkpoints.
         """
         # `restore` also finds a checkpoint in object storage that the folder lacks.
         if not self._was_read and self._ckpt.restore({}):
@@ -148,11 +155,12 @@ class HoldfastCheckpoint(Checkpoint):
             _Loop.restarting.fset(loop, False)  # the subclass's setter would not clear the flag
 
     def on_train_epoch_start(self, trainer: Trainer, _module: Any) -> None:
-        """Restore the held random generators, and let them order the epoch again."""
+        """If training resumes between epochs, restore the generators and draw the order again."""
         if self._generators.are_held:
             loop = trainer.fit_loop
-            # Lightning restores the loaders only within an epoch, or before the generators. The
-            # loaders were at the end of their epoch, so that the next epoch begins here.
+            # Lightning restores the loaders' positions only if training resumes within an epoch, or
+            # else before the generators are restored. Here, the saved positions are at the end of
+            # an epoch, so the loaders begin the next epoch in this call.
             loop._combined_loader._load_state_dicts(self._loader_states)
             iter(loop._combined_loader)
             loop._resuming_from_checkpoint = False
@@ -161,7 +169,11 @@ class HoldfastCheckpoint(Checkpoint):
     def on_train_batch_end(
         self, trainer: Trainer, module: Any, outputs: Any, *_args: Any, **_kwargs: Any
     ) -> None:
-        """Save within an epoch, after the module's own hook, which Lightning calls next."""
+        """Save within an epoch.
+
+        The save runs after the module's own `on_train_batch_end`, which Lightning calls after this
+        one.
+        """
         self._report(trainer, outputs)
         if trainer.is_last_batch:
             return
@@ -184,7 +196,8 @@ class HoldfastCheckpoint(Checkpoint):
                     loader.end_epoch()
         # Otherwise, a ReduceLROnPlateau would omit its step for the resumed epoch.
         trainer.fit_loop._restarting = False
-        # An epoch-wise ReduceLROnPlateau makes its step after this hook: then the next call saves.
+        # A ReduceLROnPlateau with the interval `epoch` makes its step only after this hook. The
+        # save is then left to the next hook.
         if not any(
             each.reduce_on_plateau and each.interval == "epoch"
             for each in trainer.lr_scheduler_configs
@@ -198,11 +211,11 @@ class HoldfastCheckpoint(Checkpoint):
         self._ckpt.wait()
 
     def on_validation_start(self, _trainer: Trainer, _module: Any) -> None:
-        """Begin the section of an evaluation."""
+        """Report that an evaluation runs."""
         self._reporter.enter("evaluate")
 
     def on_validation_end(self, _trainer: Trainer, _module: Any) -> None:
-        """End the section of the evaluation."""
+        """Report that the evaluation has ended."""
         self._reporter.leave()
         self._step_began_s = time.monotonic()
 
@@ -210,7 +223,7 @@ class HoldfastCheckpoint(Checkpoint):
     on_test_end = on_predict_end = on_validation_end
 
     def on_exception(self, _trainer: Trainer, _module: Any, _error: BaseException) -> None:
-        """Restore the module's hook."""
+        """Restore the module's own `on_train_batch_end` after an error."""
         self._replaced.close()
 
     def _report(self, trainer: Trainer, outputs: Any) -> None:
@@ -241,7 +254,7 @@ class HoldfastCheckpoint(Checkpoint):
 
 
 class HoldfastCheckpointIO(TorchCheckpointIO):
-    """Read checkpoints of `HoldfastCheckpoint`; read and write Lightning's own files as well."""
+    """Read checkpoints of `HoldfastCheckpoint`; read and write other files as Lightning does."""
 
     def __init__(self, saves: HoldfastCheckpoint) -> None:
         self._saves = saves
@@ -249,7 +262,7 @@ class HoldfastCheckpointIO(TorchCheckpointIO):
     def load_checkpoint(
         self, path: str | os.PathLike[str], *args: Any, **kwargs: Any
     ) -> dict[str, Any]:
-        """Read the checkpoint at `path`, for Lightning."""
+        """Read the checkpoint at `path` in Lightning's form."""
         if str(path) == str(self._saves.folder):
             return self._saves.read()
         read: dict[str, Any] = super().load_checkpoint(path, *args, **kwargs)
@@ -257,7 +270,7 @@ class HoldfastCheckpointIO(TorchCheckpointIO):
 
 
 def _state(trainer: Trainer, own: dict[str, Any]) -> dict[str, Any]:
-    """Return the state that is equal on all ranks; put the state of this rank alone into `own`."""
+    """Return the state that is equal on all ranks; put state that differs by rank into `own`."""
     lightning = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
     own[_LOADERS] = lightning["loops"]["fit_loop"]["state_dict"].pop(_LOADERS, [])
     return {"model": lightning.pop(_WEIGHTS), "lightning": lightning}

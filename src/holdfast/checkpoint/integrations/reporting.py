@@ -1,4 +1,7 @@
-"""Report a trainer's steps, and its sections without steps, to the supervisor that started it."""
+"""Report a trainer's progress to the supervisor that started it.
+
+The reports are completed steps, and sections without steps, such as an evaluation.
+"""
 
 from contextlib import ExitStack
 from typing import Final
@@ -6,14 +9,14 @@ from typing import Final
 from holdfast.core.link import JobLink, Number, Unsupervised, connected_link
 
 END_LIMIT_S: Final = 6 * 3600.0
-"""Seconds that a script may run after its training: for an evaluation, an export or an upload."""
+"""Seconds that a script may continue after training, for an evaluation, an export or an upload."""
 
 
 class Reporter:
-    """Report the progress of one trainer; do nothing without a supervisor."""
+    """Report the progress of one trainer. Without a supervisor, do nothing."""
 
     def __init__(self) -> None:
-        """Report nothing until `begin`."""
+        """Create the object; `begin` starts the reports."""
         self._link: JobLink = Unsupervised()
         self._open = ExitStack()
         self._name: str | None = None
@@ -22,7 +25,7 @@ class Reporter:
         """The last reported step, or the step after which training began."""
 
     def begin(self, step: int) -> None:
-        """Begin to report the steps of a training after `step`; end an open section."""
+        """Start to report the steps of training after `step`; end any open section."""
         self._link = connected_link()
         self._link.watch()
         self.step_reported = step
@@ -30,7 +33,7 @@ class Reporter:
         self.leave()
 
     def step(self, step: int, *, loss: Number | None = None, **metrics: Number | None) -> None:
-        """Report that `step` is completed, unless the step was reported already."""
+        """Report that `step` is completed, unless this was reported before."""
         if step > self.step_reported:
             self.step_reported = step
             self._link.step(
@@ -38,9 +41,9 @@ class Reporter:
             )
 
     def enter(self, name: str, *, limit_s: float | None = None) -> None:
-        """Begin a section without steps, in place of an open section of another name.
+        """Begin a section without steps; end an open section of another name.
 
-        After the training, the section has the time limit of the end.
+        `limit_s` is the section's time limit in seconds. After `end`, the limit is `END_LIMIT_S`.
         """
         if name != self._name:
             self._open.close()
@@ -50,13 +53,13 @@ class Reporter:
             )
 
     def leave(self) -> None:
-        """End the section; after the training, begin the section `end` again."""
+        """End the open section. After `end`, the section `end` begins again."""
         self._name = None
         self._open.close()
         if self._has_ended:
             self.end()
 
     def end(self) -> None:
-        """Begin the section `end`, which lasts for the rest of the script."""
+        """Begin the section `end`, after training; it lasts for the rest of the script."""
         self._has_ended = True
         self.enter("end")

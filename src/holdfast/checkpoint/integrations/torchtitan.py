@@ -1,12 +1,12 @@
-"""Replace torchtitan's checkpoint manager, with the same interface and settings.
+"""Replace torchtitan's checkpoint manager by one with the same interface and settings.
 
     config.checkpoint = HoldfastCheckpointManager.Config(enable=True, folder="checkpoint",
     interval=500)
 
-The names in a checkpoint are torchtitan's own. So torchtitan's manager can load a checkpoint by
-`initial_load_path`, and this manager can resume from a folder that torchtitan's manager wrote.
-Other saves and loads (initial weights, a last save of the model alone, Hugging Face's format) are
-left to torchtitan's manager.
+The names in a checkpoint are the same as torchtitan's. So torchtitan's manager can load such a
+checkpoint by `initial_load_path`, and this manager can resume from a folder that torchtitan's
+manager wrote. All other saves and loads (initial weights, a last save of only the model, Hugging
+Face's format) are done by torchtitan's own code.
 """
 
 import re
@@ -36,19 +36,19 @@ _CONTENTS: Final = (".metadata", "model.safetensors.index.json")
 
 
 class HoldfastCheckpointManager(CheckpointManager):
-    """Save beside the training; restore the newest checkpoint that verifies, with generators."""
+    """Save in the background; restore the newest checkpoint that verifies, and the generators."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(CheckpointManager.Config):
-        """torchtitan's own settings; `async_mode` is ignored, since every save is asynchronous."""
+        """Accept torchtitan's settings; `async_mode` is ignored: every save is asynchronous."""
 
     def __init__(self, config: Config, **parts: Any) -> None:
-        """Accept the arguments that torchtitan passes to a checkpoint manager.
+        """Create the manager with the arguments that torchtitan passes to a checkpoint manager.
 
         Raises:
             BadUse: the folder is not writable.
         """
-        # Disable torchtitan's thread that deletes old checkpoints without regard to manifests.
+        # Disable torchtitan's thread that deletes old checkpoints, since it ignores manifests.
         super().__init__(replace(config, async_mode="disabled", keep_latest_k=0), **parts)  # type: ignore[call-arg]
         if self.enable:
             self._ckpt = Checkpointer(
@@ -68,7 +68,8 @@ class HoldfastCheckpointManager(CheckpointManager):
             self._ckpt.wait()
             self._save_last_step(curr_step)
             return True
-        # Call `save` at every step: it decides if a save is due, and detects a request to stop.
+        # Call `save` at every step, since `save` decides whether one is due, and detects a request
+        # to stop.
         is_first_or_last = bool(curr_step % self.interval) and self._should_save(
             curr_step, last_step
         )
@@ -77,7 +78,7 @@ class HoldfastCheckpointManager(CheckpointManager):
         return handle.step is not None
 
     def _watch(self) -> None:
-        """Report the trainer's loss, speed and validation from its first step on."""
+        """Report the trainer's loss, speed and validation from now on."""
         self._reporter.begin(0)
         trainer = self.states.get("train_state")
         processor, validator = (
@@ -124,7 +125,7 @@ class HoldfastCheckpointManager(CheckpointManager):
         if step not in steps and (step != -1 or not steps):
             loaded: bool = super()._load(step)
             return loaded
-        # As in torchtitan, a checkpoint of step 0 is a seed, of which only the model is loaded.
+        # As in torchtitan, only the model is loaded from a checkpoint of step 0, which is a seed.
         is_seed = (steps[0] if step == -1 else step) == 0
         states = self._states_to_load(model_only=is_seed)
         if step == -1 and not is_seed:

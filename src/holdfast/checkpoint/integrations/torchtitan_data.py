@@ -1,9 +1,10 @@
-"""Number the batches of torchtitan's loader, so that batches that broke a loss can be left out.
+"""Number the batches of torchtitan's loader, so that harmful batches can be left out.
 
     config.dataloader = HoldfastDataLoader.Config(loader=config.dataloader)
 
-torchtitan's trainer builds its loader from `config.dataloader`, iterates over the loader, and gives
-the loader to its checkpoint manager. So a loader around another one sees every batch and every save.
+torchtitan's trainer builds its loader from `config.dataloader`, iterates over it, and passes it to
+the checkpoint manager. So a loader that wraps another one receives every batch and takes part in
+every save.
 """
 
 import io
@@ -23,21 +24,21 @@ except ImportError as error:
 
 
 class HoldfastDataLoader(BaseDataLoader):
-    """The batches of another loader of torchtitan, without those that the supervisor leaves out.
+    """Wrap another loader of torchtitan, and leave out the batches that the supervisor names.
 
-    The state has the other loader's own entries, so that the loader alone goes on from a checkpoint
-    of this one, and this one from a checkpoint of the loader alone. Beside them lies the count of
-    this rank's batches.
+    The saved state has the wrapped loader's own entries, and one more with the count of this rank's
+    batches. So the wrapped loader can be restored without this class from such a checkpoint, and
+    this class can be restored from a checkpoint of the wrapped loader.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):
-        """The settings of the other loader."""
+        """Hold the settings of the wrapped loader."""
 
         loader: BaseDataLoader.Config
 
     def __init__(self, config: Config, *, dp_rank: int, **parts: Any) -> None:
-        """Build the other loader from its settings and the parts that torchtitan gives to a loader."""
+        """Build the wrapped loader from its settings and the arguments that torchtitan passes."""
         self._loader = config.loader.build(dp_rank=dp_rank, **parts)
         self._batches = Batches(self._loader)
         self._name = f"holdfast_dp_rank_{dp_rank}"
@@ -47,7 +48,7 @@ class HoldfastDataLoader(BaseDataLoader):
         return iter(self._batches)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the other loader's state, and the count of batches."""
+        """Return the wrapped loader's state and the count of batches."""
         counted = self._batches.state_dict()
         place = dict(counted["loader"] or {})
         own = place.pop("loader", None)
@@ -57,7 +58,7 @@ class HoldfastDataLoader(BaseDataLoader):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Have the next loop go on from the position of the call of `state_dict`."""
+        """Let the next loop continue at the saved position."""
         if not state_dict:  # as torchtitan's own loader does
             return
         own = {name: value for name, value in state_dict.items() if name != self._name}

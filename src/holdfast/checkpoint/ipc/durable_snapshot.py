@@ -1,4 +1,4 @@
-"""Describe a rank's part of a durable checkpoint that is still in shared memory."""
+"""Describe one rank's part of a durable checkpoint that still has a copy in shared memory."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,14 +11,15 @@ from holdfast.checkpoint.ipc.shared_buffer import Arena, State
 
 @dataclass(frozen=True, kw_only=True)
 class DurableSnapshot:
-    """A rank's part of a durable checkpoint, in memory.
+    """Describe one rank's part of a durable checkpoint, and the buffer that still holds it.
 
     Attributes:
-        order: the request of the save.
+        order: the request that describes the save.
         layout: the layout of the rank's files.
         arena: the buffer that holds the snapshot.
-        generation: the use of the buffer that the snapshot belongs to.
-        blocks: file name to the digests of the file's blocks, as in the sidecar.
+        generation: the number of the buffer's use for this snapshot. A later use overwrites the
+            snapshot.
+        blocks: the digests of each file's blocks, by file name, in the form of the sidecar.
     """
 
     order: SaveRequest
@@ -28,7 +29,7 @@ class DurableSnapshot:
     blocks: Mapping[str, bytes]
 
     def is_there(self) -> bool:
-        """Return whether the buffer still holds this snapshot."""
+        """Return True if the buffer still holds this snapshot."""
         arena = self.arena
         try:
             return arena.generation == self.generation and arena.state is State.COMMITTED
@@ -36,20 +37,20 @@ class DurableSnapshot:
             return False
 
     def pack_notes(self) -> bytes:
-        """Pack the layout, followed by the digests in the order of the layout's files."""
+        """Return the layout and the block digests as bytes, in the order of the layout's files."""
         layout = self.layout.pack()
         digests = b"".join(self.blocks[shard.name] for shard in self.layout.shards)
         return len(layout).to_bytes(_LENGTH_BYTES, "little") + layout + digests
 
 
 def unpack_notes(notes: bytes) -> tuple[Layout, bytes]:
-    """Unpack the bytes of `DurableSnapshot.pack_notes`: the layout and the digests."""
+    """Return the layout and the block digests from the bytes of `DurableSnapshot.pack_notes`."""
     end = _LENGTH_BYTES + int.from_bytes(notes[:_LENGTH_BYTES], "little")
     return Layout.unpack(notes[_LENGTH_BYTES:end]), notes[end:]
 
 
 def image_bytes(layout: Layout) -> int:
-    """Return the length in bytes of a snapshot with this layout."""
+    """Return the size in bytes of a snapshot with this layout."""
     return max((shard.offset + shard.size_bytes for shard in layout.shards), default=0)
 
 

@@ -1,8 +1,8 @@
-"""Reserve a node's memory among its processes, so that together they take no more than is free.
+"""Reserve memory of a node, so that its processes together allocate no more than is free.
 
-All ranks of a node allocate large buffers at the same time, which takes seconds. A process that is
-about to allocate locks a file whose name states the size. The kernel releases the locks of dead
-processes.
+All ranks of a node allocate large buffers at the same time, and each allocation takes seconds. A
+process that is about to allocate locks a file whose name contains the size, so other processes can
+subtract that size from the free memory. The kernel releases the locks of dead processes.
 """
 
 import contextlib
@@ -21,16 +21,20 @@ _logger = logging.getLogger("holdfast")
 # All processes of a node share this folder, and a reboot empties it.
 _SHARED: Final = Path("/dev/shm")
 _PATIENCE_S: Final = 120.0
-"""Seconds to wait for others; to allocate a hundred gigabytes takes a minute."""
+"""Seconds to wait for other processes, since allocating a hundred gigabytes takes a minute."""
 _LOOK_EVERY_S: Final = 0.02
 
 
 @contextlib.contextmanager
 def reserved(size_bytes: int, *, patience_s: float = _PATIENCE_S) -> Iterator[int]:
-    """Reserve `size_bytes` of memory within the block, against other processes of this user.
+    """Reserve `size_bytes` of the node's memory inside the `with` block.
 
-    Yields the free bytes, without the reservations of others. If too few bytes are free, this
-    function first waits until the others have allocated their memory, or for `patience_s`.
+    Only processes of the same user see the reservation. If too few bytes are free, this function
+    first waits until the other processes have allocated their reserved memory, but no longer than
+    `patience_s` seconds.
+
+    Yields:
+        The free bytes, less the reservations of other processes.
     """
     with contextlib.ExitStack() as held:
         try:
@@ -62,7 +66,10 @@ def _reserve(size_bytes: int, held: contextlib.ExitStack, patience_s: float) -> 
 
 
 def _taking_bytes(path: Path) -> int:
-    """Return the bytes that a file's owner is allocating; delete the file of a dead owner."""
+    """Return the bytes that the owner of a reservation file is allocating; 0 if it has ended.
+
+    The file of a dead owner is deleted.
+    """
     try:
         with _locked(path, os.O_RDWR):
             path.unlink(missing_ok=True)
@@ -75,7 +82,7 @@ def _taking_bytes(path: Path) -> int:
 
 @contextlib.contextmanager
 def _locked(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> Iterator[None]:
-    """Hold the lock of a file; raise BlockingIOError if another process holds the lock."""
+    """Lock the file at `path` inside the block; raise BlockingIOError if it is locked already."""
     fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,22 +1,24 @@
-"""The messages between a trainer and its writing process: one JSON object per packet.
+"""Send and receive the messages between a trainer and its writing process.
 
-Some messages carry a file descriptor.
+Each message is one packet with one JSON object. Some messages also carry a file descriptor. An
+arena is a shared buffer for one snapshot, a layout describes the files of one rank, and a
+generation is the number of one use of an arena.
 
 | to the writing process | meaning |
 |---|---|
-| `{"layout": L}` and the packed layout | later messages call this layout L |
-| `{"arena": A}` and the arena | later messages call this arena A |
-| `{"save": …, "arena": A, "generation": G, "layout": L, …}`, maybe a file | a `SaveRequest`, see `Writer.save` |
-| `{"forget": {"arenas": […], "layouts": […]}}` | no save needs these any more |
+| `{"layout": L}` and a file with the packed layout | later messages refer to this layout as L |
+| `{"arena": A}` and the arena's file | later messages refer to this arena as A |
+| `{"save": …, "arena": A, "generation": G, "layout": L, …}`, maybe a file | see `Writer.save`; the file has digests |
+| `{"forget": {"arenas": […], "layouts": […]}}` | release these, since no save needs them any more |
 | `{"peer": {…}}` and a bound socket | see `memory.peer.Pairing` |
-| `{"closed": true}` | the trainer closed its Checkpointer: keep no snapshot in memory |
+| `{"closed": true}` | the trainer closed its Checkpointer, so keep no snapshot in memory |
 
 | from the writing process | meaning |
 |---|---|
 | `{"alive": MOVES}` | a sign of life; MOVES changes with each write, deletion, or wait for other ranks |
 | `{"began": {"arena", "generation"}}` | the process has begun this save |
 | `{"ended": {"arena", "generation", "seconds"}}` | the save is durable |
-| `{"ended": {…, "failed", "errno", "pieces"}}` | the save failed; `pieces`: those that differ from the live bytes |
+| `{"ended": {…, "failed", "errno", "pieces"}}` | the save failed; `pieces` differ from the live tensors |
 | `{"held": STEP}` | the peer holds this step |
 | `{"made_room": {"folder", "deleted", "size_bytes"}}` | the disk was full, and this checkpoint was deleted |
 """
@@ -27,7 +29,7 @@ import socket
 from typing import Any, Final
 
 WRITER_MODULE: Final = "holdfast.checkpoint.writer.process"
-"""The module that runs as the writing process."""
+"""The Python module that is run as the writing process."""
 _MAX_BYTES: Final = 1 << 16
 
 
@@ -37,8 +39,8 @@ def send(
     """Send one message, and a file descriptor if `fd` is given.
 
     Raises:
-        BlockingIOError: the receiver has not read earlier messages, and `may_wait` is false.
-        OSError: the receiver is gone.
+        BlockingIOError: the socket is full of unread messages, and `may_wait` is False.
+        OSError: the receiver has closed the socket or died.
     """
     data = json.dumps(message).encode()
     assert len(data) <= _MAX_BYTES, "what is long travels as a descriptor"
@@ -49,7 +51,9 @@ def send(
 
 
 def receive(by: socket.socket) -> tuple[dict[str, Any], int | None] | None:
-    """Receive the next message and its file descriptor; return None if the sender is gone.
+    """Receive the next message and its file descriptor, if it has one.
+
+    Returns None if the sender has closed the socket or died.
 
     Raises:
         OSError: the socket broke.

@@ -11,21 +11,22 @@ from holdfast.checkpoint.format.paths import staging_path, step_path
 
 @dataclass(frozen=True, kw_only=True)
 class SaveRequest:
-    """A request to write one checkpoint.
+    """Describe one checkpoint to write.
 
     Attributes:
         folder: the folder of the checkpoints.
         step: the step of the save.
         save: the unique name of the save.
         created_at_s: the time of the call of `save`, in seconds since 1970.
-        keep: the policy by which checkpoints are deleted after the save.
-        damaged: checkpoints that are known to be damaged.
-        metrics: metrics to write into the checkpoint's annotations, by name.
-        run: the run that saves.
-        lease: the token of the writer's lease, see `writer_lease`; empty without a lease; None if
-            the steps are not of a single training, so that no step is ever abandoned.
-        ancestors: the earlier saves and the restored one, newest first. Some may have failed. The
-            newest ancestor that exists is the parent.
+        keep: the retention policy, which selects the checkpoints that stay after the save.
+        damaged: the folders of checkpoints that are known to be damaged.
+        metrics: numbers to record in the checkpoint's annotations, by name.
+        run: the name of the run that saves.
+        lease: the token that proves the right to write into the folder, see `writer_lease`. Empty
+            if the right could not be acquired. None if the folder's steps do not belong to a single
+            training, so that a save never abandons other steps.
+        ancestors: the earlier saves of this training and the save that it restored, newest first.
+            Some of them may have failed. The newest one whose checkpoint exists becomes the parent.
     """
 
     folder: Path
@@ -41,17 +42,17 @@ class SaveRequest:
 
     @property
     def session(self) -> str:
-        """The id of the trainer's session: the part of `save` before the last hyphen."""
+        """Return the id of the trainer's session: the part of `save` before the last hyphen."""
         return self.save.rpartition("-")[0]
 
     @property
     def staging(self) -> Path:
-        """The staging folder of the save."""
+        """Return the folder into which the ranks write before the commit."""
         return staging_path(self.folder, self.step, self.save)
 
     @property
     def final(self) -> Path:
-        """The folder of the finished checkpoint."""
+        """Return the folder of the finished checkpoint."""
         return step_path(self.folder, self.step)
 
     def as_json(self) -> dict[str, Any]:
@@ -79,4 +80,4 @@ class SaveRequest:
 
 
 _DAMAGED: Final = 1000
-"""The most damaged checkpoints that a request names, newest first, to limit the message length."""
+"""The limit on damaged checkpoints named in a request, newest first; messages have a size limit."""

@@ -1,19 +1,19 @@
-"""A shared-memory buffer for one snapshot, reused only after the snapshot is durable.
+"""Define a shared-memory buffer for one snapshot, which is reused only once that is durable.
 
-An arena is one anonymous file (memfd) with a page for its state, the image of the snapshot, and
-notes: the digests of the live tensors that were copied. All processes that map the file share the
-state. So the writing process continues if the trainer is killed, and a restarted rank finds the
-sealed snapshot.
+The buffer is called an arena. An arena is one anonymous file (memfd) with three parts: a page for
+its state; the image, which holds the snapshot's bytes; and the notes, which hold digests of the
+live tensors. All processes that map the file share the state. So the writing process can continue
+if the trainer is killed, and a restarted rank finds the sealed snapshot.
 
     FREE ─▶ COPYING ─▶ SEALED ─▶ WRITING ─▶ COMMITTED ─▶ COPYING …
               │            ▲        │ the writing process died
               ▼ given up   └────────┘
              FREE
 
-The trainer moves the arena up to SEALED, and the writing process from there to COMMITTED. During
-the copy, the state counts the copied bytes, so that the writing process can write them already.
-Only a sealed snapshot becomes a checkpoint. Each use of the arena has a generation: a report about
-an earlier generation changes nothing.
+The trainer moves the arena from FREE to SEALED, and the writing process moves it from there to
+COMMITTED. During the copy, the state page counts the copied bytes, so that the writing process can
+already write these. Only a sealed snapshot becomes a checkpoint. Each use of the arena has a
+number, its generation, so that a late report about an earlier use has no effect.
 """
 
 import ctypes
@@ -33,23 +33,24 @@ from holdfast.core.errors import HoldfastError
 
 _MAGIC: Final = b"HFARENA3"
 _MADE: Final = struct.Struct("<8sQ")
-"""Magic, and capacity in bytes: written once, before the arena is shared, and read without a
-lock."""
+"""The magic and the capacity in bytes.
+
+Both are written once, before the arena is shared, so they are read without a lock.
+"""
 _USE: Final = struct.Struct("<I4xQqQ")
-"""The state after `_MADE`, written for each use: state, generation, step, copied bytes."""
+"""The fields after `_MADE`, written for each use: state, generation, step, copied bytes."""
 _STATE: Final = slice(_MADE.size, _MADE.size + 4)
 _COPIED: Final = slice(_MADE.size + _USE.size - 8, _MADE.size + _USE.size)
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _PUNCH_HOLE: Final = 3
-"""FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE of fallocate(2)."""
+"""The flags FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE of fallocate(2)."""
 _MADV_HUGEPAGE: Final = 14
 _MADV_POPULATE_WRITE: Final = 23
-"""Linux 5.14: allocate the pages before the first copy, which takes five times as long
-otherwise."""
+"""Allocate pages in advance (Linux 5.14); otherwise, the first copy takes five times as long."""
 
 
 def arena_bytes(image_bytes: int, notes_bytes: int = 0) -> int:
-    """Return the bytes that an arena takes, for an image of `image_bytes` and notes beside it."""
+    """Return the bytes of an arena for `image_bytes` of snapshot and `notes_bytes` of notes."""
     return PAGE_BYTES + _pages_bytes(image_bytes) + _pages_bytes(notes_bytes)
 
 
@@ -58,11 +59,11 @@ def _pages_bytes(count: int) -> int:
 
 
 class ArenaError(HoldfastError):
-    """The arena is not in the state that an operation needs; the message names the state."""
+    """Report that an arena's state does not allow the operation; the message names the state."""
 
 
 class State(enum.IntEnum):
-    """The current use of an arena."""
+    """Name the phase of an arena's current use."""
 
     FREE = 0
     COPYING = 1
@@ -81,11 +82,12 @@ _ENTERED_FROM: Final = {
 
 
 class Progress(NamedTuple):
-    """The state of a copy.
+    """Describe how far the copy into an arena is.
 
     Attributes:
         state: the state of the arena.
-        copied: the copied bytes of the image while the arena is COPYING; all bytes from SEALED on.
+        copied: the number of copied bytes while the arena is COPYING; the size of the whole image
+            from SEALED on.
     """
 
     state: State
@@ -93,10 +95,10 @@ class Progress(NamedTuple):
 
 
 class Arena:
-    """One arena, mapped into this process."""
+    """Map one arena into this process, and change its state."""
 
     def __init__(self, fd: int) -> None:
-        """Map the arena in the file `fd`; `close` closes the descriptor.
+        """Map the arena whose file is open as `fd`; `close` closes this descriptor.
 
         Raises:
             ArenaError: the file is not an arena.
@@ -111,12 +113,12 @@ class Arena:
 
     @classmethod
     def make(cls, image_bytes: int, notes_bytes: int = 0, *, leave_bytes: int = 0) -> Self:
-        """Make an empty arena, and allocate its memory at once.
+        """Make an empty arena, and allocate all its memory now.
 
         Args:
-            image_bytes: the most bytes of an image.
-            notes_bytes: the most bytes of the notes.
-            leave_bytes: bytes of the node's memory that must stay free.
+            image_bytes: the capacity for a snapshot, in bytes.
+            notes_bytes: the capacity for notes, in bytes.
+            leave_bytes: the bytes of the node's memory that must stay free.
 
         Raises:
             ArenaError: the node has not enough free memory.
@@ -149,39 +151,39 @@ class Arena:
 
     @property
     def contents(self) -> memoryview:
-        """The memory of the image, followed by the memory of the notes."""
+        """Return the memory of the image, followed by the memory of the notes."""
         return memoryview(self._map)[PAGE_BYTES:]
 
     @property
     def image(self) -> memoryview:
-        """The memory of the image, of `capacity_bytes`."""
+        """Return the memory of the image, of `capacity_bytes`."""
         return memoryview(self._map)[PAGE_BYTES : PAGE_BYTES + self.capacity_bytes]
 
     @property
     def notes(self) -> memoryview:
-        """The memory of the notes."""
+        """Return the memory of the notes."""
         return memoryview(self._map)[PAGE_BYTES + self.capacity_bytes :]
 
     @property
     def state(self) -> State:
-        """The current state."""
+        """Return the current state of the arena."""
         return State(int.from_bytes(self._map[_STATE], "little"))
 
     @property
     def generation(self) -> int:
-        """The number of the current use; the first copy has generation 1."""
+        """Return the number of the current use; the first copy has generation 1."""
         return int(_USE.unpack_from(self._map, _MADE.size)[1])
 
     @property
     def step(self) -> int:
-        """The step of the image; valid from SEALED on."""
+        """Return the training step of the snapshot; valid once the arena is SEALED."""
         return int(_USE.unpack_from(self._map, _MADE.size)[2])
 
     def begin(self, step: int) -> int:
-        """Move from FREE or COMMITTED to COPYING; return the new generation.
+        """Begin a new use of the arena, and return the new generation, which numbers the use.
 
         Raises:
-            ArenaError: the current snapshot is not durable yet.
+            ArenaError: the arena is not FREE or COMMITTED, so its snapshot is not durable yet.
         """
         with self._alone():
             self._check(State.COPYING)
@@ -190,10 +192,10 @@ class Arena:
         return generation
 
     def advance(self, copied_bytes: int, generation: int) -> None:
-        """Record that the first `copied_bytes` of the image are copied.
+        """Record that the first `copied_bytes` of the snapshot are copied.
 
         Raises:
-            ArenaError: the arena is not COPYING any more, or has another generation.
+            ArenaError: this use of the arena is no longer COPYING, or `generation` is another use.
         """
         with self._alone():  # the lock keeps processors from reordering the stores
             self._check_use(generation)
@@ -212,7 +214,7 @@ class Arena:
             return Progress(self.state, int.from_bytes(self._map[_COPIED], "little"))
 
     def move(self, state: State, generation: int) -> None:
-        """Enter `state`, if the arena still has this generation.
+        """Move to `state` if the arena still has this generation.
 
         Raises:
             ArenaError: `state` cannot follow the current state, or the arena has another
@@ -224,9 +226,10 @@ class Arena:
             self._map[_STATE] = int(state).to_bytes(4, "little")
 
     def empty(self) -> None:
-        """Release the memory, even if other processes still map the arena; they read zeros.
+        """Release the memory, even if other processes still map the arena.
 
-        A child that training has forked keeps the mapping for as long as it lives.
+        Otherwise, a process forked by the training would keep the memory for as long as it runs.
+        Processes that still map the arena read zeros.
         """
         with suppress(ArenaError):  # the arena is FREE already
             self.move(State.FREE, self.generation)
@@ -234,7 +237,7 @@ class Arena:
         _libc.fallocate(self.fd, _PUNCH_HOLE, ctypes.c_int64(PAGE_BYTES), ctypes.c_int64(length))
 
     def close(self) -> None:
-        """Close the arena; its memory stays mapped while views of the memory exist."""
+        """Close the arena; its memory stays mapped while views of that memory exist."""
         try:
             self._map.close()
         except BufferError:
@@ -252,7 +255,10 @@ class Arena:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Lock the arena against other threads and processes; a process's death unlocks it."""
+        """Lock the arena's state against other threads and processes.
+
+        If the process dies, the kernel releases the lock.
+        """
         with self._threads:  # the file lock does not exclude threads of one process
             fcntl.lockf(self.fd, fcntl.LOCK_EX)
             try:

@@ -1,1 +1,1 @@
-"""Keep the newest durable snapshot in this node's and a peer's memory, for ranks that restart."""
+"""Keep the newest durable snapshot in memory, on this node and on a peer, for restarted ranks."""

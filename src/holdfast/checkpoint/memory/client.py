@@ -1,8 +1,8 @@
-"""Read the snapshots that the previous ranks left in memory, as the files of their checkpoint.
+"""Read checkpoints from snapshots that previous ranks left in this node's memory.
 
-A snapshot is used only for the checkpoint that a manifest on disk describes, and each block is
-verified against the digests of this manifest: memory is trusted no more than a disk. The files of
-ranks on other nodes are read from the disk, if they are part of the same save. No torch here.
+A snapshot is used only if it belongs to a checkpoint on disk. Memory is trusted no more than a
+disk, so each block is verified against the digests in that checkpoint's manifest. The files of
+ranks on other nodes are read from disk. This module needs no torch.
 """
 
 import contextlib
@@ -30,18 +30,18 @@ from holdfast.checkpoint.ipc.messages import receive, send
 from holdfast.checkpoint.memory.server import SnapshotInfo, address, is_of_this_user
 
 _WRITING_S: Final = 10.0
-"""Seconds to wait while a previous rank's last save is written; then an older step is restored."""
+"""Seconds to wait while a former rank's last save is written; then an older step is restored."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemorySnapshot:
-    """One rank's part of a save, in memory.
+    """Hold one rank's part of a save, as found in memory.
 
     Attributes:
-        fd: the descriptor of the snapshot, in the layout of an `Arena`; closed by `close`.
+        fd: the descriptor of the memory, laid out like an `Arena`; `close` closes it.
         step: the step of the save.
         save: the name of the save.
-        notes: the packed layout and digests, see `DurableSnapshot.pack_notes`.
+        notes: the layout and digests as bytes, see `DurableSnapshot.pack_notes`.
         layout: the layout of the rank's files.
         digests: the digests of all blocks, in the order of the layout's files.
     """
@@ -55,10 +55,11 @@ class MemorySnapshot:
 
     @classmethod
     def of(cls, fd: int, step: int, save: str, notes: bytes) -> Self:
-        """Unpack the notes, and take ownership of the descriptor `fd`.
+        """Unpack `notes`, and own the descriptor `fd` from now on.
 
         Raises:
-            ValueError, LookupError, TypeError: the notes have the format of another version.
+            ValueError, LookupError, TypeError: another version of Holdfast wrote the notes; `fd` is
+                closed.
         """
         try:
             layout, digests = unpack_notes(notes)
@@ -68,19 +69,19 @@ class MemorySnapshot:
         return cls(fd=fd, step=step, save=save, notes=notes, layout=layout, digests=digests)
 
     def close(self) -> None:
-        """Release the memory."""
+        """Close the descriptor, so that the memory can be released."""
         os.close(self.fd)
 
 
 def ask(folder: Path, keeper: int, rank: int | None = None) -> MemorySnapshot | None:
-    """Request the snapshot of a rank from the snapshot server of the rank `keeper`.
+    """Request a rank's snapshot from the server in which the rank `keeper` left its snapshots.
 
-    If the server's last save is still being written, this function waits for up to 10 seconds.
+    If the last save of that rank is still being written, this function waits for up to 10 seconds.
 
     Args:
         folder: the folder of the checkpoints.
-        keeper: the rank whose writing process runs the server.
-        rank: the rank whose snapshot is requested; None: `keeper`.
+        keeper: the rank whose former writing process runs the server.
+        rank: the rank whose snapshot is requested; None for `keeper` itself.
 
     Returns:
         The snapshot, or None if the server does not have it or is not on this node.
@@ -106,9 +107,9 @@ def ask(folder: Path, keeper: int, rank: int | None = None) -> MemorySnapshot | 
 
 
 def ask_all(folder: Path, world_size: int) -> list[tuple[int, SnapshotInfo]]:
-    """List the snapshots of all snapshot servers of a job's ranks on this node.
+    """List all snapshots that the ranks of a job left in this node's memory.
 
-    All servers together are waited for as long as `ask` waits for one.
+    Each rank may have a server. This function waits up to 10 seconds for all servers together.
 
     Returns:
         For each snapshot, the rank whose server holds it, and its description.
@@ -130,7 +131,7 @@ def ask_all(folder: Path, world_size: int) -> list[tuple[int, SnapshotInfo]]:
 
 
 def end(folder: Path, rank: int, *, wait: bool = True) -> None:
-    """Have the snapshot server of `rank` release its memory, and `wait` until it is free."""
+    """Make the snapshot server of `rank` release its memory; with `wait`, wait until it is free."""
     with _request(folder, rank, {"want": "end"}) as line:
         if line is not None and wait:
             with contextlib.suppress(OSError):
@@ -158,10 +159,10 @@ def _close(fd: int | None) -> None:
 
 
 class PreviousRanks:
-    """The memory snapshots that the ranks before a restart left on this node."""
+    """Find and read the snapshots that the ranks before a restart left in this node's memory."""
 
     def __init__(self, folder: Path, rank: int, world_size: int) -> None:
-        """List the snapshots of all snapshot servers on this node."""
+        """List the snapshots of all servers on this node."""
         self._folder = folder
         self._rank = rank
         self._world_size = world_size
@@ -171,11 +172,11 @@ class PreviousRanks:
 
     @property
     def infos(self) -> list[SnapshotInfo]:
-        """The snapshots on this node that were saved by a job of the current number of ranks."""
+        """Describe this node's snapshots from jobs with the present number of ranks."""
         return [info for _, info in self._found if info.world_size == self._world_size]
 
     def take(self, step: int, save: str) -> list[MemorySnapshot]:
-        """Return all snapshots of a save on this node; `__exit__` closes them."""
+        """Return all snapshots of one save on this node; `__exit__` closes them."""
         if (step, save) not in self._taken:
             taken = self._taken[step, save] = []
             for keeper, info in self._found:
@@ -186,19 +187,19 @@ class PreviousRanks:
         return [kept for kept in self._taken[step, save] if (kept.step, kept.save) == (step, save)]
 
     def bring(self, kept: MemorySnapshot) -> None:
-        """Add a snapshot that another node sent; `__exit__` closes it."""
+        """Add a snapshot that was received from another node; `__exit__` closes it."""
         self.take(kept.step, kept.save)
         self._taken[kept.step, kept.save].append(kept)
 
     def from_peers(self) -> None:
-        """Record that some rank received its part from another node."""
+        """Record that some rank received its snapshot from another node."""
         self._tier = "peer_memory"
 
     def open(self, path: Path, manifest: Manifest) -> tuple[bytes, "KeptFiles"]:
-        """Return the content of `.metadata` and the files of the checkpoint at `path`.
+        """Return the content of `.metadata`, and the checkpoint's files with those parts in memory.
 
         Raises:
-            ManifestError: the snapshots in memory are not of this checkpoint.
+            ManifestError: this rank's snapshot in memory is not of the checkpoint at `path`.
             OSError: rank 0's snapshot is on another node, and `.metadata` cannot be read from disk.
         """
         same = self.take(manifest.step, manifest.save)
@@ -213,7 +214,11 @@ class PreviousRanks:
         return metadata, KeptFiles(path, manifest.files, same, self._tier)
 
     def end(self) -> None:
-        """Release all snapshots, also the ones of ranks that a smaller new job does not have."""
+        """Release all snapshots on this node.
+
+        If the new job has fewer ranks than the previous one, the snapshots of the missing ranks are
+        released, too.
+        """
         last = max((info.world_size for _, info in self._found), default=0)
         beyond = range(self._rank, max(last, self._rank + 1), self._world_size)
         for rank in {*beyond, *(keeper for keeper, _ in self._found)}:
@@ -239,7 +244,7 @@ def _checksum(content: bytes) -> str:
 
 
 class KeptFiles(VerifiedFiles):
-    """The files of one checkpoint, read from memory snapshots of this node where there are any."""
+    """Read one checkpoint's files from memory snapshots on this node, and the others from disk."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Send a rank's durable snapshots to a peer node's memory, and hold the peers' snapshots here."""
+"""Exchange durable snapshots with peer nodes: send this rank's, and hold the ones of peers."""
 
 import socket
 from collections.abc import Callable
@@ -13,13 +13,13 @@ from holdfast.checkpoint.memory.server import ServedSnapshot
 
 @dataclass(frozen=True, kw_only=True)
 class Pairing:
-    """The peer of one rank, and the socket at which the rank's own writing process will listen.
+    """Name the peer of one rank, and the socket at which the rank's writing process will listen.
 
-    The receiver of this object closes `listener`, which is bound.
+    The receiver of this object must close `listener`, which is already bound.
 
     Attributes:
         to: the peer that will hold this rank's snapshot.
-        listener: the socket for snapshots of other ranks.
+        listener: the socket that receives snapshots of other ranks.
         token: the token that senders to this rank must present.
         ranks: the ranks whose snapshots this rank will hold.
     """
@@ -30,7 +30,10 @@ class Pairing:
     ranks: tuple[int, ...]
 
     def message(self, max_bytes: float | None) -> dict[str, Any]:
-        """Return the message to the writing process; `max_bytes` as in `Writer.pair`."""
+        """Return the message that describes the pairing to the writing process.
+
+        `max_bytes` is the argument of `Writer.pair`.
+        """
         to = {
             "rank": self.to.rank,
             "host": self.to.host,
@@ -41,14 +44,15 @@ class Pairing:
 
 
 class PeerMemory:
-    """The writing process's memory exchange with peer nodes; inactive until `paired`."""
+    """Send snapshots to the peer and hold the peers' snapshots, once `paired` is called."""
 
     def __init__(self, *, own_bytes: Callable[[], int], held: Callable[[int], None]) -> None:
-        """Start nothing.
+        """Store the callbacks; `paired` starts the exchange.
 
         Args:
             own_bytes: returns the memory that this process's own snapshots take, in bytes.
-            held: called with the step that the peer holds from now on, in a thread.
+            held: called in a thread whenever the peer holds a new snapshot, with the step of that
+                snapshot.
         """
         self._own_bytes = own_bytes
         self._held = held
@@ -56,7 +60,10 @@ class PeerMemory:
         self._holder: PeerHolder | None = None
 
     def paired(self, message: dict[str, Any], listener: int) -> None:
-        """Start to send and to hold snapshots; `message` is a message of `Pairing.message`."""
+        """Start sending and holding snapshots, as `message` (from `Pairing.message`) describes.
+
+        `listener` is the descriptor of the socket that receives snapshots.
+        """
         to = message["to"]
         peer = Peer(
             rank=to["rank"], host=to["host"], port=to["port"], token=bytes.fromhex(to["token"])

@@ -1,4 +1,7 @@
-"""Exchange the ranks' addresses, and assign each rank a peer that holds its snapshot."""
+"""Exchange the ranks' addresses, and assign each rank a peer on another node.
+
+The peer holds the rank's newest snapshot in memory.
+"""
 
 import contextlib
 import logging
@@ -18,8 +21,7 @@ from holdfast.checkpoint.memory.peer_sender import Peer
 
 _logger = logging.getLogger("holdfast")
 ENV_INTERFACES: Final = "GLOO_SOCKET_IFNAME"
-"""Environment variable: the network interfaces that gloo uses; the first usable one is used
-here."""
+"""The environment variable that names gloo's network interfaces; the first usable one is used."""
 _LOOPBACK: Final = "127.0.0.1"
 
 
@@ -31,10 +33,11 @@ class _Offer(NamedTuple):
 
 
 def meet(ranks: Ranks) -> Pairing | None:
-    """Find this rank's peer. Collective.
+    """Agree with all ranks on peers, and return this rank's. Collective.
 
     Returns:
-        The pairing; None on all ranks if no peers are possible, and rank 0 logs the reason.
+        This rank's pairing. If no peers are possible, None on all ranks; rank 0 then logs the
+        reason.
     """
     listener: socket.socket | None = None
     with contextlib.ExitStack() as undo:
@@ -89,9 +92,9 @@ def _warn_of_poor_pairs(offers: list[_Offer], pairs: list[int | None]) -> None:
 
 
 def _listen() -> socket.socket:
-    """Return a socket that is bound to an address of the interfaces that gloo uses.
+    """Bind a socket to an address of the network interfaces that gloo uses, and return it.
 
-    Peers can reach this node at that address, since otherwise the ranks' own group would fail.
+    Peers can reach this node at that address; otherwise, gloo could not have connected the ranks.
 
     Raises:
         OSError: this node has no such address.
@@ -132,14 +135,14 @@ def _addresses() -> Iterator[tuple[int, str]]:
 def partners(places: Sequence[Place]) -> list[int | None]:
     """Return for each rank the rank that holds its snapshot; None for all ranks on a single node.
 
-    The nodes form a ring in which the nodes of a failure domain are adjacent. The node halfway
-    around the ring holds a node's snapshots. Thus each node holds the snapshots of one other node,
-    and the two are in different domains unless one domain has more than half of the nodes. The
-    ranks of a node are assigned to the holder's ranks in order, and again from the first if the
-    holder has fewer ranks.
+    The nodes form a ring in which the nodes of a failure domain are adjacent. A node's snapshots
+    are held by the node halfway around the ring. Thus each node holds the snapshots of one other
+    node. The two nodes are in different failure domains unless one domain has more than half of the
+    nodes. The ranks of a node are assigned to the holding node's ranks in order. If that node has
+    fewer ranks, the assignment starts again at its first rank.
 
     Args:
-        places: the places of the ranks, by rank.
+        places: the node and failure domain of each rank, by rank.
     """
     nodes: dict[str, list[int]] = {}
     for rank, place in enumerate(places):

@@ -1,9 +1,9 @@
-"""Hold in memory the newest durable snapshot of each rank whose peer this rank is.
+"""Hold in memory the newest durable snapshot of each rank that has this rank as its peer.
 
-A sender must present the token and be one of these ranks. A snapshot is received beside the
-previous one, each block is verified against its digest, and the complete snapshot replaces the
-previous one. If the memory is too small for both, the previous one is released first: both are
-durable on disk. No torch here.
+A sender must present the token and be one of these ranks. A new snapshot is received into separate
+memory, each block is verified against its digest, and the complete snapshot replaces the previous
+one. If the memory is too small for both, the previous one is released first. This is safe because
+both are durable on disk. This module needs no torch.
 """
 
 import contextlib
@@ -43,20 +43,21 @@ from holdfast.core.sockets import readable
 
 _logger = logging.getLogger("holdfast")
 _GREETING_S: Final = 5.0
-"""Seconds within which a sender must present the token."""
+"""Seconds within which a sender must present the token, after it has connected."""
 _SPARE_LINES: Final = 4
-"""Connections allowed beyond one for each rank: strangers, and connections that have not ended."""
+"""Connections allowed beyond one for each rank, for strangers and for broken connections."""
 _LOOK_EVERY_S: Final = 0.5
 _PAUSE_S: Final = 0.05
 _PATIENCE_S: Final = 30.0
-"""Seconds to wait for other processes that allocate memory; a sender waits twice as long."""
+"""Seconds to wait while other processes allocate memory. A sender waits twice as long."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Held(ServedSnapshot):
-    """A held snapshot, whose memory is released with the last reference to this object.
+    """Own a held snapshot; its memory is released with the last reference to this object.
 
-    `arrival` numbers the announcements in order.
+    `arrival` is a number that grows with each announced snapshot, so that a newer one can be
+    recognized.
     """
 
     arrival: int
@@ -79,14 +80,14 @@ class PeerHolder:
         own_bytes: Callable[[], int] = lambda: 0,
         free_bytes: Callable[[], int] = available_memory_bytes,
     ) -> None:
-        """Listen in threads that end with the process.
+        """Start to listen, in threads that end with the process.
 
         Args:
-            listener: a bound socket.
+            listener: the bound socket at which senders connect.
             token: the token that senders must present.
             ranks: the ranks whose snapshots are held.
-            max_bytes: the most bytes of held snapshots and `own_bytes` together; None: no limit but
-                the node's memory.
+            max_bytes: the limit on the bytes of held snapshots and `own_bytes` together; None:
+                limited only by the node's memory.
             own_bytes: returns the bytes that this process's own snapshots take.
             free_bytes: returns the node's free memory in bytes; below `LEAST_FREE_BYTES`, all held
                 snapshots are released.
@@ -184,7 +185,11 @@ class PeerHolder:
 
     @contextlib.contextmanager
     def _room_for(self, info: SnapshotInfo) -> Iterator[int]:
-        """Reserve memory within this process for one snapshot; yield the number of its arrival."""
+        """Reserve memory within this process for one snapshot; yield its arrival number.
+
+        Raises:
+            Refused: too little memory is left, even without the rank's previous snapshot.
+        """
         needed = PAGE_BYTES + info.image_bytes + info.notes_bytes
         with self._changing:
             if self._left_bytes() < needed:
@@ -216,7 +221,7 @@ class PeerHolder:
 
 
 def _snapshot_info(announced: dict[str, Any]) -> SnapshotInfo:
-    """Validate an announcement.
+    """Parse and validate the announcement of a snapshot.
 
     Raises:
         Refused, LookupError, TypeError: the announcement is not valid.
@@ -234,7 +239,7 @@ def _check_notes(info: SnapshotInfo, layout: Layout, digests: bytes) -> None:
     """Check that the notes describe the announced snapshot, with a digest for each block.
 
     Raises:
-        Refused: the notes do not.
+        Refused: the notes do not match the announcement.
     """
     blocks = sum(-(-shard.size_bytes // BLOCK_BYTES) for shard in layout.shards)
     within = all(shard.offset >= 0 and shard.size_bytes >= 0 for shard in layout.shards)
@@ -250,7 +255,7 @@ def _check_notes(info: SnapshotInfo, layout: Layout, digests: bytes) -> None:
 
 @contextlib.contextmanager
 def _memory(info: SnapshotInfo) -> Iterator[int]:
-    """Allocate memory for a snapshot; yield its descriptor.
+    """Allocate memory for a snapshot; yield the descriptor of the memory.
 
     Raises:
         Refused: there is not enough memory.
@@ -274,11 +279,11 @@ def _memory(info: SnapshotInfo) -> Iterator[int]:
 
 
 def _fill(fd: int, info: SnapshotInfo, layout: Layout, digests: bytes, line: socket.socket) -> None:
-    """Receive the files of a snapshot, and verify each block against its digest.
+    """Receive the files of a snapshot into `fd`, and verify each block against its digest.
 
     Raises:
         Refused: a block does not match its digest.
-        OSError: the sender stopped.
+        OSError: the connection broke, or the sender stopped sending.
     """
     memory = memoryview(mmap.mmap(fd, PAGE_BYTES + info.image_bytes))[PAGE_BYTES:]
     at = 0

@@ -1,8 +1,8 @@
-"""Send snapshots from the nodes that hold them to ranks that restarted on other nodes.
+"""Send memory snapshots to ranks that restarted on a node without their snapshot.
 
-All ranks list the snapshots on their nodes. A rank whose node lacks its snapshot receives it from
-the trainer of a rank whose node has it, over a separate process group, into memory. Received
-snapshots are verified like any others.
+All ranks list the snapshots on their nodes. If a rank's snapshot is on another node, a rank on that
+node sends it, over a separate process group. The receiver keeps the snapshot in memory, and
+verifies it like any other snapshot.
 """
 
 import mmap
@@ -22,12 +22,15 @@ from holdfast.checkpoint.memory.server import SnapshotInfo
 from holdfast.core.errors import CheckpointError
 
 _TIMEOUT: Final = timedelta(minutes=10)
-"""A rank may wait for the ranks that are served before it; a dead peer is detected at once."""
+"""The timeout of a transfer, in which a rank may wait while the source serves other ranks.
+
+A dead peer is detected at once.
+"""
 _CHUNK_BYTES: Final = 64 << 20
 
 
 class Move(NamedTuple):
-    """The transfer of the snapshot of rank `target` from rank `source` to rank `target`."""
+    """Describe one transfer: rank `source` sends the snapshot of rank `target` to rank `target`."""
 
     source: int
     target: int
@@ -37,11 +40,14 @@ class Move(NamedTuple):
 def newest_whole(
     listed: Sequence[Sequence[SnapshotInfo]], world_size: int
 ) -> tuple[int, str] | None:
-    """Return step and name of the newest save of which every rank's snapshot is in memory.
+    """Find the newest save for which every rank's snapshot is in some node's memory.
 
     Args:
         listed: for each rank, the snapshots on its node.
         world_size: the number of ranks; snapshots of jobs with another number are ignored.
+
+    Returns:
+        The step and the name of the save; None if there is no such save.
     """
     ranks: dict[tuple[int, str], set[int]] = {}
     for image in (image for each in listed for image in each if image.world_size == world_size):
@@ -50,11 +56,13 @@ def newest_whole(
 
 
 def moves(listed: Sequence[Sequence[SnapshotInfo]], save: tuple[int, str]) -> list[Move]:
-    """Plan the transfers that give each rank its snapshot, spread over the ranks that can send.
+    """Plan the transfers that bring each rank its snapshot.
+
+    The transfers are spread evenly over the ranks that can send.
 
     Args:
         listed: for each rank, the snapshots on its node.
-        save: step and name of a save that `newest_whole` found.
+        save: the step and the name of a save that `newest_whole` found.
     """
     having: dict[int, list[tuple[int, SnapshotInfo]]] = {}
     for rank, each in enumerate(listed):
@@ -73,10 +81,10 @@ def moves(listed: Sequence[Sequence[SnapshotInfo]], save: tuple[int, str]) -> li
 
 
 def bring(ranks: Ranks, memory: PreviousRanks, planned: Sequence[Move]) -> str:
-    """Perform the transfers. Collective.
+    """Perform the planned transfers of snapshots. Collective.
 
     Returns:
-        On all ranks, the reason why the transfers failed; empty if they succeeded.
+        The reason why the transfers failed, the same on all ranks; empty if they succeeded.
     """
     if not planned:
         return ""
@@ -84,7 +92,8 @@ def bring(ranks: Ranks, memory: PreviousRanks, planned: Sequence[Move]) -> str:
     parts: list[_Part] = []
     group: dist.ProcessGroup | None = None
 
-    # All steps that can fail on one rank alone come first: later, another rank would wait.
+    # Steps that can fail on a single rank come first. If a rank failed during the transfers,
+    # another rank would wait for it.
     def prepare() -> None:
         for move in own:
             parts.append(_lying(memory, move) if move.source == ranks.rank else _room(move))
@@ -128,7 +137,7 @@ def bring(ranks: Ranks, memory: PreviousRanks, planned: Sequence[Move]) -> str:
 
 
 class _Part(NamedTuple):
-    """The memory that a transfer reads or fills; `fd` is the descriptor of the snapshot."""
+    """Hold the memory that one transfer reads or fills; `fd` is the descriptor of this memory."""
 
     move: Move
     fd: int

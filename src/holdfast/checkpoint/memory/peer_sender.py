@@ -1,8 +1,9 @@
 """Send durable snapshots to a peer node's memory, in the background.
 
-No save waits for a transfer or fails because of a transfer. The arena is sent directly. If the
-arena is reused for a newer snapshot during the transfer, the transfer is abandoned: the holder
-verifies every block against its digest, and keeps the previous snapshot.
+No save waits for a transfer or fails because of a transfer. The shared buffer that holds the
+snapshot is sent directly, without a copy. If that buffer is reused for a newer snapshot during the
+transfer, the transfer is abandoned. The peer never keeps a mix of two snapshots, because it
+verifies every block against its digest.
 """
 
 import contextlib
@@ -25,18 +26,18 @@ from holdfast.checkpoint.memory.peer_protocol import (
 
 _logger = logging.getLogger("holdfast")
 _SEND_BYTES: Final = CHUNK_BYTES // 4
-"""Bytes to send between two checks whether the arena still holds the snapshot."""
+"""The bytes sent between two checks whether the buffer still holds the snapshot."""
 
 _OVERTAKEN: Final = "its memory was needed for a newer one before all of it was sent"
 
 
 class _Overtaken(Exception):
-    """The arena of the snapshot that is being sent was reused for a newer snapshot."""
+    """Report that the buffer of the snapshot being sent was reused for a newer snapshot."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """A rank on another node: its address, and the token that it requires."""
+    """Name a rank on another node, its address, and the token that it requires."""
 
     rank: int
     host: str
@@ -48,11 +49,11 @@ class Sender:
     """Send the newest durable snapshot of one writing process to its peer."""
 
     def __init__(self, peer: Peer, *, sent: Callable[[int], None] = lambda _: None) -> None:
-        """Start a thread that waits for the first snapshot.
+        """Start the thread that sends snapshots.
 
         Args:
-            peer: the receiver.
-            sent: called in a thread with the step that the peer holds from now on.
+            peer: the rank that receives and holds the snapshots.
+            sent: called in the thread whenever the peer holds a new snapshot, with its step.
         """
         self._peer = peer
         self._sent = sent
@@ -62,7 +63,10 @@ class Sender:
         threading.Thread(target=self._run, name="holdfast-peer", daemon=True).start()
 
     def offer(self, snapshot: DurableSnapshot) -> None:
-        """Send a durable snapshot once the current transfer ends; replace a waiting snapshot."""
+        """Queue a durable snapshot to be sent after the current transfer.
+
+        A snapshot that is already waiting is replaced.
+        """
         with self._offered:
             # Take the view now, while the arena is open: the view keeps the memory mapped.
             self._next = snapshot, snapshot.arena.image
@@ -109,11 +113,11 @@ class Sender:
 
 
 def send_snapshot(peer: Peer, snapshot: DurableSnapshot, image: memoryview) -> None:
-    """Send a snapshot, and wait until the peer holds it.
+    """Send a snapshot, and wait until the peer has verified and kept it.
 
     Raises:
         Refused: the peer refuses the snapshot.
-        OSError: the peer cannot be reached.
+        OSError: the peer cannot be reached, or the connection broke.
     """
     order, layout, notes = snapshot.order, snapshot.layout, snapshot.pack_notes()
     announcement = {

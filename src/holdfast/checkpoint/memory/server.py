@@ -1,18 +1,19 @@
 """Keep a dead rank's newest durable snapshot in memory, and serve it to the restarted rank.
 
-The writing process outlives its trainer. Unless the trainer closed its Checkpointer, the writing
-process keeps the arena that it committed last, and the snapshots that it holds for ranks of peer
-nodes. The process serves them at an abstract unix socket of this node, named by user, checkpoint
-folder and rank. Each connection carries one request, of a process of the same user:
+The server runs in the writing process, which continues after its trainer has died. If the trainer
+died without closing its Checkpointer, the server keeps two kinds of snapshots: the last durable one
+of this rank, and those that it holds for ranks of peer nodes. It serves them at an abstract unix
+socket of this node, whose name contains the user, the checkpoint folder and the rank. Only
+processes of the same user are served. Each connection carries one request:
 
 | request | answer |
 |---|---|
 | `{"want": "list"}` | `{"images": […]}`: a `SnapshotInfo` for each snapshot |
 | `{"want": "snapshot", "rank": R}` | step, save and memory of a snapshot; then its layout and digests |
-| `{"want": "end"}` | the end of the connection, once the memory is released |
+| `{"want": "end"}` | none; the connection is closed once all memory is released |
 
-The server ends after the keep time, on the request `end`, when its supervisor ends, and when the
-node's memory is short. No torch here.
+The server ends after `keep_s` seconds, on the request `end`, when its supervisor ends, or when the
+node is short of memory. This module needs no torch.
 """
 
 import contextlib
@@ -36,34 +37,35 @@ from holdfast.core.memory import available_memory_bytes
 from holdfast.core.sockets import readable
 
 ENV_SUPERVISOR_PID: Final = "HOLDFAST_SUPERVISOR_PID"
-"""Environment variable: the process whose end makes the server release all snapshots."""
+"""The environment variable with the id of the supervisor's process; when it ends, so do servers."""
 SNAPSHOT_SERVER_PROCESS_NAME: Final = "holdfast-kept"
-"""The process name while snapshots are served, by which tools that clean up after jobs find it."""
+"""The name of a process that only serves snapshots, by which job cleanup tools can find it."""
 LEAST_FREE_BYTES: Final = 1 << 30
-"""The free memory below which snapshots are released: a running job needs memory more."""
+"""The free memory below which snapshots are released, because the running job needs it more."""
 _LOOK_EVERY_S: Final = 0.5
 _PATIENCE_S: Final = 5.0
 LAST_SAVE_S: Final = 8.0
-"""Seconds after the trainer's death for which clients wait for the last save to become durable."""
+"""Seconds after the trainer's death for which clients wait for its last save to become durable."""
 _CREDENTIALS: Final = struct.Struct("3i")
-"""Process, user and group: `struct ucred` of unix(7)."""
+"""The process, user and group ids of a peer: `struct ucred` of unix(7)."""
 
 
 def address(folder: Path, rank: int) -> str:
-    """Return the socket address at which the snapshot of a rank that saved into `folder` is served.
+    """Return the socket address at which the snapshots of `rank`, saved in `folder`, are served.
 
     Raises:
         OSError: the folder does not exist.
     """
-    # The folder is identified by device and inode, since containers that share a network may mount
-    # different folders at one path. The node's name separates nodes that share a network namespace.
+    # The folder is identified by device and inode, not by path: containers that share a network may
+    # mount different folders at one path. The node's name is part of the address, because several
+    # nodes may share a network namespace.
     found = folder.stat()
     node = f"-{name}" if (name := os.environ.get(ENV_NODE)) else ""
     return f"\0holdfast-{os.geteuid()}-{found.st_dev:x}.{found.st_ino:x}-{rank}{node}"
 
 
 def is_of_this_user(line: socket.socket) -> bool:
-    """Return whether the process at the other end of a unix socket runs as this process's user."""
+    """Return True if the process at the other end of a unix socket runs as the same user."""
     _pid, uid, _gid = _CREDENTIALS.unpack(
         line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     )
@@ -71,7 +73,7 @@ def is_of_this_user(line: socket.socket) -> bool:
 
 
 class SnapshotInfo(NamedTuple):
-    """The description of a snapshot in memory; `world_size` counts the ranks that saved it."""
+    """Describe a snapshot in memory; `world_size` is the number of ranks that made the save."""
 
     rank: int
     world_size: int
@@ -83,11 +85,11 @@ class SnapshotInfo(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ServedSnapshot:
-    """A snapshot that can be served.
+    """Hold the descriptors of a snapshot that is served.
 
     Attributes:
         info: the description of the snapshot.
-        fd: the descriptor of the snapshot, in the layout of an `Arena`.
+        fd: the descriptor of the snapshot's memory, laid out like an `Arena`.
         notes: the descriptor of a file with the bytes of `DurableSnapshot.pack_notes`.
     """
 
@@ -97,7 +99,7 @@ class ServedSnapshot:
 
 
 class Others(Protocol):
-    """The snapshots that are held for ranks of peer nodes."""
+    """Give access to the snapshots that this process holds for ranks of peer nodes."""
 
     def images(self) -> list[ServedSnapshot]:
         """Return all held snapshots; the descriptors stay open while the result is in use."""
@@ -107,7 +109,7 @@ class Others(Protocol):
 
 
 class SnapshotServer:
-    """Keep and serve the newest durable snapshot of one writing process."""
+    """Keep the newest durable snapshot of one writing process, and serve it after a crash."""
 
     def __init__(
         self,
@@ -120,16 +122,17 @@ class SnapshotServer:
         free_bytes: Callable[[], int] = available_memory_bytes,
         others: Others | None = None,
     ) -> None:
-        """Serve nothing before the first save.
+        """Create the server; it begins to listen at the first save.
 
         Args:
-            keep_s: seconds to keep snapshots after the trainer's end; 0: keep none.
-            trainer: the socket to the trainer; clients are turned away until it is closed.
-            trainer_pidfds: descriptors that become readable at the trainer's end.
-            ends_with: descriptors of which the first that becomes readable ends the server.
+            keep_s: seconds to keep snapshots after the trainer's death; 0 to keep none.
+            trainer: the descriptor of the socket to the trainer. Clients are turned away until the
+                trainer's end is closed.
+            trainer_pidfds: descriptors that become readable when the trainer dies.
+            ends_with: descriptors; the server ends as soon as one of them becomes readable.
             now_s: returns the time in seconds.
             free_bytes: returns the node's free memory in bytes.
-            others: the snapshots of ranks of peer nodes, which are served as well.
+            others: the snapshots held for ranks of peer nodes, which are served, too.
         """
         self._others = others
         self._keep_s = keep_s
@@ -151,7 +154,7 @@ class SnapshotServer:
 
     @property
     def newest(self) -> DurableSnapshot | None:
-        """The snapshot to keep; None if there is none, or if `keep_s` is 0."""
+        """Return the snapshot to keep; None if there is none, or if `keep_s` is 0."""
         return (
             self._newest
             if self._keep_s > 0 and self._newest is not None and self._newest.is_there()
@@ -160,13 +163,13 @@ class SnapshotServer:
 
     @property
     def has_any(self) -> bool:
-        """True if there is a snapshot to keep, of this rank or of a peer node's rank."""
+        """Return True if there is a snapshot to keep, of this rank or of a peer node's rank."""
         if self._keep_s <= 0 or self._is_unwanted:
             return False
         return self.newest is not None or bool(self._others is not None and self._others.images())
 
     def ordered(self, order: SaveRequest, rank: int) -> None:
-        """Begin to listen for clients at the first save, which defines the address."""
+        """Begin to listen for clients at the first save, whose folder determines the address."""
         if not self._address:
             with contextlib.suppress(OSError):
                 self._address = address(order.folder, rank)
@@ -178,14 +181,14 @@ class SnapshotServer:
                 ).start()
 
     def committed(self, snapshot: DurableSnapshot) -> bool:
-        """Record a durable snapshot; return False if the digests of some file are missing."""
+        """Record a durable snapshot to serve; return False if the digests of a file are missing."""
         has_digests = snapshot.blocks.keys() == {shard.name for shard in snapshot.layout.shards}
         if has_digests:
             self._newest = snapshot
         return has_digests
 
     def forget(self, arena: Arena) -> None:
-        """Drop the recorded snapshot if it is in `arena`, which is reused or closed."""
+        """Drop the recorded snapshot if it is in `arena`, which will be reused or closed."""
         if self._newest is not None and self._newest.arena is arena:
             self._newest = None
 
@@ -204,8 +207,9 @@ class SnapshotServer:
 
     def _serve_meanwhile(self, listener: socket.socket) -> None:
         """Serve clients after the trainer's death, until `keep` takes over or the process ends."""
-        # Turn clients away while the trainer lives. After its death, the last save may wait forever
-        # for a rank that died with its node: then serve the snapshot that was durable before.
+        # Turn clients away while the trainer lives. After its death, its last save may wait forever
+        # for a rank that died with its node. So after `LAST_SAVE_S` seconds, the snapshot that was
+        # durable before is served.
         while all(fd == listener.fileno() for fd, _event in self._trainer.poll()):
             with contextlib.suppress(BlockingIOError):
                 listener.accept()[0].close()
@@ -228,7 +232,7 @@ class SnapshotServer:
                     last.close()
 
     def keep(self) -> None:
-        """Serve the snapshots until the server is to end; then release this process's memory."""
+        """Serve the snapshots until the server must end, and then release their memory."""
         self._is_through.set()
         with self._serving:
             self._listen()
@@ -256,7 +260,11 @@ class SnapshotServer:
     def _serve(
         self, listener: socket.socket, own: Sequence[ServedSnapshot]
     ) -> socket.socket | None:
-        """Serve one request if one arrives soon; return the open connection of an `end` request."""
+        """Serve one request if one arrives within half a second.
+
+        Returns:
+            The open connection if the request is `end`, else None.
+        """
         ready = readable([listener.fileno(), *self._ends_with], _LOOK_EVERY_S)
         if listener.fileno() not in ready:
             return None
@@ -299,7 +307,10 @@ def notes_file(notes: bytes) -> int:
 
 
 def _answer(line: socket.socket, images: Sequence[ServedSnapshot]) -> socket.socket | None:
-    """Answer one request; return the open connection if the request is `end`, else close it."""
+    """Answer one request and close the connection.
+
+    If the request is `end`, the connection is returned open, to be closed once memory is released.
+    """
     wants_end = False
     try:
         line.settimeout(_PATIENCE_S)

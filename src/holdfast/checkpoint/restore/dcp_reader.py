@@ -29,17 +29,19 @@ def read(
     wanted: Mapping[str, torch.Tensor | None],
     files: VerifiedFiles | None = None,
 ) -> dict[str, Any]:
-    """Read the parts of a checkpoint that `wanted` names, and nothing else. Not collective.
+    """Read the tensors and plain values of a checkpoint that `wanted` names. Not collective.
 
     Args:
-        folder: the checkpoint.
+        folder: the folder of the checkpoint.
         metadata: the checkpoint's metadata, from `holdfast.checkpoint.format.dcp_metadata`.
-        wanted: flat name to the tensor to read into (a DTensor: its local shard), or to None for a
-            plain value.
-        files: reads and verifies only the wanted bytes; None: PyTorch reads the files, unverified.
+        wanted: for each flat name, the tensor to read into, or None for a plain value. Of a
+            DTensor, the local shard is read.
+        files: the object that reads and verifies the wanted bytes. None to read with PyTorch,
+            without verification.
 
     Returns:
-        Flat name to the given tensor, or to the plain value, unpickled with `weights_only`.
+        For each flat name, the given tensor, or the plain value, which is unpickled with
+        `weights_only`.
 
     Raises:
         ManifestError: `files` found damage.
@@ -60,7 +62,7 @@ def read(
 
 
 class _Reader(FileSystemReader):
-    """Return metadata that was read safely; DCP's own reader would unpickle the metadata."""
+    """Give DCP metadata that was read safely, since DCP's own reader would unpickle it."""
 
     def __init__(self, folder: Path, metadata: Metadata, files: VerifiedFiles | None) -> None:
         super().__init__(folder)
@@ -80,7 +82,10 @@ class _Reader(FileSystemReader):
 
 
 class _Planner(DefaultLoadPlanner):
-    """Load by flat name, and plain values with `weights_only`; DCP's planner trusts all pickles."""
+    """Read plain values with `weights_only`, since DCP's own planner would trust any pickle.
+
+    Names are not nested again after the read.
+    """
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False)
@@ -93,7 +98,11 @@ class _Planner(DefaultLoadPlanner):
 
 @contextmanager
 def _as_one_process_would() -> Iterator[None]:
-    """Suppress DCP's warning about a single process, and raise the error inside DCP's wrapper."""
+    """Make DCP's read behave like a call in a single process.
+
+    DCP's warning about a single process is suppressed. If DCP raises a CheckpointException, the
+    error inside it is raised instead.
+    """
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings(

@@ -1,4 +1,4 @@
-"""Restore an open checkpoint into a live state, and read every rank's `per_rank` state."""
+"""Restore an open checkpoint into a live state, or read the `per_rank` state of every rank."""
 
 import functools
 import logging
@@ -27,14 +27,14 @@ _logger = logging.getLogger("holdfast")
 
 @dataclass
 class Terms:
-    """The options of one restore (see `Checkpointer.restore`), and the names that did not match.
+    """Hold the options of one restore, and record the names that did not match.
 
     Attributes:
         strict: whether the state and the checkpoint must have the same names and types.
         rng: whether to restore the random generators.
-        renaming: the name map for the tensors of `state`; None if names are unchanged.
-        missing: names that the checkpoint lacks; set by `restore_into`.
-        unexpected: names that the state lacks; set by `restore_into`.
+        renaming: the name map for the tensors of `state`; None if the saved names are right.
+        missing: names that only the state has; set by `restore_into`.
+        unexpected: names that only the checkpoint has; set by `restore_into`.
     """
 
     strict: bool = True
@@ -44,7 +44,7 @@ class Terms:
     unexpected: tuple[str, ...] = ()
 
     def rename_by(self, rename: "Rename | None") -> None:
-        """Read the name map `rename`; keep names unchanged if `rename` is None.
+        """Set `renaming` from the user's `rename`; None leaves the names unchanged.
 
         Raises:
             BadUse: `rename` is not a valid name map.
@@ -64,18 +64,19 @@ def restore_into(
     per_rank: MutableMapping[str, Any] | None,
     terms: Terms | None = None,
 ) -> str:
-    """Restore a checkpoint into `state`, `per_rank` and this process's random generators.
+    """Restore a checkpoint into `state`, `per_rank` and the random generators of this process.
 
     Collective: all ranks must call this function.
 
     Returns:
-        An empty string, or the reason why the checkpoint could not be read. After a failed read,
-        tensors of `state` may hold parts of the checkpoint.
+        An empty string if the checkpoint was restored, else the reason why it could not be read.
+        After a failed read, tensors of `state` may hold parts of the checkpoint.
 
     Raises:
-        BadUse: `state` or `per_rank` is not a dict with text keys, or a name map matches nothing.
+        BadUse: `state` or `per_rank` is not a dict whose keys are strings, or a rule of the name
+            map matches nothing.
         StateMismatch: the state does not fit the checkpoint. No rank's state has changed, unless
-            the message says so.
+            the message states so.
         CheckpointError: reading the checkpoint would run code from its files.
     """
     same_world = checkpoint.manifest.world_size == ranks.world_size
@@ -150,7 +151,7 @@ def per_rank_states(checkpoint: OpenCheckpoint) -> list[dict[str, Any]]:
     """Read every rank's `per_rank` state, with tensors on the CPU. Not collective.
 
     Returns:
-        One dict for each rank, by rank.
+        The `per_rank` dict of each rank, by rank.
 
     Raises:
         CheckpointError: a part of the checkpoint cannot be read.
@@ -195,7 +196,9 @@ def _warn_rng_not_restored(ranks: Ranks, checkpoint: OpenCheckpoint) -> None:
 
 
 def _check_same(fit: Fit, loaded: dict[str, Any]) -> None:
-    """Check that entries that share one tensor in the state, as tied weights do, were saved equal.
+    """Check that saved tensors are equal if the live state has one tensor for them.
+
+    Tied weights are an example.
 
     Raises:
         StateMismatch: the saved tensors differ.

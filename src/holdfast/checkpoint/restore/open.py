@@ -38,17 +38,18 @@ from holdfast.core.errors import CheckpointError
 
 _logger = logging.getLogger("holdfast")
 OPENINGS: Final = 3
-"""The most attempts to open one save of a step on all ranks.
+"""The number of times that ranks try to open the same save of a step.
 
-The writing process outlives its trainer, and may replace a step's checkpoint with another save of
-the same step while ranks open the checkpoint."""
+The writing process of a dead trainer may replace a step's checkpoint with another save of the same
+step while the ranks open the checkpoint.
+"""
 _PAUSES_S: Final = (0.1, 1.0)
-"""Pauses before reads are repeated: network file systems recover."""
+"""Pauses in seconds before a failed read is repeated, since a network file system may recover."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpenCheckpoint:
-    """A checkpoint whose metadata was verified; the data is verified block by block when read."""
+    """Hold a checkpoint with verified metadata; each block of data is verified when it is read."""
 
     path: Path
     manifest: Manifest
@@ -57,18 +58,20 @@ class OpenCheckpoint:
 
     @functools.cached_property
     def shared(self) -> dict[Any, Any]:
-        """The skeleton of the shared state."""
+        """Return the skeleton of the user's `state`."""
         return shared_skeleton(self.metadata, self.read)
 
     @property
     def has_structure(self) -> bool:
-        """True if Holdfast wrote the checkpoint, so that its skeleton records empty dicts."""
+        """Return True if Holdfast wrote the checkpoint, so its skeleton includes empty dicts."""
         return STRUCTURE in self.metadata.state_dict_metadata
 
     def own(self, rank: int) -> dict[Any, Any] | None:
-        """Return the skeleton of rank `rank`'s own part, with the keys `user` and `rng`.
+        """Return the skeleton of the entries of rank `rank` only.
 
-        None if DCP wrote the checkpoint without Holdfast.
+        Its keys are `user`, for the user's `per_rank`, and `rng`.
+
+        Returns None if DCP wrote the checkpoint without Holdfast.
         """
         return stored_skeleton(rank_structure(rank), self.metadata, self.read)
 
@@ -83,9 +86,9 @@ def open_checkpoint(
     """Open a checkpoint: read and verify its metadata and its skeleton.
 
     Args:
-        path: the checkpoint.
+        path: the folder of the checkpoint.
         manifest: the checkpoint's manifest.
-        memory: the memory snapshots to read from; None: read from disk.
+        memory: the memory snapshots to read from; None to read from disk.
 
     Raises:
         ManifestError: the checkpoint is damaged, inconsistent, or its metadata names a type or path
@@ -123,8 +126,8 @@ def open_together(
     """Open the same save of a step on all ranks. Collective.
 
     Returns:
-        The open checkpoint and an empty string, or None and the reason of the first rank that
-        failed.
+        The open checkpoint and an empty string; or None and the reason why the lowest rank that
+        failed could not open it.
     """
     opened: OpenCheckpoint | None = None
 
@@ -147,7 +150,7 @@ def open_together(
 
 
 def look(folder: Path) -> list[CheckpointInfo]:
-    """List the checkpoints in a folder; repeat the scan while some cannot be read.
+    """List the checkpoints in a folder; repeat this a few times if some cannot be read.
 
     Raises:
         CheckpointError: the folder cannot be read.
@@ -168,7 +171,7 @@ def look(folder: Path) -> list[CheckpointInfo]:
 
 
 def failing(work: Callable[[], None]) -> str:
-    """Run `work` and return why it failed; an empty string if it succeeded.
+    """Run `work`, and return the reason why it failed, or an empty string if it succeeded.
 
     I/O errors other than a missing file are retried after a pause.
 

@@ -20,19 +20,20 @@ from holdfast.core.errors import NotFound, NoVerifiedCheckpoint, StateMismatch
 
 _logger = logging.getLogger("holdfast")
 _NAMED: Final = 5
-"""The most steps that a message lists."""
+"""The limit on steps that a message lists."""
 _LOOKS: Final = 3
-"""The most listings of the folder, if candidates are deleted meanwhile.
+"""The number of times that the folder is listed if checkpoints are deleted during a restore.
 
-A concurrent save deletes old checkpoints; then a newer checkpoint exists."""
+A concurrent save deletes old checkpoints. In that case, the folder has a newer one.
+"""
 
 
 class RestoredStep(int):
-    """The restored step, 0 if there was no checkpoint, and the names that only one side had.
+    """Hold the restored step (0 if there was no checkpoint) and the names that did not match.
 
     Attributes:
-        missing: names of the state that the checkpoint lacks; their values are unchanged.
-        unexpected: names of the checkpoint that the state lacks; their values are not restored.
+        missing: names that only the state has; their values are unchanged.
+        unexpected: names that only the checkpoint has; their values are not restored.
     """
 
     missing: tuple[str, ...] = ()
@@ -41,7 +42,7 @@ class RestoredStep(int):
 
 @dataclass(frozen=True, kw_only=True)
 class PassedOver:
-    """A checkpoint that was skipped, and the reason."""
+    """Name a checkpoint that was skipped, and the reason."""
 
     step: int
     path: Path
@@ -61,20 +62,21 @@ def restore_newest(
 ) -> tuple[OpenCheckpoint | None, list[PassedOver]]:
     """Restore the newest checkpoint whose parts for these ranks are all intact. Collective.
 
-    The step is read from memory if every rank's part is in the memory of these nodes or of their
-    peers. Memory snapshots are released once a checkpoint was restored.
+    The checkpoint is read from memory if every rank's part is in the memory of these nodes,
+    including snapshots that they hold for peers. After the restore, memory snapshots are released.
 
     Args:
         ranks: the ranks that restore.
         folder: the folder of the checkpoints.
         state: see `Checkpointer.restore`.
         per_rank: see `Checkpointer.restore`.
-        fetch_instead: takes a damaged step and the next older step in the folder (-1 if there is
-            none), fetches the newest intact checkpoint between them from storage into the folder,
-            and returns its step, or None if storage has none. Collective.
-        from_memory: whether these ranks replace the ranks that saved; if not, their memory
-            snapshots are neither read nor released.
-        step: the only step to restore; None: the newest.
+        fetch_instead: called if a step is damaged, with that step and the next older step in the
+            folder (-1 if there is none). Fetches from storage into the folder the newest intact
+            checkpoint that is newer than the older step, up to the damaged step. Returns its step,
+            or None if storage has none. Collective.
+        from_memory: whether to read and release the memory snapshots of the ranks that saved,
+            because these ranks replace them.
+        step: the step to restore; None for the newest that verifies.
         terms: see `restore_into`.
 
     Returns:
@@ -112,7 +114,7 @@ def restore_newest(
 
 
 class _Memory(NamedTuple):
-    """The step that memory snapshots can restore (-1 if none), and the transfers needed for it."""
+    """Name the step that memory snapshots can restore (-1 if none), and the transfers it needs."""
 
     predecessors: PreviousRanks
     step: int
@@ -204,7 +206,7 @@ def _restore_newest(
 
 
 def _next_below(infos: Sequence[CheckpointInfo], step: int | None) -> int:
-    """Return the step below which a checkpoint from storage is too old to be wanted."""
+    """Return the step above which a checkpoint from storage is newer than any left to try."""
     if step is not None:
         return step - 1
     return infos[0].step if infos else -1
@@ -228,7 +230,7 @@ def _candidates(
     step: int | None,
     fetch_instead: Callable[[int, int], int | None] | None,
 ) -> list[CheckpointInfo]:
-    """Return the checkpoints to try, in order. Collective.
+    """Return the checkpoints to try, in order. If `step` is given, try only that step. Collective.
 
     Raises:
         NotFound: there is no checkpoint of `step` in the folder or in storage.
@@ -248,7 +250,9 @@ def _candidates(
 
 
 def _of_the_line(folder: Path) -> list[CheckpointInfo]:
-    """Return the checkpoints that training has not abandoned, newest first.
+    """Return the checkpoints of the present line of training, newest first.
+
+    If training restarted from an older checkpoint, the newer ones are abandoned and left out.
 
     Raises:
         NoVerifiedCheckpoint: all checkpoints were abandoned.
@@ -268,7 +272,7 @@ def _of_the_line(folder: Path) -> list[CheckpointInfo]:
 def restored_event(
     checkpoint: OpenCheckpoint, passed_over: Sequence[PassedOver], *, restore_s: float
 ) -> dict[str, Any]:
-    """Return the data of the event `restored`."""
+    """Build the data of the event `restored`, as plain JSON values."""
     return {
         "step": checkpoint.manifest.step,
         "path": str(checkpoint.path),
@@ -280,7 +284,7 @@ def restored_event(
 
 
 def _is_gone(path: Path) -> bool:
-    """Return whether a path does not exist; False if that cannot be determined."""
+    """Return True if the path certainly does not exist."""
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -291,7 +295,7 @@ def _is_gone(path: Path) -> bool:
 
 
 def _digest(info: CheckpointInfo) -> str:
-    """Return the manifest's digest, which identifies one save of a step; empty if unreadable."""
+    """Return the digest in the manifest, which identifies the save; "" if it cannot be read."""
     try:
         return read_manifest(info.path, step=info.step).digest
     except (ManifestError, OSError):

@@ -1,4 +1,4 @@
-"""Restore a dict of the user's top-level entries from a skeleton."""
+"""Restore the user's entries of `state` or `per_rank` from a checkpoint."""
 
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import Any, Final
@@ -25,12 +25,13 @@ _NUMBERING = ("params", "param_names")
 
 
 class StatePart:
-    """The entries of `state`, or the entries of `per_rank`, during a restore.
+    """Hold the entries of `state` or of `per_rank` during a restore.
 
     Attributes:
-        entries: the entries as the user gives them.
-        targets: the same entries with the `state_dict()`s of objects.
-        described: the flat name that stores the parameter names of the optimizers.
+        entries: the entries as the user passed them.
+        targets: the same entries, with each object replaced by its `state_dict()`.
+        described: the flat name under which the checkpoint has the parameter names of the
+            optimizers.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class StatePart:
         *,
         lost_empty: bool = False,
     ) -> None:
-        """Call `state_dict()` of each object.
+        """Collect the live state of the entries by calling `state_dict()` of each object.
 
         Args:
             entries: see `StatePart`.
@@ -68,7 +69,7 @@ class StatePart:
         self._rearranged: set[str] = set()
 
     def plain_leaves(self) -> list[str]:
-        """Return the flat names of the leaves that `arrange` needs."""
+        """Return the flat names of the plain values that `arrange` needs from the checkpoint."""
         leaves = [leaf for name in self._optimizers for leaf in plain_leaves(self._skeleton[name])]
         return [*leaves, self.described] if leaves else []
 
@@ -79,13 +80,15 @@ class StatePart:
         names: Mapping[str, Names],
         renamed: Callable[[str], str | None] = str,
     ) -> None:
-        """Put the saved state of each optimizer into the order of its parameters.
+        """Rearrange the saved state of each optimizer in the order of the live parameters.
 
         Args:
-            fit: records each misfit.
-            known: the plain values of `plain_leaves` that the checkpoint has, by flat name.
+            fit: the comparison that records each difference.
+            known: the saved values for the names of `plain_leaves`, as far as the checkpoint has
+                them.
             names: the parameter names of each optimizer of the live state.
-            renamed: maps a saved parameter name, with its entry, to the name in the live state.
+            renamed: returns the name in the live state for a saved parameter name; both include the
+                entry.
         """
         described = known.get(self.described)
         saved_names = described[0] if isinstance(described, tuple) and described else {}
@@ -106,9 +109,10 @@ class StatePart:
                 self._rearrange(name, saved, here)
 
     def look(self, fit: Fit) -> None:
-        """Compare the entries and keys that no object's own `load_state_dict` validates.
+        """Compare the entries with the checkpoint, as far as Holdfast can judge them.
 
-        An object that has its own loading code judges the rest of its state itself.
+        An object with its own `load_state_dict` may accept other names and shapes. Its part of the
+        state is left out of the comparison.
         """
         for name, own in self._own.items():
             if name not in self._skeleton:
@@ -128,7 +132,10 @@ class StatePart:
             self._skeleton[name] = taken if own is _nothing else {**taken, **_within(own, skeleton)}
 
     def adopt(self, fit: Fit) -> None:
-        """Add the rest of the state unchanged, after `look` of all parts."""
+        """Record as wanted all entries that `look` left out, exactly as saved.
+
+        Call this method after `look` of all parts.
+        """
         for name, own in self._own.items():
             target, skeleton = self.targets[name], self._skeleton.get(name, {})
             if own is _all:
@@ -138,12 +145,13 @@ class StatePart:
                     fit.adopt(f"{name}.{key}", target.get(key, ABSENT), part)
 
     def put(self, fit: Fit, loaded: Mapping[str, Any]) -> None:
-        """Put the values that were read for `fit` into the entries.
+        """Put the values that were read from the checkpoint into the user's entries.
 
-        `fit` records the names that a module's own code leaves out.
+        `fit` records as `missing` and `unexpected` the names that a module's own `load_state_dict`
+        reports as such.
 
         Raises:
-            StateMismatch: the code of an object refuses its state.
+            StateMismatch: the `load_state_dict` of an object raised an error.
         """
         seen: set[int] = set()
         for name, entry in self.entries.items():
@@ -191,7 +199,7 @@ class StatePart:
     def _arrange(
         self, fit: Fit, name: str, entry: torch.optim.Optimizer, saved: Numbered, here: Numbered
     ) -> None:
-        """Arrange the state of an optimizer that PyTorch's own code restores."""
+        """Rearrange the state of an optimizer whose `load_state_dict` is PyTorch's."""
         skeleton = self._skeleton[name]
         order = find_order(
             name, saved, here, are_same_models=self._are_same_models(saved, here), strict=fit.strict
@@ -218,10 +226,10 @@ class StatePart:
         )
 
     def _rearrange(self, name: str, saved: Numbered, here: Numbered) -> None:
-        """Arrange a plain optimizer state, or the state of an optimizer with its own loading code.
+        """Rearrange optimizer state that is a plain dict, or that has its own `load_state_dict`.
 
-        Such code may treat the state in any way. The state is rearranged only if both sides name
-        the same parameters.
+        The optimizer's own code may interpret the state in any way. So the state is rearranged only
+        if the checkpoint and the live optimizer have the same parameters in another order.
         """
         order = find_order(name, saved, here, are_same_models=False)
         numbers = [number for group in saved.groups for number in group]
@@ -230,12 +238,12 @@ class StatePart:
             self._skeleton[name] = arranged(self._skeleton[name], order, set(numbers))
 
     def _compared(self, name: str) -> Any:
-        """Return the part of the live state to compare with the checkpoint."""
+        """Return an entry's live state without the parts that need not be in the checkpoint."""
         target = self.targets[name]
         if name not in self._rearranged:
             return target
-        # An optimizer keeps group keys that the checkpoint lacks: options of a newer PyTorch, and
-        # the keys that number parameters.
+        # A checkpoint may lack two kinds of group keys, which the optimizer then keeps: options
+        # that a newer PyTorch has added, and the keys that number parameters.
         is_optimizer = isinstance(self.entries[name], torch.optim.Optimizer)
         groups = [
             {
@@ -250,7 +258,7 @@ class StatePart:
         return {**target, "param_groups": groups}
 
     def _judged(self, name: str) -> Callable[[Any], bool]:
-        """Return a function that tests whether an object's own code validates a key."""
+        """Return a function that tests if an object's own loading code validates a key."""
         entry, target, skeleton = self.entries[name], self.targets[name], self._skeleton.get(name)
         if not has_state_dict(entry):
             return _nothing
@@ -265,7 +273,11 @@ class StatePart:
         return _nothing
 
     def _are_same_models(self, saved: Numbered, here: Numbered) -> bool:
-        """Return whether all names are of entries on both sides whose own code judges no names."""
+        """Return True if all parameter names belong to entries that Holdfast can compare.
+
+        Such an entry is in the state and in the checkpoint, and has no loading code of its own that
+        validates names.
+        """
         entries = [
             name
             for name, entry in self.entries.items()
@@ -281,7 +293,7 @@ class StatePart:
 
 
 def _names(value: Any) -> Names | None:
-    """Return the parameter names of a checkpoint; None if they are malformed."""
+    """Return the parameter names stored in a checkpoint; None if they are malformed."""
     try:
         return [
             [None if name is None else without_wrappers(name) for name in group] for group in value
@@ -291,7 +303,7 @@ def _names(value: Any) -> Names | None:
 
 
 def _shapes(optimizer: torch.optim.Optimizer, here: Numbered) -> dict[Any, tuple[int, ...]]:
-    """Return the shapes of an optimizer's parameters, by number."""
+    """Return the shapes of a live optimizer's parameters, by number."""
     if [len(group["params"]) for group in optimizer.param_groups] != [
         len(group) for group in here.groups
     ]:
@@ -305,7 +317,10 @@ def _shapes(optimizer: torch.optim.Optimizer, here: Numbered) -> dict[Any, tuple
 
 
 def _saved_shapes(fit: Fit, saved: Numbered) -> dict[Any, tuple[int, ...]]:
-    """Return the saved parameter shapes, by number, of models saved beside the optimizer."""
+    """Return the saved shapes of an optimizer's parameters, by number, where they are known.
+
+    A shape is known if the model was saved beside the optimizer.
+    """
     found = {}
     for numbers, names in zip(saved.groups, saved.names or (), strict=False):
         for number, name in zip(numbers, names, strict=True):
@@ -333,9 +348,10 @@ def _nothing(_key: Any) -> bool:
 
 
 def _refused(name: str, entry: Any, target: Any, skeleton: Any) -> list[str]:
-    """Return why `load_state_dict` would reject a checkpoint that has all keys of `target`.
+    """Return the reasons why `load_state_dict` of `entry` would reject a checkpoint.
 
-    `target` is the state of `entry`.
+    `target` is the live state of `entry`. Keys of `target` that the checkpoint lacks are reported
+    elsewhere.
     """
     if not isinstance(skeleton, dict) or not isinstance(target, Mapping):
         return []
@@ -362,13 +378,17 @@ def _is_sharded(group: Mapping[str, Any]) -> bool:
     return any(isinstance(parameter, DTensor) for parameter in group["params"])
 
 
-# A module's own loading code decides about some names: a fresh module is no template for them.
+# A module's own loading code may accept names that a newly built module does not have. So for such
+# names, the live state cannot show which ones the checkpoint should have.
 
 _EXTRA_STATE: Final = torch.nn.modules.module._EXTRA_STATE_KEY_SUFFIX
 
 
 def judges_all(entry: Any) -> bool:
-    """Return whether an object overrides `load_state_dict` of PyTorch's modules and optimizers."""
+    """Return True if an object does not use `load_state_dict` of PyTorch's classes.
+
+    PyTorch's classes are modules and optimizers.
+    """
     if isinstance(entry, torch.nn.Module):
         return type(entry).load_state_dict is not torch.nn.Module.load_state_dict
     if isinstance(entry, torch.optim.Optimizer):
@@ -379,10 +399,10 @@ def judges_all(entry: Any) -> bool:
 def judged_names(
     module: torch.nn.Module, here: Iterable[Any], saved: Iterable[Any]
 ) -> Callable[[Any], bool]:
-    """Return a function that tests whether a module's own code validates a name of its state.
+    """Return a function that is True for the names that a module's own loading code validates.
 
-    The module's own code validates names below a submodule with its own `_load_from_state_dict` or
-    with a hook before loading, and extra state that both `here` and `saved` have.
+    These are names below a submodule with its own `_load_from_state_dict` or with a pre-hook for
+    loading, and names of extra state that are both in `here`, the live state, and in `saved`.
     """
     prefixes = tuple(
         without_wrappers(f"{path}." if path else "")
@@ -402,7 +422,7 @@ def judged_names(
 
 
 def loads_by_itself(module: torch.nn.Module) -> bool:
-    """Return whether user code loads some of the state of `module`."""
+    """Return True if `module` or a submodule has loading code other than PyTorch's."""
     return any(map(_has_own_loading, module.modules()))
 
 

@@ -1,8 +1,9 @@
 """Read byte ranges of a checkpoint's files into the tensors of a load plan.
 
-PyTorch's planner selects, for any sharding, which box of which saved tensor goes where. This module
-turns each box into byte ranges of the file. The ranges are read directly into tensors that are
-contiguous in CPU memory.
+For any sharding, PyTorch's planner selects which part of which saved tensor goes into which live
+tensor. Such a part is a box: a range of indices in each dimension. This module finds the byte
+ranges of each box in the file. If the live tensor is contiguous in CPU memory, the bytes are read
+directly into it.
 """
 
 import ctypes
@@ -24,7 +25,7 @@ from holdfast.checkpoint.format.verified_files import ByteRange, VerifiedFiles
 def read_items(
     items: Iterable[ReadItem], planner: LoadPlanner, metadata: Metadata, files: VerifiedFiles
 ) -> None:
-    """Read the items of a load plan, and commit each item to the planner.
+    """Read the items of DCP's load plan, and commit each item to the planner.
 
     Raises:
         ManifestError: a block is damaged.
@@ -49,7 +50,7 @@ def read_items(
 
 
 class _Chunks:
-    """The types and shapes of the stored chunks that the items of a load plan refer to."""
+    """Look up the types and shapes of the stored chunks to which items of a load plan refer."""
 
     def __init__(self, metadata: Metadata) -> None:
         self._metadata = metadata
@@ -65,7 +66,7 @@ class _Chunks:
         return saved.properties.dtype, tuple(self._sizes[name][offset])
 
     def blob_bytes(self, item: ReadItem) -> int:
-        """Return the size of the item's blob in Holdfast's layout; -1 for tensors without one."""
+        """Return how many bytes Holdfast writes for the item's chunk; -1 if it stores none."""
         try:
             made = template(*self.of(item))
         except RuntimeError:  # dtype and shape do not describe this tensor
@@ -76,7 +77,11 @@ class _Chunks:
 def _whole_blob(
     item: ReadItem, planner: LoadPlanner, stored: _StorageInfo
 ) -> tuple[list[ByteRange], Callable[[], None]]:
-    """Return the byte range of a whole stored blob, and a function that loads it with PyTorch."""
+    """Prepare to read the whole stored item and load it with PyTorch.
+
+    Returns:
+        The byte range to read, and the function to call after the read.
+    """
     content = bytearray(stored.length)
 
     def finish() -> None:
@@ -102,9 +107,13 @@ def _box(
     chunks: _Chunks,
     files: VerifiedFiles,
 ) -> tuple[list[ByteRange], Callable[[], None]]:
-    """Return the byte ranges of a box, and a function that commits the box once they are read.
+    """Prepare to read only the bytes of a box, the requested part of a stored tensor.
 
-    The ranges point into the target, or into a temporary tensor that is copied to the target.
+    The bytes are read into the target tensor, or into a temporary tensor that is then copied to the
+    target.
+
+    Returns:
+        The byte ranges to read, and the function to call after the read.
     """
     dtype, sizes = chunks.of(item)
     head = template(dtype, sizes).head
@@ -138,17 +147,21 @@ def _box(
 def _runs(
     sizes: Sequence[int], offsets: Sequence[int], lengths: Sequence[int]
 ) -> tuple[Iterator[int], int]:
-    """Return the offsets of the contiguous runs of a box in a row-major tensor, and the run length.
+    """Split a box, a part of a row-major tensor, into runs that are contiguous in memory.
 
-    Offsets and length count elements.
+    All numbers count elements.
 
     Args:
-        sizes: the sizes of the tensor.
-        offsets: the begin of the box in each dimension.
-        lengths: the lengths of the box.
+        sizes: the size of the tensor in each dimension.
+        offsets: the start of the box in each dimension.
+        lengths: the length of the box in each dimension.
+
+    Returns:
+        The offset of each run in the tensor, and the length of every run.
     """
     strides = [math.prod(sizes[dim + 1 :]) for dim in range(len(sizes))]
-    # The box covers the dimensions behind `split` whole, so that a run goes through them.
+    # In the dimensions after `split`, the box is as long as the tensor, so a run extends over all
+    # of them.
     split = next((dim for dim in range(len(sizes) - 1, -1, -1) if lengths[dim] != sizes[dim]), 0)
     run = math.prod(lengths[split:])
     base = sum(offset * stride for offset, stride in zip(offsets, strides, strict=True))

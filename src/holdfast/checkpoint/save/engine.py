@@ -2,9 +2,9 @@
 
 Where each step of a save runs:
 
-| in the call | in a thread, beside the training | in the writing process |
+| in the call of `save` | in a thread, during training | in the writing process |
 |---|---|---|
-| collect the state, copy what may change, digest | agree on a plan, copy, seal | write, attest, commit |
+| collect the state, copy tensors that may change, digest | agree on a plan, copy, seal | write, attest, commit |
 """
 
 import contextlib
@@ -46,14 +46,14 @@ _UNFENCED: Final = (
     "meanwhile, call ckpt.before_update() before the state changes."
 )
 _RECENT: Final = 16
-"""The number of recent saves to search for the parent of the next save."""
+"""The number of recent saves that are candidates for the parent of the next save."""
 
 
 class Engine:
     """Save the state of one rank, together with the other ranks."""
 
     def __init__(self, folder: Path, config: CheckpointerConfig) -> None:
-        """Build the parts; the first save starts them."""
+        """Create the engine; its threads and its writing process start at the first save."""
         self._folder = folder
         self._config = config
         self._writer = Writer(
@@ -89,7 +89,7 @@ class Engine:
         )
 
     def descends_from(self, restored: Save) -> None:
-        """Record that training continues from the save `restored`."""
+        """Record the restored save `restored` as the parent of this rank's next saves."""
         self._recent.clear()
         self._restored = restored
 
@@ -107,15 +107,16 @@ class Engine:
     ) -> Future[SaveReport | None]:
         """Begin a save.
 
-        The call returns once the state is copied if the save makes a plan, or if no update has
-        passed the fence yet. Else the call returns before the copy.
+        The call waits for the copy of the state in two cases: the save makes a new plan, or no
+        optimizer step has waited for a copy yet. In all other cases, the call returns before the
+        copy.
 
         Returns:
             A future of the durable save's report. The result is None if the save was skipped. The
             future fails with SaveFailed or BadUse.
 
         Raises:
-            BadUse: the call waited for the copy, and the state cannot be saved.
+            BadUse: the call waited for the copy, and found that the state cannot be saved.
             SaveFailed: the call waited for the copy, and the copy failed, or no save can begin.
         """
         began_s = time.monotonic()
@@ -186,7 +187,10 @@ class Engine:
             raise
 
     def close(self, *, in_good_order: bool = True) -> None:
-        """Wait for every save, then release memory, process and group; see `Writer.close`."""
+        """Wait for every save; then release the buffers, the writing process and the group.
+
+        See `Writer.close` for the arguments.
+        """
         self.fence.close()
         self.optimizers.close()
         self.thread.wait()
@@ -198,12 +202,13 @@ class Engine:
             self._training.release(self._ranks.group)
 
     def _begin(self, step: int) -> Ranks:
-        """Prepare the first save. Collective.
+        """Start the process group, the thread and the lease that saves need. Collective.
 
         Raises:
             SaveFailed: `step` cannot be saved; the next save tries again.
         """
-        # A separate group, since its collectives run in a thread, beside those of the training.
+        # The collectives of saves run in a thread beside training's collectives, so they need a
+        # separate group.
         self.meeting.await_all("save", step)
         training = self._training = Ranks(self._config.process_group)
         ranks = Ranks(training.new_group()) if training.distributed else training
@@ -222,7 +227,8 @@ class Engine:
         ranks.together(self.thread.start)  # a failure to start reaches all ranks
         check_shared(ranks, self._folder)
         self.hold(ranks)
-        # If nothing was restored, memory snapshots of the former process remain and take room.
+        # If nothing was restored, snapshots that the previous process left in memory still take up
+        # memory.
         ranks.together(lambda: kept.end(self._folder, ranks.rank))
         self._session = ranks.first(lambda: secrets.token_hex(4))
         if self._config.peer_memory and (pairing := meet(ranks)) is not None:
@@ -232,10 +238,10 @@ class Engine:
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """Pause the garbage collector.
+    """Pause Python's garbage collector.
 
-    The many new objects of a save would start a collection of 0.1 s, which all ranks would wait
-    for.
+    A save makes many new objects at once, which would start a collection of 0.1 s. All ranks would
+    wait for the rank that collects.
     """
     was_on = gc.isenabled()
     gc.disable()

@@ -1,4 +1,4 @@
-"""Define the handle that `save` returns: it reports how that save ends."""
+"""Define the handle that `save` returns, through which the caller waits for the save's outcome."""
 
 import threading
 from concurrent.futures import Future
@@ -13,7 +13,7 @@ _LOOK_IN_S: Final = 5.0
 
 
 class StaysHere:
-    """Refuse to be pickled or copied: only the process that made the object can use it."""
+    """Refuse to be pickled or copied, because only the process that made the object can use it."""
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         """Refuse to be pickled or copied.
@@ -36,7 +36,11 @@ class SaveHandle(StaysHere):
     """
 
     def __init__(self, step: int | None, *unseen: list[HoldfastError]) -> None:
-        """Create the handle; `result` removes a failure that it raises from the lists `unseen`."""
+        """Create the handle.
+
+        The lists `unseen` hold failures that no call has raised yet. `result` removes a failure
+        from these lists when it raises the failure.
+        """
         self.step = step
         self._unseen = unseen
         self._outcome: Future[Path | None] = Future()
@@ -74,9 +78,10 @@ class SaveHandle(StaysHere):
             raise
 
     def durable_path(self) -> Path | None:
-        """Wait until the save has ended, and return the durable checkpoint's folder, else None.
+        """Wait until the save has ended; return the checkpoint's folder, or None if it failed.
 
-        A failure remains in the lists `unseen`, so that a later call raises the failure.
+        A failure is not raised here. The failure stays in the lists `unseen`, so that a later call
+        raises it.
         """
         return self._outcome.result() if self._outcome.exception() is None else None
 

@@ -1,7 +1,8 @@
 """Make each update of the state wait until the newest save is copied.
 
-Each step of a torch optimizer passes this fence, and so does `Checkpointer.before_update`. The
-fence also finds the tensors that something other than an optimizer writes to.
+The fence is this wait. Each step of a torch optimizer waits here, and so does
+`Checkpointer.before_update`. The fence also finds tensors that are written by code other than an
+optimizer, such as a forward pass.
 """
 
 import os
@@ -19,31 +20,31 @@ from holdfast.core.link import job_link
 from holdfast.core.phases import note_phase
 
 _BUFFERS_SHARE: Final = 8
-"""The divisor of a state's bytes that gives the most bytes of changed buffers."""
+"""Changed buffers are copied early only up to 1/8 (this divisor) of the state's bytes."""
 
 
 class Fence:
-    """Hold updates until one rank's newest save is copied.
+    """Make the optimizer steps of one rank wait until the newest save is copied.
 
     Attributes:
-        waited_s: seconds that updates have waited for copies, in all.
-        was_passed: whether any update has passed the fence. Until one has, `save` itself waits for
-            the copy.
+        waited_s: total seconds that optimizer steps have waited for copies.
+        was_passed: whether any optimizer step has called this fence. Until then, `save` itself
+            waits for the copy, because nothing proves that a later change of the state would wait.
     """
 
     def __init__(self, shape: PlanCache) -> None:
-        """Create the fence; optimizers pass it once `install` is called."""
+        """Create the fence; optimizers wait at it only after `install` is called."""
         self._shape = shape
         self._staging: SaveJob | None = None
         self._blocked: SaveJob | None = None
-        """The newest save, if its call waited for the copy and no update has come since."""
+        """The newest save, if its call waited for the copy and no optimizer step followed."""
         self._pid = 0
         self._unhook: Callable[[], None] = lambda: None
         self.waited_s = 0.0
         self.was_passed = False
 
     def install(self) -> None:
-        """Hook the steps of all optimizers in this process."""
+        """Register a hook that runs before each step of every optimizer in this process."""
         self._pid = os.getpid()
         self._unhook = register_optimizer_step_pre_hook(lambda *_: self._before_step()).remove
 
@@ -52,13 +53,13 @@ class Fence:
         self._unhook()
 
     def stage(self, job: SaveJob) -> None:
-        """Make updates wait for `job` from now on."""
+        """Make optimizer steps wait for the copy of `job` from now on."""
         self._staging = job
 
     def learn_from(self, job: SaveJob) -> None:
-        """Have the next update find the tensors written since `job`.
+        """Let the next optimizer step find the tensors that were written since `job` began.
 
-        The call of `job` must have waited for its copy.
+        The `save` call of `job` must have waited for the copy.
         """
         self._blocked = job
 
@@ -73,12 +74,13 @@ class Fence:
         self._learn()
 
     def _learn(self) -> None:
-        """Have later saves copy, in the call, the tensors that forward or backward wrote to.
+        """Find the tensors that forward or backward wrote to; later saves copy them in the call.
 
-        Only a save that waited for its copy shows these tensors.
+        These tensors can be found only after a save whose call waited for its copy.
         """
-        # Buffers are a small share of the state. A large changed share was loaded from elsewhere,
-        # so it is no sign of what forward and backward write.
+        # Buffers of modules are a small share of the state. If a large share has changed, it was
+        # probably loaded from elsewhere, and does not show which tensors forward and backward
+        # write.
         job, self._blocked = self._blocked, None
         if job is None or os.getpid() != self._pid:
             return

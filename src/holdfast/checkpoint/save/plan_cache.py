@@ -1,4 +1,8 @@
-"""Keep the plan, the memory and the choice of early copies that saves of one state shape share."""
+"""Keep the parts that saves of one state shape share: plan, memory and the choice of early copies.
+
+A plan assigns each tensor to a rank and an offset. Early copies are made in the call of `save`, of
+tensors that may change before the optimizer's step.
+"""
 
 import functools
 import itertools
@@ -35,7 +39,7 @@ SHARD_BYTES: Final = 4 << 30
 
 
 class PlanCache:
-    """Keep the plan until the state changes its shape on some rank."""
+    """Keep the plan until the shape of the state changes on some rank."""
 
     def __init__(
         self,
@@ -53,7 +57,7 @@ class PlanCache:
         self._optimizers = optimizers
         self._early: tuple[list[int], bool] = [], False
         self._chosen_with = 0
-        """The number of optimizers when `_early` was chosen."""
+        """The number of known optimizers when `_early` was chosen."""
         self._early_copies = EarlyCopies()
         self._unsteady: set[str] = set()
         self._kinds: list[Any] = []
@@ -77,7 +81,7 @@ class PlanCache:
         return self._plan
 
     def snapshot(self, contents: Contents) -> ChangeTracker:
-        """Begin to track changes of the tensors; copy those that may change before an update."""
+        """Start tracking changes of tensors, and copy those that may change before an update."""
         tensors = contents.tensors
         if self._plan is not None and len(self._optimizers) != self._chosen_with:
             self._choose_early(contents)
@@ -93,14 +97,15 @@ class PlanCache:
             return ChangeTracker(tensors, {}, must_block=True)
 
     def take(self, job: SaveJob, *, overlaps: bool) -> bool:
-        """Copy and digest the tensors that must be read in the call.
+        """Copy and digest the tensors that must be read before the call of `save` returns.
 
         Args:
             job: the save.
             overlaps: whether training continues during the rest of the copy.
 
         Returns:
-            Whether the plan fits the state, as far as the call can check.
+            True if the plan fits the state as far as the call can check. The staging thread checks
+            the rest.
         """
         if self._plan is None or self.is_outdated:
             return False
@@ -115,16 +120,18 @@ class PlanCache:
                 return False
             self.digest_rest(job)
             return True
-        # With GPUs, a save whose state turns out not to fit later is skipped, so values that have
-        # grown are checked now. Without GPUs, the staging thread makes a new plan; the kinds are
-        # checked now, because they decide which tensors the call copies.
+        # With GPUs, a save whose state does not fit the plan is skipped by the staging thread. So
+        # the call checks for values that have grown. Without GPUs, the staging thread makes a new
+        # plan. The call then checks only the kinds of the tensors, because the kinds decide which
+        # tensors the call copies.
         return self._has_room(job.contents) if devices else _kinds(tensors) == self._kinds
 
     def fits(self, job: SaveJob) -> bool:
-        """Check the plan against the state and the GPU copies, and set the job's sources.
+        """Check that the plan fits the state and the GPU copies; if so, set `job.sources`.
 
         Returns:
-            Whether the plan fits. The sources are set only then.
+            Whether the plan fits. `job.sources` has the tensor or value to copy to each place of
+            the plan.
         """
         plan = self._plan
         if plan is None or self.is_outdated or not plan.fits(job.contents):
@@ -135,13 +142,13 @@ class PlanCache:
         )
 
     def digest_rest(self, job: SaveJob) -> None:
-        """Digest the tensors that GPUs do not digest, if this is needed and not done yet."""
+        """Digest on the CPU the tensors that no GPU digests, if required and not yet done."""
         if self._config.attest and job.digests is None:
             first = job.devices.first_digested_on_host if job.devices else 0
             job.digests = live_digests(self.agreed, job.sources, first=first)
 
     def plan_anew(self, job: SaveJob, ranks: Ranks) -> None:
-        """Make a plan for the state of `job`, and take the state by it. Collective.
+        """Make a plan for the state of `job`, and copy and digest the state by it. Collective.
 
         No other save may be in flight.
         """
@@ -172,19 +179,20 @@ class PlanCache:
         ranks.together(prepare)
 
     def prepare(self) -> None:
-        """Allocate the memory of the next save, while training continues."""
+        """Allocate the buffer of the next save, while training continues."""
         if self._plan is not None:
             self._seats.prepare(self._plan)
 
     def copy_early(self, contents: Contents, names: Iterable[str]) -> None:
-        """Copy the tensors `names` in the call from now on."""
+        """From now on, copy the tensors `names` in the call of `save`."""
         self._unsteady = self._unsteady.union(names)
         self._choose_early(contents)
 
     def close(self, *, in_good_order: bool) -> None:
         """Release the plan and its memory.
 
-        If training does not end `in_good_order`, the writing process keeps its part.
+        If training does not end `in_good_order`, the writing process keeps its buffers, from which
+        a restarted trainer can restore.
         """
         if in_good_order:
             self._release()
@@ -204,7 +212,7 @@ class PlanCache:
         )
 
     def _room_bytes(self, device: torch.device) -> float:
-        """Return the bytes for packing on a GPU, with those that the former plan releases."""
+        """Return the GPU bytes for packing, including those that the former plan will release."""
         room = room_bytes(device) + (self._devices.packed_bytes(device) if self._devices else 0)
         return (
             room
@@ -229,10 +237,10 @@ class PlanCache:
         )
 
     def _has_room(self, contents: Contents) -> bool:
-        """Return True if the plan has as many values as the state, and room for longer ones.
+        """Return True if the plan has a slot for each plain value, with room for values that grew.
 
-        The staging thread checks the other values: those that need more bytes at the same length,
-        such as a number or an item of a list.
+        Only values whose length has grown are checked. The staging thread checks the other values,
+        which may need more bytes at the same length, such as a number or an item of a list.
         """
         values = contents.tensors.values
         return len(values) == len(self._rooms) and all(
@@ -262,5 +270,5 @@ def _length(value: Any) -> int:
 
 
 def _room(value: Any) -> tuple[int, int]:
-    """Return the length of a value, and the most bytes that its slot can hold."""
+    """Return the length of a value now, and the number of bytes that its slot can hold."""
     return _length(value), slot_bytes(len(serialized(value)))

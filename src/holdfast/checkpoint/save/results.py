@@ -1,4 +1,4 @@
-"""Record how a rank's saves ended: events, failures to raise, retries and training time lost."""
+"""Record how a rank's saves ended: events, failures to raise, retries and lost training time."""
 
 import logging
 import statistics
@@ -23,20 +23,24 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("holdfast")
 
 
-# The training time that a save costs: the seconds of the call and of the fence, and an estimate
-# of the slowdown. The estimate compares the steps during a save's writing with the median of recent
-# steps without one. So the estimate needs one call of `save` a step, and some steps without a save.
+# A save costs training time: the seconds of the call, the seconds that the optimizer waits for the
+# copy, and a slowdown of the steps while the save is written. The slowdown is estimated by
+# comparing these steps with the median of recent steps without a save. The estimate therefore needs
+# one call of `save` at each step, and some steps without a save.
 
 _RECENT_STEPS: Final = 31
 _ENOUGH_STEPS: Final = 3
 _STRANGE_STEP: Final = 2.0
-"""A step longer than usual by this multiple contains other work, such as an evaluation."""
+"""The limit on a step's excess over the usual time, as a multiple of the usual time.
+
+A longer step is not measured, since it contains other work, such as an evaluation.
+"""
 
 
 class LostTime:
-    """Estimate how much saves slow down the steps, from the times of the calls of `save`.
+    """Estimate how much saves slow down the training steps.
 
-    All times are seconds of one clock.
+    The estimate uses the times of the calls of `save`. All times are seconds of one clock.
     """
 
     def __init__(self) -> None:
@@ -45,20 +49,19 @@ class LostTime:
         self._fence_s = 0.0
         self._in_flight = 0
         self.slowdown_s = 0.0
-        """Seconds lost over all saves so far; saves that were written at the same time share them.
-        """
+        """Seconds lost to all saves so far; saves written at the same time share the loss."""
 
     @property
     def can_tell(self) -> bool:
-        """Return True if enough steps without a save were measured."""
+        """Return True if enough steps without a save were measured for an estimate."""
         return len(self._usual_s) >= _ENOUGH_STEPS
 
     def step(self, now_s: float, *, fence_s: float) -> None:
         """Measure the step that ends now, when a call of `save` begins.
 
         Args:
-            now_s: the time.
-            fence_s: seconds that updates have waited for copies so far, in all.
+            now_s: the current time in seconds.
+            fence_s: total seconds that optimizer steps have waited for copies so far.
         """
         if self._since_s is None:
             return
@@ -71,11 +74,11 @@ class LostTime:
                 self.slowdown_s += (worked_s - usual_s) / self._in_flight
 
     def resume(self, now_s: float, *, fence_s: float, in_flight: int) -> None:
-        """Begin to measure a step, when a call of `save` returns.
+        """Begin to measure the next step, when a call of `save` returns.
 
         Args:
-            now_s: the time.
-            fence_s: seconds that updates have waited for copies so far, in all.
+            now_s: the current time in seconds.
+            fence_s: total seconds that optimizer steps have waited for copies so far.
             in_flight: the number of saves that are not durable yet.
         """
         self._since_s, self._fence_s, self._in_flight = now_s, fence_s, in_flight
@@ -88,10 +91,10 @@ class SaveReport:
     Attributes:
         step: the step of the checkpoint.
         path: the folder of the checkpoint.
-        own_bytes: the size of this rank's files.
+        own_bytes: the size of this rank's files in bytes.
         written: the result that the writing process reported.
-        call_s: seconds in the call of `save`.
-        fence_s: seconds that updates waited for the copy.
+        call_s: seconds that the call of `save` took.
+        fence_s: seconds that optimizer steps waited for the copy of this save.
         durable_s: seconds from the call until the checkpoint was durable.
         attested: whether the written bytes were compared with the digests of the live tensors.
     """
@@ -111,20 +114,21 @@ def saved_event(saved: SaveReport, *, slowdown_s: float | None) -> dict[str, Any
 
     Args:
         saved: the save, as rank 0 saw it.
-        slowdown_s: seconds that steps lost while the save was written (`LostTime`); None if
-            unknown.
+        slowdown_s: seconds by which steps were slower while the save was written (`LostTime`); None
+            if unknown.
 
     Returns:
         A dict with these keys:
 
         - `step`, `path`, `tier`
-        - `size_bytes`: of all ranks; of rank 0 only, if the writing process died before its report
+        - `size_bytes`: the size of all ranks' files; of rank 0's files only, if the writing process
+          died before its report
         - `digest`: the manifest's digest, which covers every byte; None if there was no report
         - `attested`
         - `call_s`, `fence_s`, `stall_s` (their sum), `slowdown_s`, `lost_s` (stall and slowdown)
-        - `durable_s`: from the call until the checkpoint was durable
-        - `write_gb_per_s`: of rank 0's own files, until all ranks' files were durable; None if
-          there was no report
+        - `durable_s`: seconds from the call until the checkpoint was durable
+        - `write_gb_per_s`: size of rank 0's files divided by the time until all ranks' files were
+          durable; None if there was no report
     """
     written = saved.written
     stall_s = saved.call_s + saved.fence_s
@@ -149,13 +153,13 @@ class Outcomes:
     """Record the outcomes of all saves of one Checkpointer.
 
     Attributes:
-        unseen: failures that the next call raises.
-        unmade: with `retry`, the last failure without a later durable save. The end of the training
-            raises it.
-        retry: when a failed save is made again.
-        damaged: folders of checkpoints that were found damaged and not saved again.
+        unseen: failures that the next calls of the Checkpointer raise, one each.
+        unmade: with `on_failure="retry"`, the last failure that no durable save has followed.
+            Closing the Checkpointer raises this failure.
+        retry: decides when a failed save is tried again.
+        damaged: folders of checkpoints that were found damaged, until the same step is saved again.
         newest: the newest checkpoint that this process saved or restored.
-        lost: the training time that the saves cost.
+        lost: the estimate of the training time that the saves cost.
     """
 
     def __init__(
@@ -184,13 +188,14 @@ class Outcomes:
     def follow(
         self, outcome: Future[SaveReport | None], handle: SaveHandle, *, save: str, must: bool
     ) -> None:
-        """Record how a save ends, and complete `handle`.
+        """Record how a save ends, and complete `handle` when it has ended.
 
         Args:
             outcome: the future of the save.
             handle: the handle that the caller of `save` holds.
-            save: the save's name on all ranks, see `Retry.failed`.
-            must: whether the save was forced, so that a failure is raised in any case.
+            save: the name of the save, the same on all ranks; see `Retry.failed`.
+            must: whether the save was forced; if so, its failure is raised even with
+                `on_failure="retry"`.
         """
         slowdown_s = self.lost.slowdown_s
         self._begun += 1
@@ -203,13 +208,16 @@ class Outcomes:
         )
 
     def newest_known(self, folder: "Path") -> str:
-        """Name the newest known checkpoint, without reading storage, which may hang."""
+        """Describe the newest checkpoint that this process saved or restored, for an error message.
+
+        Storage is not read, because storage may hang.
+        """
         if self.newest is None:
             return f"This process knows of no checkpoint; `holdfast checkpoint ls {folder}` lists those there are."
         return f"The newest checkpoint is {self.newest}."
 
     def raise_unseen(self) -> None:
-        """Raise the first failure that no call has raised yet, if there is one.
+        """Raise the oldest failure that no call has raised yet, if there is one.
 
         Raises:
             HoldfastError: the failure.
@@ -218,7 +226,7 @@ class Outcomes:
             raise self.unseen.pop(0)
 
     def raise_unmade(self) -> None:
-        """Raise the failure without a later durable save, once, if there is one.
+        """Raise the last failure once if no durable save has followed it.
 
         Raises:
             HoldfastError: the failure.
@@ -237,7 +245,7 @@ class Outcomes:
         *,
         must: bool,
     ) -> None:
-        """Record the end of a save; the handle is completed even if the recording fails."""
+        """Record the end of a save, and complete the handle even if the recording fails."""
         error = done.exception()
         saved = done.result() if error is None else None
         try:
@@ -307,8 +315,8 @@ class Outcomes:
         data = saved_event(saved, slowdown_s=slowdown_s)
         job_link().emit("checkpoint", data)
         self._emit_differing(saved)
-        # Steps during the save may have been faster than usual by chance, so the stall is the
-        # least cost.
+        # Steps during the save may have been faster than usual by chance, which would make the
+        # slowdown negative. So the cost is never less than the stall.
         self._interval.measured(
             lost_s=max(data["lost_s"], data["stall_s"]), durable_s=saved.durable_s
         )

@@ -1,4 +1,4 @@
-"""Hold the data of one rank's save, from the call until the save has ended."""
+"""Hold the data of one rank's save, from the call of `save` until the save has ended."""
 
 import threading
 from collections.abc import Mapping
@@ -22,27 +22,27 @@ class SaveJob:
     """Hold the data of one save.
 
     Attributes:
-        order: the request to the writing process.
+        order: the request that is sent to the writing process.
         began_s: when `save` was called, on the monotonic clock.
-        must: whether the save must not be skipped.
+        must: whether the save must be made even if earlier saves are still being written.
         metrics: the step's metrics, as given; the staging thread reads them.
-        blocking: whether the call waits for the copy.
+        blocking: whether the call of `save` waits for the copy.
         streams: the GPU streams that were current in the call, by device.
         boundaries: an event on each of `streams`, recorded in the call.
-        contents: the state.
+        contents: the state to save.
         snapshot: the tracker that detects changes of the state.
-        sources: the source of each blob of the image.
+        sources: for each item of the checkpoint, the tensor or the bytes to copy.
         devices: the GPUs that hold part of the state.
-        taken: the GPUs' copies.
+        taken: the copies that are running on each GPU.
         digests: the digests of the live tensors on the host; None if the save is not attested.
         error: the error that kept this rank from collecting the state.
-        failure: the error that stopped the copy.
+        failure: the error that ended the copy early.
         seat: the buffer that receives the copy.
-        generation: the generation of the buffer for this save.
+        generation: the number of this use of the buffer.
         outcome: the future of the save; its result is None if the save was skipped.
-        staged: set once the state may change.
+        staged: set once the CPU's part of the copy no longer needs the live state.
         call_s: seconds in the call of `save`.
-        fence_s: seconds that the CPU waited at the fence.
+        fence_s: seconds that optimizer steps waited on the CPU for this copy.
     """
 
     order: SaveRequest
@@ -70,7 +70,7 @@ class SaveJob:
     _changed: list[str] | None = None
 
     def changed(self) -> list[str]:
-        """Return the names of the tensors written to since the call and before their copy."""
+        """Return the names of tensors that were written to after the call but before their copy."""
         places = self.snapshot.changed()
         if not places:
             return []
@@ -80,9 +80,9 @@ class SaveJob:
         return [name for name, leaf in leaves.items() if id(leaf) in ids and name not in settled]
 
     def changed_until_now(self) -> list[str]:
-        """Return `changed` as of the first call of this method.
+        """Compute `changed` at the first call of this method, and return the same names later.
 
-        Later changes are not returned, since the state may change from then on.
+        Later changes do not count, because the first call is made when the state may change again.
         """
         with self._watching:
             if self._changed is None:
@@ -90,23 +90,24 @@ class SaveJob:
         return self._changed
 
     def began_on(self, streams: Streams) -> None:
-        """Record an event on each stream: the end of the training's step."""
+        """Record an event on each stream, to mark the end of the training work queued so far."""
         self.streams = streams
         self.boundaries = [stream.record_event() for stream in streams.values()]
 
     def await_boundary(self) -> None:
-        """Make this thread's streams wait for the work that training queued before `save`."""
+        """Make this thread's GPU streams wait for the work that training queued before `save`."""
         for device, boundary in zip(self.streams, self.boundaries, strict=True):
             torch.cuda.set_device(device)  # a new thread starts on the first device
             torch.cuda.current_stream(device).wait_event(boundary)
 
     def pass_fence(self) -> bool:
-        """Return once the state may change.
+        """Wait until the state may change.
 
-        If the bytes are on a GPU, that GPU waits, and the call returns at once.
+        Copies on the CPU are waited for in this call. For copies on a GPU, only the GPU's current
+        stream waits, and the call returns at once.
 
         Returns:
-            Whether an update on another stream has nothing left to wait for.
+            True if updates on other streams can start at once.
         """
         self.staged.wait()
         if not self.devices or not self.taken:
@@ -116,26 +117,27 @@ class SaveJob:
         return all(one.is_unstaged for one in self.taken)
 
     def release(self) -> None:
-        """End the copy: drop the sources, and let updates proceed."""
+        """End the copy: drop references to the live tensors, and let optimizer steps proceed."""
         self.sources.clear()
         for one in self.taken:
             one.release()
         self.staged.set()
 
     def forget(self) -> None:
-        """Drop the state, since changes after a durable save do not matter.
+        """Drop the state, because changes after a durable save do not matter.
 
-        A save that waited for its copy keeps the state, because the fence still looks for changes.
-        To free thousands of tensors takes milliseconds of Python's lock, so the state is dropped
-        here and not in the next call of `save`.
+        If the call of the save waited for the copy, the state is kept, because the next optimizer
+        step still looks for changed tensors. Freeing thousands of tensors holds Python's lock for
+        milliseconds, so the state is dropped here and not in the next call of `save`.
         """
         if not self.blocking:
             del self.contents, self.snapshot
 
     def fence_seconds(self) -> float:
-        """Return the seconds that the update waited, on the CPU or on a GPU.
+        """Return the seconds that the optimizer step waited for the copy, on the CPU and on a GPU.
 
-        Call this method in a thread of Holdfast, since it changes the thread's device.
+        Call this method only in a thread of Holdfast, since it changes the current device of the
+        thread.
         """
         for device in self.streams if self.taken else ():
             # A new thread starts on the first device, where the query would take memory.

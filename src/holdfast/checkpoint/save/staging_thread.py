@@ -1,7 +1,8 @@
-"""Stage saves in a thread beside the training: agree with all ranks, copy, request the write.
+"""Stage saves in a background thread: agree with all ranks, copy, and request the write.
 
-The thread stages one save after another. The optimizer's step waits for the copy (the fence). Only
-two calls wait for the writing process: a save that finds no free buffer, and `SaveHandle.result`.
+The thread stages one save after another. The optimizer's step waits until the copy is complete.
+Only two calls wait for the writing process: a call of `save` that finds no free buffer, and
+`SaveHandle.result`.
 """
 
 import contextlib
@@ -68,7 +69,7 @@ class SaveThread:
         self._landed = threading.Condition()
 
     def start(self) -> None:
-        """Start the thread.
+        """Start the background thread that stages saves.
 
         Raises:
             RuntimeError: the thread cannot be started.
@@ -76,7 +77,7 @@ class SaveThread:
         self._pool.submit(_nothing, 0).result()
 
     def stage(self, job: SaveJob, ranks: Ranks) -> Future[None]:
-        """Stage one save in the thread; `job` receives the outcome.
+        """Queue one save for the thread; the future `job.outcome` receives the result.
 
         Raises:
             SaveFailed: the thread has ended.
@@ -104,7 +105,7 @@ class SaveThread:
         return len(self._in_flight)
 
     def wait(self) -> None:
-        """Wait until every save has ended, and until the memory of the next save is prepared."""
+        """Wait until every save has ended and the buffer of the next save is allocated."""
         with self._landed:
             self._landed.wait_for(lambda: not self._in_flight)
         if self._preparing is not None:
@@ -115,9 +116,9 @@ class SaveThread:
         self._pool.shutdown(cancel_futures=True)
 
     def _stage(self, job: SaveJob, ranks: Ranks) -> None:
-        """Request the write of one save, and copy its state while the writing process follows.
+        """Request the write of one save, and copy its state.
 
-        Collective, in the thread.
+        The writing process writes the bytes as they are copied. Collective; runs in the thread.
         """
         seat: Buffer | None = None
         generation = 0
@@ -173,7 +174,7 @@ class SaveThread:
             ended.add_done_callback(lambda done: self._ended(job, seat, plan, done))
 
     def _agree(self, job: SaveJob, ranks: Ranks) -> bool:
-        """Agree with all ranks on a plan that fits everywhere, and make a new plan if needed.
+        """Agree with all ranks on a plan that fits the state of each; make a new plan if needed.
 
         Returns:
             False if all ranks skip this save.
@@ -203,8 +204,8 @@ class SaveThread:
             )
             return False
         if not all(fits) and not all(may_plan):
-            # Training continues on those ranks. Their GPU work may wait for a rank that waits for
-            # a new plan: a deadlock.
+            # Training continues on the ranks that cannot plan now. Making a plan here would
+            # deadlock: their GPU work may wait for a rank that itself waits for the new plan.
             _logger.warning(
                 "Step %d is not saved: the state has another shape on some rank.", job.order.step
             )
@@ -217,10 +218,10 @@ class SaveThread:
         return True
 
     def _copy(self, job: SaveJob, plan: Plan, seat: Buffer, generation: int) -> None:
-        """Copy the state into the buffer, and seal the buffer.
+        """Copy the state into the buffer, and seal the buffer, so that it can become a checkpoint.
 
         Raises:
-            ArenaError: the write has failed meanwhile.
+            ArenaError: the writing process has given up this save during the copy.
             SaveFailed: a tensor changed while it was copied.
         """
         arena, devices = seat.arena, job.devices
@@ -232,11 +233,11 @@ class SaveThread:
         progress = _nothing if began_on else copied
 
         def copy_rest() -> None:
-            """Copy the tensors on the host, which follow the GPUs' part of the image."""
+            """Copy the tensors in host memory, which follow the GPU tensors in the buffer."""
             copy_into(plan, arena.image, seat.views, job.sources, progress, first=began_on)
             self._check_unchanged(job, plan, job.changed())
-            # Without GPUs, the state may change only after the seal, so that the save survives
-            # the death of the trainer.
+            # Without GPUs, updates wait until the buffer is sealed: from then on, the save
+            # survives the death of the trainer.
             if devices:
                 job.staged.set()
 
@@ -248,7 +249,11 @@ class SaveThread:
         arena.move(State.SEALED, generation)
 
     def _digest_replicas(self, job: SaveJob) -> bytes:
-        """Return the digests of the replicated entries, if this save compares replicas."""
+        """Digest the entries that several ranks have, if this save compares them.
+
+        Returns:
+            The digests; empty if this save does not compare.
+        """
         plan = self._shape.agreed
         if not plan.replicated or (
             self._replicas != "check" and self._agreed % _COMPARE_EVERY != 1
@@ -331,7 +336,7 @@ class SaveThread:
             )
 
     def _land(self, job: SaveJob) -> None:
-        """Remove an ended save from those in flight; its outcome is set already."""
+        """Remove an ended save from the set of saves in flight; its outcome is already set."""
         with self._landed:
             self._in_flight.discard(job)
             self._landed.notify_all()
@@ -346,7 +351,7 @@ class SaveThread:
 
 
 def failed(step: int, error: Exception) -> SaveFailed:
-    """Describe a save that could not be staged."""
+    """Return the error for a save that failed before its write was requested."""
     advice = (
         ""
         if isinstance(error, HoldfastError)
@@ -361,23 +366,24 @@ def _some(names: list[str]) -> str:
 
 
 def _nothing(_: int) -> None:
-    """Ignore the progress of the copy."""
+    """Ignore a progress report of the copy."""
 
 
-# The interpreter's switch interval while a staging thread works beside the training. A thread
-# that wants the GIL waits 5 ms by default. The training releases the GIL in each operation of
-# PyTorch, so the training would complete only one operation in 5 ms.
+# Python's switch interval is the time after which a thread must hand over the GIL. While the
+# staging thread copies beside the training, it is set to 0.2 ms instead of the default of 5 ms. The
+# training releases the GIL in each operation of PyTorch and would then wait 5 ms to get it back, so
+# it would complete only one operation in 5 ms.
 
 _TURN_S: Final = 0.0002
 _HALF_S: Final = 0.5e-6
-"""Half a microsecond against truncation: Python reports a set interval of 70 us as 69 us."""
+"""Half a microsecond added against truncation: Python reports an interval of 70 us as 69 us."""
 
 
 class ShortTurns:
-    """Set a switch interval of 0.2 ms while at least one thread is inside the `with` block."""
+    """Set Python's switch interval to 0.2 ms while any thread is inside the `with` block."""
 
     def __init__(self) -> None:
-        """Create the lock with no thread inside."""
+        """Create the lock and set the number of threads inside to 0."""
         self._entering = threading.Lock()
         self._inside = 0
         self._before_s = self._here_s = 0.0
@@ -399,4 +405,4 @@ class ShortTurns:
 
 
 short_turns: Final = ShortTurns()
-"""The one instance of this process, because the interval belongs to the process."""
+"""The only instance in this process, because the switch interval applies to the whole process."""

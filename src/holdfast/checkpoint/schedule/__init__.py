@@ -1,1 +1,1 @@
-"""Decide when the next save is due: by steps, by seconds, by cost, or because of SIGTERM."""
+"""Decide when the next save is due, by steps, time, cost or SIGTERM."""

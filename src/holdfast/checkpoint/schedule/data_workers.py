@@ -1,10 +1,11 @@
 """Keep data loader workers alive after a SIGTERM, so that the trainer can still save.
 
-torchrun and Slurm send SIGTERM to whole process groups. The signal ends PyTorch's workers, which
-raises an exception in the middle of the trainer's step, before the trainer saves.
+torchrun and Slurm send SIGTERM to whole process groups. The signal would end PyTorch's workers. The
+trainer would then receive an exception in the middle of its step, before it can save.
 
-`outlive_sigterm` is for a single loader, in any process. `spare_workers` protects every loader of a
-supervised process, whose workers live as long as the trainer; the trainer ends them by SIGKILL.
+`outlive_sigterm` protects the workers of a single loader, in any process. `spare_workers` protects
+the workers of every loader in a process under a supervisor. These workers ignore SIGTERM, and the
+trainer ends them with SIGKILL.
 """
 
 import functools
@@ -25,16 +26,17 @@ from holdfast.core.arguments import check_above_zero
 def outlive_sigterm(
     grace_s: float, worker_init_fn: Callable[[int], object] | None = None
 ) -> "functools.partial[None]":
-    """Return a `worker_init_fn` for `torch.utils.data.DataLoader` that delays the end by SIGTERM.
+    """Return a `worker_init_fn` for DataLoader that delays a worker's end after a SIGTERM.
 
-    A SIGTERM from the trainer ends the worker at once. A SIGTERM from another sender ends the
-    worker after `grace_s`. The delay also applies if the sender is unknown: in a worker that is not
-    forked, a library's thread may receive the signal. Programs that the worker starts ignore
-    SIGTERM: end them by SIGKILL. The result can be pickled if `worker_init_fn` can.
+    A SIGTERM from the trainer ends the worker at once. A SIGTERM from another process ends the
+    worker after `grace_s`. The sender is sometimes unknown, because in a worker that is not forked,
+    a library's thread may receive the signal. The delay applies then, too. Programs that the worker
+    starts ignore SIGTERM, so they must be ended with SIGKILL. The returned function can be pickled
+    if `worker_init_fn` can.
 
     Args:
-        grace_s: seconds, as `sigterm_grace_s` of `Checkpointer`.
-        worker_init_fn: a function that the returned function calls as well.
+        grace_s: seconds that the worker continues; use `sigterm_grace_s` of the `Checkpointer`.
+        worker_init_fn: the loader's own initialization function, which is called, too.
 
     Raises:
         BadUse: `grace_s` is not above 0.
@@ -44,7 +46,7 @@ def outlive_sigterm(
 
 
 def spare_workers() -> None:
-    """Make the workers of every DataLoader that this process starts from now on ignore SIGTERM."""
+    """Make DataLoader workers that this process starts from now on ignore SIGTERM."""
     # Imported here, since the catalog imports this module and needs no torch.
     from torch.utils.data import dataloader
 
@@ -71,7 +73,8 @@ def _spare(iterator: Any) -> None:
 
 
 def _disregard_sigterm(worker_init_fn: Callable[[int], object] | None, worker: int) -> None:
-    # Use a handler: programs that the worker starts would inherit a blocked signal or SIG_IGN.
+    # A handler is used because programs that the worker starts would inherit a blocked or ignored
+    # signal.
     signal.signal(signal.SIGTERM, _disregard)
     signal.siginterrupt(signal.SIGTERM, False)
     os.register_at_fork(after_in_child=_heed_sigterm)
@@ -80,7 +83,7 @@ def _disregard_sigterm(worker_init_fn: Callable[[int], object] | None, worker: i
 
 
 def _disregard(_number: int, _frame: FrameType | None) -> None:
-    """Do nothing on SIGTERM."""
+    """Ignore a SIGTERM."""
 
 
 def _heed_sigterm() -> None:
@@ -99,7 +102,8 @@ def _outlive_sigterm(
     )
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     listener.start()
-    # Threads that libraries started before do not block the signal: forward it to the listener.
+    # Threads that libraries have already started do not block the signal, so the handler forwards
+    # it to the listener.
     signal.signal(
         signal.SIGTERM, lambda *_: signal.pthread_kill(listener.ident or 0, signal.SIGTERM)
     )
@@ -117,7 +121,7 @@ def _listen(grace_s: float, trainer_pid: int | None) -> None:
 
 @contextmanager
 def replaced(owner: Any, name: str, by: Any) -> Iterator[None]:
-    """Set the attribute `name` of `owner` to `by` within the block, and restore it afterwards."""
+    """Set the attribute `name` of `owner` to `by` inside the block, and restore it afterwards."""
     attributes = vars(owner)
     own = {name: attributes[name]} if name in attributes else {}
     attributes[name] = by

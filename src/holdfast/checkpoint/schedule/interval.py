@@ -1,8 +1,8 @@
-"""Decide when the next save is due: every N steps, every N seconds, or at the best interval.
+"""Decide when the next save is due: after N steps, after N seconds, or after the best interval.
 
-Steps are equal on all ranks, but times are not. So rank 0's clock and measurements decide. The
-other ranks receive the decision at a later call of `save` (`rank_agreement`), and all save at that
-step.
+All ranks count the same steps, but their clocks differ. So rank 0's clock and measurements decide.
+The decision reaches all ranks in the same later call of `save` (see `rank_agreement`), and all save
+at that step.
 """
 
 import math
@@ -20,37 +20,42 @@ from holdfast.core.whole import whole_number
 Every = int | timedelta | Literal["auto"]
 
 FIRST_S: Final = 60.0
-"""Seconds between the first saves with `auto`, which measure the cost of a save.
+"""Seconds between the first saves with `auto`, by which the cost of a save is measured.
 
-The first save makes the plan, so that its cost is not typical."""
+The cost of the very first save is not used, because that save also makes the plan.
+"""
 LONGEST_S: Final = 3600.0
-"""The longest interval with `auto`, since the failure rate is only an estimate."""
+"""The longest interval in seconds with `auto`, since the failure rate is only an estimate."""
 PRIOR_GPU_S: Final = 11_800 * 3600.0
-"""The prior mean time between failures of one GPU, in seconds.
+"""The assumed mean time between failures of one GPU in seconds, before a job has own failures.
 
-Source: table 3 of "Characterization of Large Language Model Development in the Datacenter" (NSDI
-'24) has 134 infrastructure failures in 1.58 million GPU-hours (number x mean GPUs x mean time to
-failure). ConnectionError is left out, since most of them come in the first minute. Jobs without a
-failure are not in the table, so that the value is rather too low. "The Llama 3 Herd of Models",
-table 5, has one failure in 50,700 GPU-hours (419 interruptions in 54 days on 16,384 GPUs)."""
+Table 3 of "Characterization of Large Language Model Development in the Datacenter" (NSDI '24) has
+134 infrastructure failures in 1.58 million GPU-hours (number x mean GPUs x mean time to failure).
+This does not include ConnectionError, since most of these come in the first minute. Jobs without a
+failure are not in the table, so the true value is probably higher. For comparison, "The Llama 3
+Herd of Models", table 5, has one failure in 50,700 GPU-hours (419 interruptions in 54 days on
+16,384 GPUs).
+"""
 PRIOR_JOB_S: Final = 86_400.0
-"""The prior mean time between failures of any job, since most failures are not the hardware's."""
+"""The limit on the assumed time for a job of any size, since most failures are not hardware's."""
 _RECENT: Final = 5
 
 
 def best_interval_s(loss_s: float, mtbf_s: float) -> float:
     """Return the interval between saves that loses the least time to saves and failures.
 
-    Young's sqrt(2 C M), with the higher-order correction of J. T. Daly, "A higher order estimate of
-    the optimum checkpoint interval for restart dumps", Future Generation Computer Systems 22
-    (2006), equation 37: sqrt(2 C M) (1 + sqrt(C / 2M) / 3 + (C / 2M) / 9) - C, and M if C >= 2M.
+    The formula is Young's sqrt(2 C M), with the higher-order correction of J. T. Daly, "A higher
+    order estimate of the optimum checkpoint interval for restart dumps", Future Generation Computer
+    Systems 22 (2006), equation 37. The interval is sqrt(2 C M) (1 + sqrt(C / 2M) / 3 + (C / 2M) /
+    9) - C, or M if C >= 2M.
 
     Args:
-        loss_s: C, seconds of training lost to one save, without the time of writes in background.
+        loss_s: C, the seconds of training time that one save costs. Writing in the background is
+            not included.
         mtbf_s: M, the job's mean time between failures in seconds.
 
     Returns:
-        Seconds of training between the end of one save and the begin of the next.
+        Seconds of training between the end of one save and the start of the next.
     """
     if loss_s >= 2 * mtbf_s:
         return mtbf_s
@@ -59,15 +64,15 @@ def best_interval_s(loss_s: float, mtbf_s: float) -> float:
 
 
 def mean_time_between_failures_s(history: FailureHistory, *, devices: int) -> float:
-    """Estimate a job's mean time between failures, in seconds, from its history and a prior.
+    """Estimate a job's mean time between failures, in seconds, by Bayesian inference.
 
-    Failures are modelled as a Poisson process, whose rate has a gamma prior of one failure in T0
-    seconds. T0 is the shorter of `PRIOR_JOB_S` and `PRIOR_GPU_S` / `devices`. After n failures in T
-    seconds, the mean of the rate is (1 + n) / (T0 + T) (Gelman and others, Bayesian Data Analysis,
-    3rd edition, section 2.6). The result is the inverse of this mean.
+    Failures are modelled as a Poisson process. Its rate has a gamma prior that is worth one failure
+    in T0 seconds. T0 is the shorter of `PRIOR_JOB_S` and `PRIOR_GPU_S` / `devices`. After n
+    failures in T seconds, the mean of the rate is (1 + n) / (T0 + T) (Gelman and others, Bayesian
+    Data Analysis, 3rd edition, section 2.6). The result is the inverse of this mean.
 
     Args:
-        history: n and T of the job.
+        history: the failures n and the training time T of the job so far.
         devices: the number of the job's GPUs, or of its ranks if it has no GPUs.
     """
     prior_s = min(PRIOR_JOB_S, PRIOR_GPU_S / devices)
@@ -75,53 +80,59 @@ def mean_time_between_failures_s(history: FailureHistory, *, devices: int) -> fl
 
 
 class Interval:
-    """Decide when a save is due; methods that a kind of interval does not need do nothing."""
+    """Decide when a save is due; methods that a subclass does not need do nothing."""
 
     by_clock = False
 
     def falls_on(self, step: int) -> bool:  # noqa: ARG002
-        """Return whether a save is due at `step`; called for every step that training reports."""
+        """Return True if a save is due at `step`; called for every step that training reports."""
         return False
 
     def resumed(self, step: int) -> None:
-        """Record that training continues after `step`."""
+        """Record that training continues after the restored step `step`."""
 
     def has_passed(self) -> bool:
-        """Return whether a save is due by this rank's clock; the first call starts the time."""
+        """Return True if a save is due by this rank's clock; the first call starts the interval."""
         return False
 
     def began(self) -> None:
-        """Restart the time: a save has begun."""
+        """Restart the interval, because a save has begun."""
 
     def measured(self, *, lost_s: float, durable_s: float) -> None:
         """Record the cost of a save that has become durable.
 
         Args:
-            lost_s: seconds of training that the save has cost.
-            durable_s: seconds from the call until the save was durable.
+            lost_s: seconds of training time that the save has cost.
+            durable_s: seconds from the call of `save` until the checkpoint was durable.
         """
 
 
 class EverySteps(Interval):
-    """Save at steps divisible by a number, or at the next reported step after a skipped one."""
+    """Save at each step divisible by a number.
+
+    If training does not report such a step, save at the next step that it reports.
+    """
 
     def __init__(self, every: int) -> None:
         self._every = every
         self._last_step: int | None = None
 
     def falls_on(self, step: int) -> bool:
-        """See `Interval`. A step before the last reported one, as after a rollback, is accepted."""
+        """Return True if `step`, or a step since the last reported one, is due.
+
+        `step` may be lower than the last reported step, as after a rollback.
+        """
         last_step, self._last_step = self._last_step, step
         passed_by = last_step is not None and step // self._every > last_step // self._every
         return passed_by or step % self._every == 0
 
     def resumed(self, step: int) -> None:
-        """See `Interval`. Due steps between `step` and the next reported step count as skipped."""
+        """Record the restored step, so that a due step before the next report is not missed."""
         self._last_step = step
 
 
 class EverySeconds(Interval):
-    """Save `interval_s` seconds after the last save began."""
+    """Save once `interval_s` seconds have passed since the last save began."""
 
     by_clock = True
 
@@ -131,28 +142,29 @@ class EverySeconds(Interval):
         self._since_s: float | None = None
 
     def has_passed(self) -> bool:
-        """See `Interval`."""
+        """Return True once `interval_s` seconds have passed since the last save began."""
         now_s = self._clock.monotonic_s()
         if self._since_s is None:
             self._since_s = now_s
         return now_s - self._since_s >= self.interval_s
 
     def began(self) -> None:
-        """See `Interval`."""
+        """Restart the interval, because a save has begun."""
         self._since_s = self._clock.monotonic_s()
 
 
 class Auto(EverySeconds):
-    """Save at `best_interval_s` for the cost of the last saves and the job's failure rate.
+    """Save at the interval that `best_interval_s` computes.
 
-    The interval is at least the slowest recent save's time from the call until durable, so that the
-    disk keeps up.
+    The inputs are the measured cost of recent saves and the job's failure rate. The interval is no
+    shorter than the time that the slowest recent save took to become durable, so that the disk is
+    fast enough.
     """
 
     def __init__(
         self, clock: Clock, *, history: FailureHistory, devices: Callable[[], int]
     ) -> None:
-        """Begin with the `history` before this process, to which its own time is added."""
+        """Start with the `history` of earlier processes; the time of this process is added."""
         super().__init__(FIRST_S, clock)
         self._history = history
         self._devices = devices
@@ -162,7 +174,7 @@ class Auto(EverySeconds):
         self._is_first = True
 
     def measured(self, *, lost_s: float, durable_s: float) -> None:
-        """See `Interval`."""
+        """Record the cost of a durable save, and compute the next interval from recent costs."""
         self._durable_s.append(durable_s)
         slowest_s = max(self._durable_s)
         if self._is_first:
@@ -176,7 +188,7 @@ class Auto(EverySeconds):
 
     @property
     def mtbf_s(self) -> float:
-        """The current estimate of this job's mean time between failures, in seconds."""
+        """Return the current estimate of this job's mean time between failures, in seconds."""
         own_s = self._clock.monotonic_s() - self._made_at_s
         known = FailureHistory(
             failures=self._history.failures, trained_s=self._history.trained_s + own_s
@@ -185,10 +197,11 @@ class Auto(EverySeconds):
 
 
 def check_every(every: Any) -> Every:
-    """Check the option `every`, and return it, a number of steps as an int.
+    """Check the option `every`, and return it; a number of steps is converted to an int.
 
     Raises:
-        BadUse: the value is no number of steps, no `datetime.timedelta` above 0, and not `auto`.
+        BadUse: the value is not a number of steps from 1 on, a `datetime.timedelta` above 0, or
+            `auto`.
     """
     if (steps := whole_number(every)) is not None and steps >= 1:
         return steps

@@ -1,4 +1,4 @@
-"""Handle SIGTERM: record it, let the next `save` act on it, and exit after a grace time."""
+"""Record a SIGTERM, let the next `save` act on it, and exit after a grace time at the latest."""
 
 import contextlib
 import inspect
@@ -19,19 +19,20 @@ _NOTE: Final = bytes([signal.SIGTERM])
 
 
 class Sigterm:
-    """Handle SIGTERM from `install` to `close`; `leave` calls the previous handler last.
+    """Handle SIGTERM from `install` until `close`.
 
-    The handler only records the signal. A thread is woken by the signal even while the main thread
-    is in a library's code, such as a collective that waits for a dead rank. The thread ends the
-    process after the grace time, so that the process cannot hang.
+    The handler only records the signal, and the next call of `save` reads the record. A separate
+    thread ends the process after the grace time. The signal wakes this thread even while the main
+    thread is in a library's code, such as a collective that waits for a dead rank. So the process
+    cannot hang.
     """
 
     def __init__(self, grace_s: float, on_over: Callable[[], str]) -> None:
-        """Install nothing yet.
+        """Create the object; `install` installs the handler.
 
         Args:
-            grace_s: the most seconds from the signal to the end of the process.
-            on_over: returns the message to log after the grace time; must not wait for storage.
+            grace_s: seconds from the signal after which the process ends at the latest.
+            on_over: returns the message to log when the grace time ends; must not wait for storage.
         """
         self.received = False
         """True if this process has received SIGTERM."""
@@ -44,7 +45,7 @@ class Sigterm:
         os.set_blocking(self._read_fd, True)
 
     def install(self) -> None:
-        """Install the handler; outside of the main thread, Python forbids this: log a warning."""
+        """Install the handler; log a warning outside the main thread, where Python forbids it."""
         threading.Thread(target=self._listen, name="holdfast-sigterm", daemon=True).start()
         if threading.current_thread() is not threading.main_thread():
             _logger.warning(
@@ -54,8 +55,8 @@ class Sigterm:
             return
         self._previous = signal.signal(signal.SIGTERM, self._handle)
         self._installed = True
-        # Python calls the handler only when the main thread runs Python code; this pipe is
-        # written at once.
+        # Python calls a handler only when the main thread next runs Python code. Python writes to
+        # this pipe at once.
         taken = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
         if taken != -1:  # keep the descriptor of other code, such as asyncio
             signal.set_wakeup_fd(taken, warn_on_full_buffer=False)
@@ -68,35 +69,36 @@ class Sigterm:
             signal.signal(signal.SIGTERM, self._handle)
 
     def begin(self) -> None:
-        """Begin the grace time, unless it has begun: this or another rank received the signal."""
+        """Start the grace time, unless it runs, because some rank has received the signal."""
         with contextlib.suppress(OSError):  # the pipe is full: the grace time has begun
             os.write(self._write_fd, _NOTE)
 
     def leave(self) -> NoReturn:
-        """Exit this process after the last save; call the previous handler before."""
+        """Exit this process after its last save; call the previous handler first."""
         previous = self._before()
         if self.received and callable(previous):
             previous(signal.SIGTERM, inspect.currentframe())
         raise SystemExit(EXIT_CODE)
 
     def close(self) -> None:
-        """Restore the previous handler; after a SIGTERM, the grace time still ends the process."""
+        """Restore the previous handler, unless SIGTERM was received and the grace time runs."""
         if self.received or self._closed:
             return
         self._closed = True
         _installed.discard(self)
-        # Otherwise keep the pipe open: signals would be written to the next file with its number.
+        # If the descriptor cannot be given back here, the pipe must stay open. Otherwise, Python
+        # would write signals to the next file that is opened under the same number.
         if self._give_back():
             write_fd, self._write_fd = self._write_fd, -1
             os.close(write_fd)
 
     def forked(self) -> None:
-        """Disable the handler in a forked child: SIGTERM must end a worker of a data loader."""
+        """Disable the handler in a forked child, since SIGTERM must end a data loader worker."""
         self._closed = True
         self._give_back()
 
     def _give_back(self) -> bool:
-        """Restore the previous handler and descriptor; return False if that is impossible here."""
+        """Restore the previous handler and descriptor; return False if this thread cannot."""
         if not self._installed:
             return True
         try:
@@ -112,7 +114,7 @@ class Sigterm:
         return True
 
     def _before(self) -> Any:
-        """Return the handler that was installed before this one and before closed ones."""
+        """Return the handler that was installed before this one, ignoring those that are closed."""
         previous = self._previous
         while isinstance(owner := getattr(previous, "__self__", None), Sigterm) and owner._closed:
             previous = owner._previous

@@ -1,4 +1,4 @@
-"""Hold the shared buffers of one rank, which saves use in turn."""
+"""Hold the shared-memory buffers of one rank and lend each to one save at a time."""
 
 import contextlib
 import logging
@@ -19,19 +19,23 @@ from holdfast.core.memory import available_memory_bytes
 
 _logger = logging.getLogger("holdfast")
 _ARENAS: Final = 2
-"""The most buffers: one is written to disk while the next step is copied into the other."""
+"""The largest number of buffers.
+
+The writing process writes one buffer to disk while the next step is copied into the other.
+"""
 
 
 @dataclass(eq=False)
 class Buffer:
-    """A shared buffer laid out by a plan.
+    """Hold one shared-memory buffer, which is laid out as the plan requires.
 
     Attributes:
-        arena: the shared memory.
-        number: the buffer's number in the writing process.
-        views: a tensor over the data of each blob of the image; None for a plain value.
+        arena: the shared memory of the buffer.
+        number: the number by which the writing process identifies the buffer.
+        views: for each saved item, a tensor whose memory is the item's place in the buffer; None
+            for a plain value.
         is_pinned: whether the memory is page-locked.
-        used: whether a save uses the buffer.
+        used: whether a save is using the buffer now.
     """
 
     arena: Arena
@@ -42,17 +46,17 @@ class Buffer:
 
     @property
     def memory(self) -> torch.Tensor:
-        """Return the bytes of the image; the returned tensor keeps the memory mapped."""
+        """Return a tensor over the snapshot's bytes; the tensor keeps the memory mapped."""
         return torch.frombuffer(self.arena.image, dtype=torch.uint8)
 
     @property
     def notes(self) -> torch.Tensor:
-        """Return the bytes of the notes beside the image; the tensor keeps the memory mapped."""
+        """Return a tensor over the notes, which hold the digests; it keeps the memory mapped."""
         return torch.frombuffer(self.arena.notes, dtype=torch.uint8)
 
 
 class BufferPool:
-    """Create up to two buffers, each when it is first needed, and lend them to saves."""
+    """Lend shared buffers to saves; create up to two, each when it is first needed."""
 
     def __init__(
         self, writer: Writer, *, max_bytes: float | None = None, spares_newest: bool = False
@@ -61,10 +65,10 @@ class BufferPool:
 
         Args:
             writer: the client of the writing process, which receives each buffer.
-            max_bytes: the most memory of all buffers together; with too little for two, there is
-                one.
-            spares_newest: whether a second buffer is made in advance, so that the newest durable
-                snapshot stays while the next one is copied.
+            max_bytes: the limit on the memory of all buffers together. If two buffers do not fit,
+                the pool has one.
+            spares_newest: whether to make the second buffer in advance, so that the newest durable
+                snapshot stays in memory while the next one is copied.
         """
         self._writer = writer
         self._spares_newest = spares_newest
@@ -72,8 +76,7 @@ class BufferPool:
         self._most = _ARENAS
         self._seats: list[Buffer] = []
         self._lacked_bytes = 0
-        """The free memory that a second buffer needs and that the node lacked; 0 if none was
-        lacking.
+        """The free memory that was missing for a second buffer; 0 if none was missing.
 
         While it is not 0, only `prepare` makes the second buffer.
         """
@@ -81,7 +84,7 @@ class BufferPool:
         self._freed = threading.Condition()
 
     def has_free(self) -> bool:
-        """Return True if `take` would not wait, or may make a second buffer."""
+        """Return True if a buffer is unused or can still be made, so that `take` need not wait."""
         with self._freed:
             return self._may_make() or any(not seat.used for seat in self._seats)
 
@@ -110,7 +113,7 @@ class BufferPool:
             self._freed.notify_all()
 
     def forget(self) -> list[int]:
-        """Release all buffers, none of which may be in use, and return their numbers."""
+        """Release all buffers and return their numbers; no save may be using a buffer."""
         numbers = []
         for seat in self._seats:
             seat.views.clear()
@@ -123,10 +126,10 @@ class BufferPool:
         return numbers
 
     def prepare(self, plan: Plan) -> None:
-        """Make the second buffer, if it is wanted and the node has the memory.
+        """Make the second buffer, if the pool should have one and the node has enough memory.
 
-        A second buffer is wanted if the pool spares the newest snapshot, or if memory was lacking
-        before.
+        The pool should have a second buffer if it was created with `spares_newest`, or if an
+        earlier attempt to make one failed for lack of memory.
         """
         if len(self._seats) >= self._most or not (self._spares_newest or self._lacked_bytes):
             return
@@ -134,7 +137,8 @@ class BufferPool:
             return
         try:
             seat = self._make(plan)
-        # One buffer is enough. If there is none, the next save tries again and raises the error.
+        # One buffer is enough for a save. If there is no buffer, the next save tries again and
+        # raises the error.
         except (ArenaError, OSError) as error:
             self._lacks(plan, error)
             return
@@ -159,7 +163,8 @@ class BufferPool:
     def _may_make(self) -> bool:
         """Return True if a save may make another buffer.
 
-        After a lack of memory only `prepare` makes one, so that no save waits for the attempt.
+        If the node lacked the memory for a second buffer, saves do not try again, so that no save
+        waits for the attempt. Only `prepare` tries again.
         """
         return len(self._seats) < self._most and not (self._seats and self._lacked_bytes)
 
@@ -210,16 +215,17 @@ def _needed_bytes(plan: Plan) -> int:
 # Page-locked memory: a GPU writes into it directly, at the rate of its bus.
 
 _PORTABLE: Final = 1
-"""`cudaHostRegisterPortable`: the memory is page-locked for all GPUs of the process."""
+"""The flag `cudaHostRegisterPortable`: lock the pages for all GPUs of the process."""
 
 
 def pin(memory: torch.Tensor) -> bool:
-    """Lock the pages of `memory`, a CPU tensor of bytes, until `unpin`.
+    """Lock the pages of `memory`, a CPU tensor of bytes, so that a GPU writes into it directly.
 
-    Without locked pages, copies are slower, and each copy blocks its thread.
+    Without locked pages, copies from a GPU are slower, and each copy blocks the thread that starts
+    it. `unpin` unlocks the pages.
 
     Returns:
-        Whether the pages could be locked.
+        True if the pages are locked; False if the system refused, which is logged.
     """
     began_s = time.monotonic()
     try:
@@ -239,7 +245,7 @@ def pin(memory: torch.Tensor) -> bool:
 
 
 def unpin(memory: torch.Tensor) -> None:
-    """Undo `pin`, before the memory is unmapped."""
+    """Unlock the pages that `pin` locked; call this function before the memory is unmapped."""
     with contextlib.suppress(RuntimeError):  # the GPU has failed, and holds no lock
         torch.cuda.check_error(int(_runtime().cudaHostUnregister(memory.data_ptr())))
         return
@@ -247,7 +253,10 @@ def unpin(memory: torch.Tensor) -> None:
 
 
 def _forget_error() -> None:
-    """Clear the thread's last CUDA error with a kernel; else PyTorch's next kernel raises it."""
+    """Clear this thread's last CUDA error, which PyTorch's next kernel would otherwise raise.
+
+    Running a small kernel clears the error.
+    """
     with contextlib.suppress(RuntimeError):
         torch.zeros(1, device="cuda")
 

@@ -1,13 +1,14 @@
-"""Copy the live tensors into a buffer beside training, and detect changes meanwhile.
+"""Copy live tensors into a buffer while training continues, and detect changes during the copy.
 
 Tensors that a forward pass changes (counters, the statistics of a batch norm) are copied before
-training continues, see `early_copy`. Only an optimizer's step changes the other tensors, and that
-step waits at the fence. Code that breaks this rule is detected in two ways:
+training continues; see `early_copy`. The other tensors should be changed only by an optimizer's
+step, and that step waits until they are copied. If other code changes them during the copy, the
+change is detected in two ways:
 
 - Every in-place operation of PyTorch increments a tensor's version, and the version must be the
   same before and after the copy.
-- If the save is attested, the digests of the live tensors must match the digests of the written
-  bytes.
+- If the save is attested, digests of the live tensors, taken in the call of `save`, must match
+  digests of the written bytes.
 """
 
 import bisect
@@ -32,34 +33,37 @@ from holdfast.checkpoint.state.tree import PLAIN_TENSORS, LiveTensors
 from holdfast.core.errors import BadUse
 
 _THREADS: Final = min(4, len(os.sched_getaffinity(0)))
-"""The digesting threads of a rank; one thread reads at half the memory's rate."""
+"""The number of threads that digest tensors; one thread reads at half the memory's rate."""
 _GROUP: Final = 256
-"""Tensors copied in one call. The call holds Python's lock while it parses its arguments only."""
+"""The number of tensors that one call copies.
+
+The call holds Python's lock only while it parses its arguments, not while it copies.
+"""
 
 
 class ChangeTracker:
-    """Track changes of one save's tensors, from the call on."""
+    """Detect which of a save's tensors are written to after the call of `save`."""
 
     def __init__(
         self, tensors: LiveTensors, copied: dict[int, torch.Tensor], *, must_block: bool = False
     ) -> None:
-        """Start to track.
+        """Record the present version of each tensor, to find later writes.
 
         Args:
             tensors: the live tensors.
             copied: the copies that exist already, by the `id` of the live tensor.
-            must_block: whether some tensors that may change are not copied, so that the call must
-                wait.
+            must_block: whether the call must wait for the whole copy, because some tensors that may
+                change are not copied yet.
         """
         self._tensors = tensors
         self._versions = _versions(tensors)
         self.copied = copied
         """The copies made in the call, by the `id` of the live tensor."""
         self.must_block = must_block
-        """Whether the call waits until the other tensors are copied, too."""
+        """True if the call of `save` waits until all other tensors are copied, too."""
 
     def changed(self) -> list[int]:
-        """Return the places of the tensors written to since the call and not copied in the call."""
+        """Return the indices of tensors written to since the call, unless the call copied them."""
         versions = _versions(self._tensors)
         if versions == self._versions:
             return []
@@ -71,7 +75,10 @@ class ChangeTracker:
 
 
 def sources(plan: Plan, leaves: dict[str, Any], snapshot: ChangeTracker) -> list[Any]:
-    """Return the source of each blob of the image: a tensor, or the bytes of a plain value."""
+    """Return for each item of the plan the tensor to copy, or the serialized plain value.
+
+    A copy that the call has made takes the place of its live tensor.
+    """
     live = list(map(leaves.__getitem__, plan.names))
     found: list[Any] = list(map(snapshot.copied.get, map(id, live), live))
     for number in plan.slots:
@@ -87,7 +94,7 @@ def sources(plan: Plan, leaves: dict[str, Any], snapshot: ChangeTracker) -> list
 
 
 def overlong(plan: Plan, sources: Sequence[Any]) -> bool:
-    """Return True if a plain value has outgrown its slot."""
+    """Return True if a plain value no longer fits the space that the plan has reserved for it."""
     return any(len(sources[number]) > plan.image.blobs[number].data_bytes for number in plan.slots)
 
 
@@ -100,16 +107,16 @@ def copy_into(
     *,
     first: int = 0,
 ) -> None:
-    """Copy `sources` into the memory of an image; Python's lock is free while bytes are copied.
+    """Copy `sources` into a snapshot's memory, without holding Python's lock during the copy.
 
     Args:
-        plan: the plan of the image.
-        memory: the memory of the image.
-        views: a tensor over each blob's data; None for a plain value.
-        sources: the source of each blob.
-        copied: called from time to time with the number of bytes copied, counted from the start of
-            the image.
-        first: the first blob to copy; GPUs copy those before.
+        plan: the plan, which gives each item its place in the memory.
+        memory: the memory of the snapshot.
+        views: for each item, a tensor whose memory is the item's place; None for a plain value.
+        sources: for each item, the tensor or the bytes to copy.
+        copied: called during the copy with the number of bytes that are complete, counted from the
+            start of the memory.
+        first: the index of the first item to copy; GPUs copy the items before it.
     """
     blobs = plan.image.blobs
 
@@ -140,10 +147,14 @@ def copy_into(
 
 
 def live_digests(plan: Plan, sources: Sequence[Any], *, first: int = 0) -> bytes:
-    """Return the digests of the live blobs, piece by piece, in the form of the written digests.
+    """Digest the live tensors as they would be written, for comparison with the written bytes.
 
-    Tensors are read where they are; the bytes around each tensor follow from its type and shape.
-    Blobs before `first` are left out.
+    Each item is digested in the same pieces as in the file, including the bytes that the file
+    format adds around a tensor. Tensors are read where they are, without a copy. Items before
+    `first` are left out.
+
+    Returns:
+        The digests of all pieces, 8 bytes each, in order.
     """
     blobs = plan.image.blobs
 
@@ -180,7 +191,7 @@ def live_digests(plan: Plan, sources: Sequence[Any], *, first: int = 0) -> bytes
 
 
 def _expected(blob: Blob, source: Any) -> tuple[list[memoryview], Any]:
-    """Return the parts of a blob, and the object that keeps their memory alive."""
+    """Return the bytes of one item in the file, and an object that keeps their memory alive."""
     if blob.need.dtype is None:
         return [memoryview(source), memoryview(bytes(blob.length - len(source)))], None
     held = source.resolve_conj().resolve_neg().cpu().contiguous()
@@ -197,12 +208,12 @@ def _expected(blob: Blob, source: Any) -> tuple[list[memoryview], Any]:
 
 
 def names_of(plan: Plan, pieces: Iterable[int]) -> list[str]:
-    """Return the flat names of the tensors that contain `pieces`, each once."""
+    """Return the flat names of the tensors that contain the digested `pieces`, each name once."""
     return list(dict.fromkeys(plan.items[plan.pieces[piece]].fqn for piece in pieces))
 
 
 def _versions(tensors: LiveTensors) -> list[int]:
-    """Return how often each tensor was written to in place; 0 if PyTorch does not count."""
+    """Return for each tensor how often it was written to in place; 0 if PyTorch does not count."""
     try:
         if tensors.are_plain:
             return list(map(operator.attrgetter("_version"), tensors))

@@ -1,15 +1,17 @@
 """Choose the tensors that the call of `save` copies before training continues.
 
-The module also keeps the memory of their copies. The optimizer's step waits for the copy of a
-snapshot; forward and backward do not. Tensors that only an optimizer's step changes may therefore
-be copied while forward and backward run. All other tensors are copied in the call, as far as the
-copies are affordable:
+The optimizer's step waits until a snapshot is copied; forward and backward do not wait. Tensors
+that only an optimizer's step changes can therefore be copied while forward and backward run. All
+other tensors are copied in the call, unless they are too large:
 
 | tensors | up to `BUDGET_BYTES` together | above this budget |
 |---|---|---|
-| buffers of modules; tensors found to change | copied in the call | the call waits for all |
-| others, such as a raw dict of averages | copied in the call | digests find a change, else as above |
-| parameters that no optimizer changes | copied in the call | digests or versions find a change |
+| buffers of modules; tensors that were found changed | copied in the call | the call waits for the whole copy |
+| others, such as a raw dict of averages | copied in the call | see below |
+| parameters that no optimizer changes | copied in the call | digests or versions detect a change |
+
+If others exceed the budget, digests detect a change (with `attest`), or the call waits for the
+whole copy (without `attest`).
 """
 
 import enum
@@ -24,30 +26,30 @@ from holdfast.checkpoint.state.tensors import local
 from holdfast.checkpoint.state.tree import KIND, PLAIN_TENSORS
 
 BUDGET_BYTES: Final = 256 << 20
-"""The most bytes of tensors that the call copies because forward may write to them."""
+"""The limit on bytes copied in the call because a forward pass may write to the tensors."""
 SMALL_BYTES: Final = 16 << 10
-"""The most bytes of a tensor that the call copies in any case, such as an optimizer's counter."""
+"""The size in bytes up to which a tensor is always copied, such as an optimizer's counter."""
 SMALL_ALL_BYTES: Final = 1 << 20
 SMALL_COUNT: Final = 512
-"""The most bytes and tensors of all small tensors together; their copy takes less than 1 ms."""
+"""The limits on the bytes and the number of all small tensors: copying them takes under 1 ms."""
 
 
 class Changes(enum.Enum):
-    """The code that may write to a tensor between two steps of an optimizer."""
+    """Classify a tensor by the code that may write to it between two steps of an optimizer."""
 
     NOTHING = enum.auto()
     FORWARD = enum.auto()
     UNKNOWN = enum.auto()
     LOOSE = enum.auto()
-    """A parameter of a module that no optimizer changes: a frozen parameter, or an average."""
+    """A module's parameter that no optimizer changes, such as a frozen parameter or an average."""
 
 
 def changes_of(
     contents: Contents, optimizers: OptimizerTensors, learnt: Collection[str]
 ) -> list[Changes]:
-    """Return which code may write to each tensor of a state.
+    """Return for each tensor of a state which code may write to it between optimizer steps.
 
-    `learnt` names the tensors that were found changed.
+    `learnt` names tensors that were found changed during earlier saves.
     """
     tensors = contents.tensors
     modules = [each for each in contents.objects if isinstance(each, torch.nn.Module)]
@@ -82,20 +84,20 @@ def choose_early(
     packed: Collection[int] = (),
     budget_bytes: int,
 ) -> tuple[list[int], bool]:
-    """Choose the tensors that are copied in the call.
+    """Choose the tensors that the call of `save` copies before it returns.
 
     Args:
         tensors: the tensors of the state.
         changes: which code may write to each tensor.
-        attest: whether digests find changes that happen nevertheless.
-        but_on: GPUs that take snapshots of their own. On these GPUs, only tensors that must be
-            copied in the call are copied separately.
-        packed: the places of tensors that such a GPU copies in the call in any case.
-        budget_bytes: the limit for all copies together.
+        attest: whether digests detect changes of tensors that are not chosen.
+        but_on: GPUs that copy their own tensors. Of these tensors, only those that must be copied
+            in the call are chosen.
+        packed: the indices of tensors that such a GPU copies in the call anyway.
+        budget_bytes: the limit on the bytes of all chosen tensors, apart from small ones.
 
     Returns:
-        The places of the chosen tensors, and whether the call has to wait until the other tensors
-        are copied, too.
+        The indices of the chosen tensors, and whether the call must also wait until all other
+        tensors are copied.
     """
     own = list(map(local, tensors))
     early = set(small_places(tensors, but_on=but_on))
@@ -128,7 +130,7 @@ def choose_early(
 def small_places(
     tensors: Sequence[torch.Tensor], *, but_on: Collection[torch.device] = ()
 ) -> list[int]:
-    """Return the places of the tensors that are copied because they are small.
+    """Return the indices of the tensors that the call copies because they are small.
 
     Tensors on the GPUs in `but_on` are left out.
     """
@@ -144,9 +146,9 @@ def small_places(
 def _smallest(
     own: Sequence[torch.Tensor], places: Iterable[int], left_bytes: int, *, most: int | None = None
 ) -> list[int]:
-    """Choose the smallest tensors first, and all or none of one type and shape.
+    """Choose tensors from the smallest up, either all or none of the same type and shape.
 
-    To copy only some of twenty thousand equal tensors would be as good as to copy none.
+    If a state has twenty thousand tensors of one kind, copying only some of them has no benefit.
     """
     alike: dict[Any, list[int]] = {}
     for place in places:
@@ -162,13 +164,14 @@ def _smallest(
 
 
 class EarlyCopies:
-    """Memory for the copies that the call makes.
+    """Copy tensors in the call of `save`, into memory that is kept for the next call.
 
-    The next call uses the memory again; by then all copies are in a snapshot buffer.
+    The memory can be used again in the next call, because by then all copies are in a snapshot
+    buffer.
     """
 
     def __init__(self) -> None:
-        """Allocate no memory before the first copies."""
+        """Create the object without memory; the first copies allocate it."""
         self._places: list[int] = []
         self._kinds: list[Any] = []
         self._copies: list[torch.Tensor] = []
@@ -179,7 +182,11 @@ class EarlyCopies:
     def take(
         self, tensors: Sequence[torch.Tensor], places: Iterable[int]
     ) -> dict[int, torch.Tensor]:
-        """Copy the tensors at `places`; return each copy by the `id` of the live tensor."""
+        """Copy the tensors at the indices `places`.
+
+        Returns:
+            Each copy, by the `id` of its live tensor.
+        """
         places = [place for place in places if place < len(tensors)]
         live = [tensors[place] for place in places]
         kinds = list(map(KIND, live))
@@ -195,7 +202,7 @@ class EarlyCopies:
     def _like(
         self, live: list[torch.Tensor], kinds: list[Any], places: list[int]
     ) -> list[torch.Tensor]:
-        """Return copies, and reuse the memory of former copies of the same kind."""
+        """Copy the tensors `live`, reusing memory of former copies of the same type and shape."""
         kept = {
             place: (kind, copy)
             for place, kind, copy in zip(self._places, self._kinds, self._copies, strict=True)

@@ -1,7 +1,7 @@
 """Find the tensors that only an optimizer's step changes: its parameters and its state.
 
-Forward or backward may write all other tensors (buffers of modules, averages, metrics). These
-tensors may differ between ranks that hold replicas of one model.
+Forward or backward may write to all other tensors (buffers of modules, averages, metrics). Ranks
+that hold replicas of one model may have different values in these other tensors.
 """
 
 import threading
@@ -17,10 +17,10 @@ _Place = tuple[torch.device, int]
 
 
 class OptimizerTensors:
-    """Record the optimizers of this process that have stepped, without keeping them alive."""
+    """Record the optimizers of this process that have made a step, without keeping them alive."""
 
     def __init__(self) -> None:
-        """Watch every optimizer's step from now on, until `close`."""
+        """Record every optimizer when it makes a step, from now on until `close`."""
         seen: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         # Another thread may iterate over the optimizers while one is added.
         lock = threading.Lock()
@@ -36,19 +36,20 @@ class OptimizerTensors:
         ).remove
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop recording optimizers."""
         self._unhook()
 
     def add(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        """Record optimizers that may not have stepped yet, such as those in a saved state."""
+        """Record optimizers that may not have made a step yet, such as those in a saved state."""
         with self._lock:
             self._seen.update(optimizers)
 
     def owned(self, tensors: Sequence[torch.Tensor]) -> list[bool]:
-        """Return for each tensor whether it shares memory with an optimizer's parameter or state.
+        """Return for each tensor whether it shares memory with a recorded optimizer's tensors.
 
-        A tensor is matched by the address of its storage, so the detached tensors of a state dict
-        match too. A tensor without memory of its own matches none.
+        These are the optimizer's parameters and state. Tensors are compared by the address of their
+        storage, so the detached tensors of a state dict match, too. A tensor without storage memory
+        never matches.
         """
         return sharing_memory(tensors, self._tensors())
 
@@ -71,7 +72,7 @@ class OptimizerTensors:
 
 
 def sharing_memory(tensors: Sequence[torch.Tensor], others: Iterable[torch.Tensor]) -> list[bool]:
-    """Return for each tensor whether its storage is also the storage of one of `others`."""
+    """Return for each tensor whether one of `others` has the same storage."""
     places = {place for each in others if (place := _place(each)) is not None}
     return [_place(each) in places for each in tensors]
 

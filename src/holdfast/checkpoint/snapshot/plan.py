@@ -1,7 +1,8 @@
-"""Plan which rank writes each tensor and where, once for all saves of one state shape.
+"""Plan which rank writes each tensor, and at which offset of which file.
 
-The plan is PyTorch's own plan of a checkpoint, laid out in bytes. The plan holds until the state
-changes its shape on some rank. Planning is collective; to check that the plan still fits is not.
+PyTorch's DCP plans the checkpoint, and this module assigns bytes to that plan. One plan serves all
+saves until the shape of the state changes on some rank. Making a plan is collective. Checking that
+a plan still fits is not collective.
 """
 
 import functools
@@ -46,15 +47,15 @@ from holdfast.core.errors import BadUse
 
 _logger = logging.getLogger("holdfast")
 _Stored = tuple[MetadataIndex, str, int, int]
-"""The place of one item, as in DCP's metadata: the item, file name, offset and length in bytes."""
+"""The place of one saved item, as in DCP's metadata: index, file name, offset, length in bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OnDevice:
-    """The blobs `first` to `end` of an image, which are tensors on one GPU.
+    """Select the saved items `first` to `end` (exclusive) of a plan, which are tensors on one GPU.
 
-    Blobs from `direct` on are copied one by one. Those before are too small for that, or not
-    contiguous in memory, and are packed together.
+    Items from `direct` on are copied one by one. The items before `direct` are small, or not
+    contiguous in memory, so they are packed together and copied at once.
     """
 
     device: torch.device
@@ -65,18 +66,24 @@ class OnDevice:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One rank's part of a checkpoint.
+    """Describe one rank's part of a checkpoint: its items and their places in the files.
+
+    The image is the content of the rank's files, held in one buffer. A blob is the part of the
+    image that holds one saved item. A piece is a byte range with its own digest.
 
     Attributes:
-        image: the layout of the image in memory.
+        image: the layout of the image.
         layout: the layout as the writing process receives it.
-        items: the saved items in the order of the image's blobs; those on GPUs come first.
-        pieces: for each attested piece, the index of its blob.
-        constant: the digests of the pieces that are the same in each save, by the piece's index.
+        items: the index of each saved item, in the order of the blobs; items on GPUs come first.
+        pieces: for each piece, the number of its blob.
+        constant: the digests of pieces whose bytes are the same in each save, by the number of the
+            piece.
         on_devices: the blobs on each GPU.
-        structure: the skeletons of all ranks' state, by flat name; on rank 0 only.
+        structure: the nesting of all ranks' state without its tensors (skeletons), by flat name; on
+            rank 0 only.
         outline: the outline of this rank's containers.
-        shapes: the attributes of this rank's leaves that the plan depends on, in order.
+        shapes: the type, shape and other attributes of this rank's leaves on which the plan
+            depends, in order.
         fixed: the serialized skeletons, by flat name.
         replicated: the items that other ranks have as well.
         owned: the names of the tensors that an optimizer owns.
@@ -96,7 +103,7 @@ class Plan:
     owned: frozenset[str]
 
     def fits(self, contents: Contents) -> bool:
-        """Return True if the state of this rank still has the shape that was planned."""
+        """Return True if this rank's state still has the shape for which the plan was made."""
         # No objects are kept, since thousands of them would start Python's garbage collector.
         return self.outline == contents.outline and all(
             map(operator.eq, _shapes(contents.leaves(self.structure)), self.shapes)
@@ -104,23 +111,26 @@ class Plan:
 
     @functools.cached_property
     def names(self) -> list[str]:
-        """Return the flat name of each blob's leaf."""
+        """Return for each blob the flat name of its tensor or value."""
         return [index.fqn for index in self.items]
 
     @functools.cached_property
     def written(self) -> frozenset[str]:
-        """Return the flat names of the leaves that this rank writes."""
+        """Return the flat names of the tensors and values that this rank writes."""
         return frozenset(self.names)
 
     @functools.cached_property
     def places(self) -> list[range]:
-        """Return for each blob the indices of its pieces in `pieces`."""
+        """Return for each blob (saved item) the range of the numbers of its digested pieces."""
         ends = itertools.accumulate(len(list(group)) for _, group in itertools.groupby(self.pieces))
         return [range(*pair) for pair in itertools.pairwise((0, *ends))]
 
     @functools.cached_property
     def around(self) -> list[Template | None]:
-        """Return the head and tail of each blob that is one piece; None for all other blobs."""
+        """Return the bytes in the file around each tensor that is digested as one piece.
+
+        There is one entry for each saved item; it is None for any other item.
+        """
         return [
             template(blob.need.dtype, blob.need.shape)
             if blob.need.dtype is not None and len(places) == 1
@@ -130,12 +140,12 @@ class Plan:
 
     @functools.cached_property
     def slots(self) -> list[int]:
-        """Return the numbers of the blobs that are slots."""
+        """Return the numbers of the blobs (saved items) that hold plain values."""
         return [number for number, blob in enumerate(self.image.blobs) if blob.need.dtype is None]
 
     @functools.cached_property
     def singles(self) -> list[int]:
-        """Return the numbers of the blobs that are copied one by one: slots and large tensors."""
+        """Return the numbers of items copied one by one: plain values and large tensors."""
         return [
             number
             for number, blob in enumerate(self.image.blobs)
@@ -152,17 +162,19 @@ def make_plan(
     owned: Callable[[], frozenset[str]] = frozenset,
     is_spread: bool = True,
 ) -> Plan:
-    """Plan a save. Collective.
+    """Agree with all ranks on a plan for saves of this state. Collective.
 
     Args:
         ranks: the ranks that take part.
         contents: the state of this rank.
-        shard_bytes: the largest size of a file; a file with a single larger tensor exceeds it.
-        room_bytes: returns the bytes of a GPU's memory for packing large tensors that are not
-            contiguous. Tensors beyond are copied through the host.
+        shard_bytes: the largest size of a file in bytes; only a file with a single larger tensor
+            exceeds it.
+        room_bytes: returns the bytes of a GPU's memory that may hold packed copies of large tensors
+            that are not contiguous. Further such tensors are copied through the host.
         owned: returns the names of the tensors that an optimizer owns.
-        is_spread: whether these tensors are spread over the ranks that have them. All other entries
-            come from the lowest rank that has them, as their replicas may differ.
+        is_spread: whether the writing of replicated tensors that an optimizer owns is spread over
+            their ranks. The lowest rank writes all other replicated entries, because their replicas
+            may differ.
 
     Raises:
         BadUse: the ranks' states contradict each other, or a tensor cannot be saved.
@@ -184,8 +196,8 @@ def make_plan(
         replicated_names = tuple(
             sorted({index.fqn for index, count in counts.items() if count > 1})
         )
-        # One byte for each item of a rank, since the items themselves are large to send to all
-        # ranks.
+        # The items themselves are too large to send to all ranks, so each rank receives one byte
+        # for each of its items.
         return [
             (mine, bytes(counts[item.index] > 1 for item in plan.items))
             for mine, (plan, _) in zip(planned, plans, strict=True)
@@ -258,7 +270,7 @@ def make_plan(
 
 
 def _from_lowest(own_plans: Sequence[tuple[SavePlan, frozenset[str]]]) -> list[SavePlan]:
-    """Return the plans of all ranks, with each item that is not spread on the lowest rank only."""
+    """Return all ranks' plans, where each item that is not spread stays on its lowest rank only."""
     kinds: dict[str, tuple[WriteItemType, int]] = {}
     lowest: set[str] = set()
     for rank, (plan, spread) in enumerate(own_plans):
@@ -284,11 +296,11 @@ def _from_lowest(own_plans: Sequence[tuple[SavePlan, frozenset[str]]]) -> list[S
 _GPU: Final = "cuda"
 """PyTorch's name of the device type, also of AMD's GPUs."""
 _ON_HOST: Final = ("~", False)
-"""The place of items on the host; it sorts after the names of all devices."""
+"""The place of items in host memory; it sorts after the names of all devices."""
 
 
 def _place(item: WriteItem, leaf: Any) -> tuple[str, bool]:
-    """Return an item's place in the image: its GPU, and whether it is copied by itself."""
+    """Return the key by which an item is placed: its device, and whether it is copied singly."""
     if type(leaf) not in (*PLAIN_TENSORS, DTensor):
         return _ON_HOST
     part = local(leaf)
@@ -304,9 +316,10 @@ def _places(
     leaves: Mapping[str, Any],
     room_bytes: Callable[[torch.device], float],
 ) -> dict[MetadataIndex, tuple[str, bool]]:
-    """Return the place of each item.
+    """Return for each item its device, and whether it is copied singly.
 
-    Large tensors that are not contiguous are packed as far as `room_bytes` allows.
+    Large tensors that are not contiguous are packed together on their GPU, up to the bytes that
+    `room_bytes` returns. Further ones are placed among the items in host memory.
     """
     places = {item.index: _place(item, leaves[item.index.fqn]) for item in items}
     to_pack: dict[str, list[tuple[int, MetadataIndex]]] = {}
@@ -344,7 +357,11 @@ def _on_devices(places: list[tuple[str, bool]]) -> tuple[OnDevice, ...]:
 
 
 def _constant(image: FileImage, layout: Layout, pieces: tuple[int, ...]) -> dict[int, bytes]:
-    """Return the digests of the heads and tails of large tensors, by piece."""
+    """Digest the bytes around large tensors, which are the same in each save.
+
+    Returns:
+        The digests, by the number of the piece.
+    """
     found = {}
     for number, (piece, index) in enumerate(zip(layout.pieces, pieces, strict=True)):
         blob = image.blobs[index]
@@ -367,7 +384,7 @@ def _constant(image: FileImage, layout: Layout, pieces: tuple[int, ...]) -> dict
 
 
 def _shapes(leaves: Mapping[str, Any]) -> Iterator[Any]:
-    """Return the attributes of each leaf that a plan depends on."""
+    """Return the attributes of each leaf on which a plan depends, such as type and shape."""
     for leaf in leaves.values():
         if isinstance(leaf, DTensor):
             yield leaf.shape, KIND(leaf._local_tensor), leaf.placements, leaf.device_mesh
@@ -408,7 +425,7 @@ def _check_regular(leaves: Mapping[str, Any]) -> None:
 
 @functools.cache
 def _is_stored(dtype: torch.dtype) -> bool:
-    """Return True if DCP can store the type; it does not store types of a few bits."""
+    """Return True if DCP can store the type; it cannot store types of less than a byte."""
     if dtype.is_floating_point or dtype.is_complex or dtype is torch.bool:
         return True
     try:
@@ -422,8 +439,7 @@ def _need(item: WriteItem, leaf: Any) -> Need:
     if isinstance(leaf, torch.Tensor):
         assert item.tensor_data is not None, "DCP plans a tensor as a tensor"
         shape = tuple(item.tensor_data.chunk.sizes)
-        # DCP takes a shard's shape from its placement, and does not look at the local tensor's
-        # shape.
+        # DCP computes a shard's shape from its placement, without looking at the local tensor.
         if isinstance(leaf, DTensor) and tuple(leaf._local_tensor.shape) != shape:
             raise BadUse(
                 f"{item.index.fqn!r} is sharded unlike its placement {leaf.placements} says: this rank has "
@@ -431,8 +447,8 @@ def _need(item: WriteItem, leaf: Any) -> Need:
             )
         return Need(dtype=item.tensor_data.properties.dtype, shape=shape)
     written = serialized(leaf)
-    # Whether `weights_only` loads a value depends on the version of PyTorch. Check now, not at the
-    # restore.
+    # Whether `weights_only` can load a value depends on the version of PyTorch, so this is checked
+    # now and not only at the restore.
     load_plain(item.index.fqn, io.BytesIO(written))
     return Need(dtype=None, slot_bytes=slot_bytes(len(written)))
 
@@ -453,7 +469,7 @@ def _merged_structures(ranks: Ranks, contents: Contents) -> dict[str, Any]:
 
 
 def _metadata(merged: Metadata, described: list[tuple[list[_Stored], dict[str, int]]]) -> bytes:
-    """Return the content of `.metadata`, in the form of PyTorch's own writer."""
+    """Return the content of the file `.metadata`, as PyTorch's own writer would write it."""
     merged.storage_data = {
         index: filesystem._StorageInfo(file, offset, length)
         for stored, _ in described

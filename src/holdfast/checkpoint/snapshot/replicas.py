@@ -1,4 +1,4 @@
-"""Digest state that several ranks have, so that the commit finds entries that differ.
+"""Digest entries that several ranks have, so that the commit can find those that differ.
 
 `format.replica_digests` compares the digests. A digest depends on the type, the shape and the bytes
 of an entry, and on whether the entry is on a GPU. On a GPU, the digest is taken without a copy to
@@ -21,10 +21,10 @@ from holdfast.checkpoint.state.tensors import is_in_a_row, local, part_of
 
 _THREADS: Final = min(4, len(os.sched_getaffinity(0)))
 _BATCH_BYTES: Final = 16 << 20
-"""Bytes that one series of kernels digests; the kernels use four times as much memory."""
+"""The bytes that one series of GPU kernels digests; the kernels need four times as much memory."""
 _MASK: Final = (1 << 64) - 1
 _FACTORS: Final = (-7046029288634856825, -4417276706812531889, 1609587929392839161)
-"""Odd constants of xxHash, as signed integers of 64 bits."""
+"""Odd constants of xxHash, as signed 64-bit integers."""
 
 
 def digest_replicas(
@@ -35,15 +35,16 @@ def digest_replicas(
     owned: frozenset[str],
     all_stand_still: bool,
 ) -> bytes:
-    """Digest the entries that other ranks have as well, for the note of this rank.
+    """Digest this rank's replicated entries, for comparison with the other ranks' digests.
 
     Args:
         replicated: the entries that other ranks have as well.
-        leaves: the state, by flat name.
+        leaves: the tensors and values of the state, by flat name.
         copied: the copies that the call made of some tensors, by the `id` of the live tensor.
         owned: the tensors that only an optimizer's step changes.
-        all_stand_still: whether no tensor changes meanwhile. If not, tensors that are neither
-            copied nor owned are left out, because forward may write to them.
+        all_stand_still: whether training waits, so that no tensor changes during this call. If not,
+            tensors that are neither copied nor owned are left out, because forward may write to
+            them.
     """
     values, tensors = [], []
     for index in replicated:
@@ -67,7 +68,7 @@ def digest_replicas(
 def digest_tensors(tensors: Sequence[torch.Tensor]) -> list[int | None]:
     """Return a digest of the type, the shape and the bytes of each tensor.
 
-    The digest is None if PyTorch gives no access to the bytes.
+    The digest is None if PyTorch gives no access to the tensor's bytes.
     """
     digests: list[int | None] = [None] * len(tensors)
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -94,9 +95,10 @@ def digest_tensors(tensors: Sequence[torch.Tensor]) -> list[int | None]:
 
 
 def position_sums(tensors: Iterable[torch.Tensor]) -> list[int]:
-    """Return for each tensor a sum of its words, each mixed with its position, modulo 2 ** 64.
+    """Return a checksum for each tensor, computed on its own device.
 
-    The sum is computed on the tensor's device.
+    Each 8-byte word is mixed with its position in the tensor. The checksum is the sum of the mixed
+    words, modulo 2 ** 64.
     """
     totals: list[int] = []
     batch: list[tuple[int, int, torch.Tensor]] = []
@@ -129,7 +131,10 @@ def position_sums(tensors: Iterable[torch.Tensor]) -> list[int]:
 
 
 def _mixed(batch: Sequence[tuple[int, int, torch.Tensor]]) -> tuple[list[int], torch.Tensor]:
-    """Return the sum of each part of a batch, with a few kernels for all parts."""
+    """Return the numbers of the tensors in a batch and the sum of each part's mixed words.
+
+    All parts are summed together, to launch only a few kernels.
+    """
     parts = [words for _, _, words in batch]
     device, lengths = parts[0].device, torch.tensor([len(each) for each in parts], device="cpu")
     ends = lengths.cumsum(0)
@@ -181,9 +186,10 @@ def _place(index: MetadataIndex) -> int:
 
 
 def _text(value: Any) -> str:
-    """Return a text that is the same for equal plain values.
+    """Return a text that is the same for equal plain values on all ranks.
 
-    Pickles are not the same: they depend on identities and hashes.
+    Pickles would not do, because pickles of equal values may differ: they depend on object
+    identities and on hashes.
     """
     if isinstance(value, set):
         return f"{{{', '.join(sorted(map(_text, value)))}}}"

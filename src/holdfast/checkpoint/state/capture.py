@@ -1,12 +1,13 @@
-"""Collect the entries that one rank saves: its part of the user's state, and its own part.
+"""Collect the entries that one rank saves: the user's `state`, and entries of this rank only.
 
-Holdfast's entries are stored beside the user's entries, under the name `holdfast`:
+A skeleton is the nesting of a state without its tensors and values (see `tree`). Holdfast's own
+entries are stored beside the user's entries, under the name `holdfast`:
 
 | flat name | content |
 |---|---|
-| `holdfast.structure` | the skeleton of the shared state of all ranks |
-| `holdfast.optimizers` | the parameter names of the shared optimizers, see `parameter_names` |
-| `holdfast.rank-N.structure` | the skeleton of rank N's own part |
+| `holdfast.structure` | the skeleton of `state`, merged from all ranks |
+| `holdfast.optimizers` | the parameter names of the optimizers in `state`, see `parameter_names` |
+| `holdfast.rank-N.structure` | the skeleton of the entries of rank N only |
 | `holdfast.rank-N.optimizers` | the parameter names of the optimizers in `per_rank` of rank N |
 | `holdfast.rank-N.user.…` | `per_rank` of rank N |
 | `holdfast.rank-N.rng.…` | the random generators of rank N |
@@ -31,24 +32,24 @@ OPTIMIZERS = f"{OWN_NAME}.optimizers"
 
 
 def rank_structure(rank: int) -> str:
-    """Return the flat name of the skeleton of rank `rank`'s own part."""
+    """Return the flat name under which the skeleton of the rank's own entries is stored."""
     return f"{OWN_NAME}.rank-{rank}.structure"
 
 
 def rank_optimizers(rank: int) -> str:
-    """Return the flat name of the parameter names of the optimizers in `per_rank` of `rank`."""
+    """Return the flat name for the parameter names of the optimizers in the rank's `per_rank`."""
     return f"{OWN_NAME}.rank-{rank}.optimizers"
 
 
 def has_state_dict(value: Any) -> bool:
-    """Return whether `value` has the methods `state_dict` and `load_state_dict`."""
+    """Return True if `value` has the methods `state_dict` and `load_state_dict`."""
     return callable(getattr(value, "state_dict", None)) and callable(
         getattr(value, "load_state_dict", None)
     )
 
 
 def check_named(state: Any) -> None:
-    """Check that `state` is a dict with text keys.
+    """Check that `state` is a dict whose keys are strings.
 
     Raises:
         BadUse: `state` is not such a dict, or uses the reserved name `holdfast`.
@@ -83,16 +84,16 @@ def state_dicts(state: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """The entries that one rank saves.
+    """Hold the entries that one rank saves.
 
     Attributes:
-        rank: the rank.
-        shared: the user's state.
-        own: the rank's own part, with the keys `user` (`per_rank`) and `rng`.
+        rank: the number of the rank.
+        shared: the user's `state`.
+        own: the entries of this rank only, with the keys `user` (the user's `per_rank`) and `rng`.
         tensors: the live tensors of `shared` and `own`, in order.
         names: the parameter names of the optimizers in `shared`.
         own_names: the parameter names of the optimizers in `own`.
-        objects: the entries of both that have a `state_dict`.
+        objects: the user's entries that have a `state_dict` method.
     """
 
     rank: int
@@ -109,7 +110,7 @@ class Contents:
 
     @property
     def skeleton(self) -> dict[Any, Any]:
-        """The skeleton of the user's state on this rank.
+        """Return the nesting of the user's `state` on this rank, without its tensors and values.
 
         Raises:
             BadUse: a value cannot be saved; the message names it.
@@ -118,7 +119,7 @@ class Contents:
 
     @property
     def outline(self) -> Outline:
-        """A value that is equal for states with the same structure.
+        """Return a value that is equal for two states with the same structure.
 
         Two states have the same structure if their containers have the same keys in the same order
         and the same nesting, and their optimizers' parameters have the same names.
@@ -127,10 +128,11 @@ class Contents:
         return shared.order, own.order, shared.skeleton, own.skeleton, (self.names, self.own_names)
 
     def leaves(self, structure: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return all entries that this rank has, flat name to tensor or plain value.
+        """Return all tensors and plain values of this rank, by flat name.
 
         Args:
-            structure: the result of `structures`, on the rank that writes it; None on others.
+            structure: the result of `structures` on the rank that writes the structure; None on
+                others.
 
         Raises:
             BadUse: a value cannot be saved; the message names it.
@@ -139,7 +141,7 @@ class Contents:
         return {**shared.leaves, **own.leaves, **self._of_rank(), **(structure or {})}
 
     def for_dcp(self, structure: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return the entries of `leaves` as the nested dict to pass to DCP."""
+        """Return the entries of `leaves` as the nested dict that DCP expects."""
         rank = f"{OWN_NAME}.rank-{self.rank}."
         described = {name.removeprefix(rank): value for name, value in self._of_rank().items()}
         ours: dict[str, Any] = {f"rank-{self.rank}": {**self.own, **described}}
@@ -150,7 +152,7 @@ class Contents:
 
     @functools.cached_property
     def described(self) -> frozenset[str]:
-        """The flat names of the skeleton and the parameter names of this rank's own part."""
+        """Return the flat names of the entries that describe this rank's own entries."""
         return frozenset(self._of_rank())
 
     def _of_rank(self) -> dict[str, Any]:
@@ -163,7 +165,7 @@ class Contents:
 
 
 def structures(skeleton: Skeleton, names: dict[str, Names]) -> dict[str, Any]:
-    """Return the skeleton and the parameter names of the shared state, by flat name."""
+    """Return the entries that describe `state`, by flat name: its skeleton and parameter names."""
     return _described(skeleton, names, STRUCTURE, OPTIMIZERS)
 
 
@@ -182,16 +184,17 @@ def collect(
 ) -> Contents:
     """Collect the entries that one rank saves.
 
-    Afterwards, only the bytes of the tensors may change: containers and plain values are copied.
+    Containers and plain values are copied, so the result changes only if the bytes of its tensors
+    change.
 
     Args:
-        rank: this rank.
+        rank: the number of this rank.
         state: see `Checkpointer.save`.
         per_rank: see `Checkpointer.save`.
-        named: the cache of parameter names from earlier saves.
+        named: the cache of parameter names that earlier saves have filled.
 
     Raises:
-        BadUse: `state` or `per_rank` is not a dict with text keys.
+        BadUse: `state` or `per_rank` is not a dict whose keys are strings.
     """
     tensors = LiveTensors()
     # A module is callable too, but its `state_dict` gives its state.

@@ -1,6 +1,6 @@
 """Check whether a live state fits a checkpoint, and fill it with the values that were read.
 
-`Fit` only compares: a state that does not fit stays unchanged. `fill` stores the values.
+`Fit` only compares, so a state that does not fit stays unchanged. `fill` stores the values.
 """
 
 import copy
@@ -23,31 +23,34 @@ from holdfast.checkpoint.state.tree import (
 
 
 class _Absent:
-    """The type of `ABSENT`, which stands for an entry that the state does not have yet."""
+    """Define the type of `ABSENT`, which represents an entry that the state does not have yet."""
 
 
 ABSENT = _Absent()
 
 
 class Fit:
-    """Compare a state with a checkpoint: collect what to read, and what does not fit.
+    """Compare a live state with a checkpoint, and collect the tensors to read and the differences.
 
     Attributes:
-        wanted: flat name to the tensor to read into, or to None for a plain value.
-        problems: one clause for each misfit, with the name of the entry.
-        same: pairs of entries, each as (name, flat name), that are one tensor in the state. The
-            second of a pair is read into a separate tensor, so that both can be compared.
-        missing: names that only the state has.
-        unexpected: names that only the checkpoint has; they are not read.
+        wanted: for each entry to read, by flat name, the tensor to read into, or None for a plain
+            value.
+        problems: one clause for each difference that prevents the restore, with the name of the
+            entry.
+        same: pairs of entries that share one tensor in the state, such as tied weights. Each entry
+            is given as (name, flat name). The second of a pair is read into a separate tensor, so
+            that both saved tensors can be compared.
+        missing: names of entries that only the state has.
+        unexpected: names of entries that only the checkpoint has; they are not read.
     """
 
     def __init__(
         self, saved: Mapping[str, Any], *, strict: bool = True, transposed: Collection[str] = ()
     ) -> None:
-        """Begin without any comparison.
+        """Store the checkpoint's side of the comparison; `fit` compares.
 
         Args:
-            saved: flat name to DCP's metadata of the entry.
+            saved: DCP's metadata of each saved entry, by flat name.
             strict: whether both sides must have the same names and types. If not, differing names
                 are recorded as `missing` and `unexpected`, and floating-point types may differ.
             transposed: flat names of the tensors that were stored transposed.
@@ -64,16 +67,20 @@ class Fit:
         self._converted: list[tuple[str, torch.Tensor | None]] = []
 
     def has_plain(self, flat: str) -> bool:
-        """Return whether the checkpoint has a plain value with the flat name `flat`."""
+        """Return True if the checkpoint has a plain value with the flat name `flat`."""
         return isinstance(self._saved.get(flat), BytesStorageMetadata)
 
     def saved_shape(self, flat: str) -> tuple[int, ...] | None:
-        """Return the shape of the saved tensor `flat`; None if there is no such tensor."""
+        """Return the shape of the saved tensor with the flat name `flat`; None if there is none."""
         saved = self._saved.get(flat)
         return tuple(saved.size) if isinstance(saved, TensorStorageMetadata) else None
 
     def saved_shape_of(self, name: str) -> tuple[int, ...] | None:
-        """Return the shape of the saved tensor with this name, once wrapper parts are removed."""
+        """Return the shape of the saved tensor with this name; None if there is none.
+
+        Name parts of wrappers such as DDP and FSDP are removed from the saved names before the
+        search.
+        """
         flat = self._unwrapped.get(name)
         return None if flat is None else self.saved_shape(flat)
 
@@ -82,11 +89,15 @@ class Fit:
         return {without_wrappers(flat): flat for flat in self._saved}
 
     def fit(self, name: str, target: Any, skeleton: Skeleton, *, adds: bool = False) -> Skeleton:
-        """Compare one entry of the state, `target`, with the checkpoint's `skeleton`, recursively.
+        """Compare one entry of the state, `target`, with the same entry of the checkpoint.
 
-        A key that only the checkpoint has is added to the state's dict. If not `strict`, the key is
-        added only to an empty dict, or if `adds` is true. A key that only the state has is a
-        problem. A plain value of the state may have any saved value.
+        The checkpoint's entry is described by `skeleton`, its nesting with a flat name in place of
+        each tensor or value. Dicts and lists are compared recursively:
+
+        - A key that only the checkpoint has is read and added to the state's dict. If not `strict`,
+          it is added only if that dict is empty or `adds` is True.
+        - A key that only the state has is a problem. If not `strict`, it is recorded in `missing`.
+        - A plain value of the state matches any saved value.
 
         Returns:
             The part of the skeleton to read.
@@ -104,17 +115,19 @@ class Fit:
         return self._fit_list(name, target, skeleton, adds=adds)
 
     def convert(self, loaded: dict[str, Any]) -> None:
-        """Copy tensors that were saved with another type, or transposed, into the state."""
+        """Copy into the state the tensors that were saved with another type, or transposed."""
         with torch.no_grad():
             for flat, target in self._converted:
                 value = loaded[flat].t() if flat in self._transposed else loaded[flat]
                 loaded[flat] = value.contiguous() if target is None else target.copy_(value)
 
     def adopt(self, name: str, target: Any, skeleton: Skeleton) -> None:
-        """Record all of `skeleton` as wanted, for an object whose own code validates its state.
+        """Record all entries in `skeleton` as wanted, without comparing names and shapes.
 
-        Call this method after all calls of `fit`. A saved tensor is read into the tensor in
-        `target` if size and type are equal and no other entry is read into that tensor.
+        This is for an object whose own `load_state_dict` validates its state. Call this method
+        after all calls of `fit`. A saved tensor is read directly into the tensor in `target` if
+        size and type are equal and no other entry is read into that tensor. Otherwise, it is read
+        into a new tensor.
         """
         if isinstance(skeleton, dict):
             present = target if isinstance(target, Mapping) else {}
@@ -146,7 +159,10 @@ class Fit:
             self.wanted[skeleton] = target
 
     def require(self, name: str, target: Any) -> None:
-        """Record that the checkpoint lacks `target`, unless `target` is an empty dict."""
+        """Record that the checkpoint lacks the entry `name` of the state.
+
+        If `strict`, this is a problem, unless the entry `target` is an empty dict.
+        """
         if not self.strict:
             self.missing += _leaf_names(name, target)
         elif not (isinstance(target, Mapping) and not target):
@@ -206,7 +222,7 @@ class Fit:
     def _kind_of(
         self, target: torch.Tensor | None, flat: str, saved: TensorStorageMetadata
     ) -> tuple[torch.Size, torch.dtype]:
-        """Return the size and dtype of a saved tensor after its conversion for `target`."""
+        """Return the size and dtype that a saved tensor has after its conversion for `target`."""
         size = torch.Size(saved.size[::-1]) if flat in self._transposed else saved.size
         dtype = saved.properties.dtype
         if (
@@ -224,7 +240,7 @@ class Fit:
             self._converted.append((flat, None))
 
     def _first_of(self, target: torch.Tensor, name: str, flat: str) -> tuple[str, str] | None:
-        """Return an earlier entry that is the same tensor (tied weights); None if there is none."""
+        """Return an earlier entry with the same tensor (tied weights); None if there is none."""
         own = local(target)
         place: tuple[Any, ...] = (own.device, own.data_ptr(), own.dtype, own.size(), own.stride())
         if isinstance(target, DTensor):
@@ -290,15 +306,15 @@ class Fit:
 def fill(
     target: Any, skeleton: Skeleton, loaded: Mapping[str, Any], filled: set[int] | None = None
 ) -> Any:
-    """Store the values that were read in `target`, in place if possible.
+    """Store the values that were read from a checkpoint in `target`, in place if possible.
 
     Args:
-        target: an entry of the state. If values were read into a tensor of `target`, this tensor
-            itself is in `loaded`.
+        target: an entry of the state. If a saved tensor was read directly into a tensor of
+            `target`, that tensor is in `loaded`.
         skeleton: the checkpoint's skeleton of the entry.
         loaded: the values that were read, by flat name.
-        filled: the `id`s of the state's containers that were filled already; a container that
-            occurs again is replaced by a new one.
+        filled: the `id`s of the state's containers that are already filled. If such a container
+            occurs a second time in the state, it is replaced by a new one there.
 
     Returns:
         The value to store in the place of `target`.
@@ -330,11 +346,12 @@ def fill(
 def rebuilt(
     target: Any, skeleton: Skeleton, loaded: Mapping[str, Any], *, lost_empty: bool = False
 ) -> Any:
-    """Return the values that were read, in new containers of the same types as in `target`.
+    """Return the values that were read from a checkpoint, in new containers.
 
-    A checkpoint does not record the types of dicts, such as a Counter or the `_metadata` of a
-    module's state. If `lost_empty` is true, the checkpoint does not record empty dicts either,
-    since DCP wrote it alone: the empty dicts of `target` are kept.
+    The containers have the same types as in `target`, because a checkpoint does not record types of
+    dicts, such as Counter, or attributes of dicts, such as the `_metadata` of a module's state. A
+    checkpoint that DCP wrote without Holdfast does not record empty dicts either. So with
+    `lost_empty`, the empty dicts of `target` are kept.
     """
     into = functools.partial(rebuilt, loaded=loaded, lost_empty=lost_empty)
     if isinstance(skeleton, dict):
@@ -362,19 +379,19 @@ def rebuilt(
 
 
 def _room(saved: TensorStorageMetadata, device: torch.device | str = "cpu") -> torch.Tensor:
-    """Return an uninitialized tensor with the shape and dtype of a saved tensor."""
+    """Return a new tensor with the shape and dtype of a saved tensor, and undefined values."""
     return torch.empty(saved.size, dtype=saved.properties.dtype, device=device)
 
 
 def _is_expanded(own: torch.Tensor) -> bool:
-    """Return whether several elements share one memory location, as `expand` makes them."""
+    """Return True if several elements share one memory location, as in the result of `expand`."""
     return any(
         stride == 0 and size > 1 for stride, size in zip(own.stride(), own.size(), strict=True)
     )
 
 
 def _irregular(saved: TensorStorageMetadata) -> str | None:
-    """Return what `irregular` would return for the saved tensor, from its metadata."""
+    """Name the kind of a saved tensor, such as sparse, by its metadata; see `tree.irregular`."""
     if saved.properties.layout is not torch.strided:
         return "sparse"
     return irregular(torch.empty(0, dtype=saved.properties.dtype, device="cpu"))

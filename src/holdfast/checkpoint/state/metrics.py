@@ -1,4 +1,4 @@
-"""Check and read a checkpoint's metrics, from `save` or from `run.step` of the same step."""
+"""Check and read the metrics of a checkpoint, which come from `save` or from `run.step`."""
 
 import contextlib
 import logging
@@ -12,7 +12,7 @@ from holdfast.core.errors import BadUse
 
 _MOST: Final = 100
 _LONGEST: Final = 100
-"""The most characters of a name: all metrics are sent in one message to the writing process."""
+"""The limit on the length of a name, since all metrics are sent in one message."""
 _logger = logging.getLogger("holdfast")
 
 
@@ -59,13 +59,13 @@ def check_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
 def read_metrics(
     metrics: Mapping[str, Any], boundaries: Iterable[torch.cuda.Event]
 ) -> dict[str, float]:
-    """Read the metrics as numbers; leave out values that are not finite numbers.
+    """Convert the metrics to numbers, and leave out values that are not finite.
 
     Call this function in a background thread, since it waits for GPUs.
 
     Args:
-        metrics: name to a number, or to a value that converts to a number, such as a tensor with
-            one element.
+        metrics: numbers, or values that can be converted to a number, such as a tensor with one
+            element, by name.
         boundaries: CUDA events after which the tensors hold their final values.
     """
     found = {}
@@ -85,7 +85,8 @@ def read_metrics(
 def _number(value: Any, boundaries: Iterable[torch.cuda.Event]) -> float:
     if not isinstance(value, torch.Tensor) or not value.is_cuda:
         return float(value)
-    # Use a separate stream: on the training's stream, the read would wait for all later work.
+    # Read on a separate stream. On the training's stream, the read would wait for all work that is
+    # queued by then.
     stream: torch.cuda.Stream = torch.cuda.Stream(value.device)  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
         for boundary in boundaries:

@@ -1,9 +1,9 @@
-r"""Map the names of a checkpoint's tensors to the names of a model's tensors, before any read.
+r"""Map the names of a checkpoint's tensors to the names of a model's tensors.
 
-If the checkpoint has the model's own names after some prefix (`model.`, `module.`), the prefix is
-found without a name map. The parts that torch.compile, FSDP and activation checkpointing insert
-(such as `_orig_mod`) are ignored. Otherwise, a name map, a TOML file, lists the names. Names in the
-map follow the prefix:
+If the checkpoint has the model's own names after a prefix (such as `model.` or `module.`), no name
+map is needed, because the prefix is found automatically. The parts that torch.compile, FSDP and
+activation checkpointing insert (such as `_orig_mod`) are ignored. In all other cases, the user
+writes a name map, which is a TOML file. Names in the map are written without the prefix:
 
     prefix = "model."                      # the prefix of the model's tensors; found if left out
     drop = ["rope.frequencies"]            # tensors that are not needed
@@ -16,9 +16,10 @@ map follow the prefix:
     [patterns]                             # RE2 regular expressions that match whole names
     'blocks\.(\d+)\.(.*)' = 'model.layers.\1.\2'
 
-The first rule that matches applies, in this order: exact names, names with placeholders, patterns.
-A name without a rule is unchanged. Tensors that the model ties (such as an output layer that is the
-embedding) are written once, and their saved values must be equal.
+Rules are tried in this order, and the first that matches applies: exact names, names with
+placeholders, patterns. A name that no rule matches is unchanged. Tensors that the model ties (for
+example, if the output layer is the embedding) are written once, and their saved values must be
+equal.
 """
 
 import difflib
@@ -39,7 +40,7 @@ WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """The name parts that torch.compile, FSDP and activation checkpointing insert."""
 _USUAL_PREFIX_PARTS = {"model", "module", "state_dict", "app", *WRAPPERS}
 _OTHER_STATE = ("optim", "holdfast.", "scheduler", "lr_scheduler")
-"""Prefixes of entries that are saved beside a model whose tensors have no prefix."""
+"""The prefixes of other saved entries, such as optimizers, beside a model without a prefix."""
 _DEEPEST_PREFIX = 4
 _ENTRIES: dict[str, tuple[type, str]] = {
     "prefix": (str, "a text"),
@@ -55,14 +56,14 @@ _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedTensor:
-    """One tensor of the model, and the saved tensor to read for it.
+    """Match one tensor of the model with the saved tensor to read for it.
 
     Attributes:
         saved: the name in the checkpoint.
         name: the name in the model.
         transposed: whether the tensor was stored transposed.
-        tied: whether an equal tensor is written under another name, so that this one is only
-            compared.
+        tied: whether the model ties this tensor to one that is written under another name. The
+            saved tensor is then only compared.
     """
 
     saved: str
@@ -72,10 +73,10 @@ class PlannedTensor:
 
 
 class NameMap:
-    """A validated name map.
+    """Map saved tensor names to new names, by the rules of a name map.
 
     Raises:
-        BadUse: the map is not valid; the message names the entry.
+        BadUse: the name map is not valid; the message names the entry.
     """
 
     def __init__(self, text: str | Mapping[str, Any] = "", *, where: str = "the name map") -> None:
@@ -122,7 +123,7 @@ class NameMap:
         """Return the model's name of a saved tensor; None if the map drops the tensor.
 
         Raises:
-            BadUse: two rules of one kind give the tensor different names.
+            BadUse: two rules of the same kind give the tensor different names.
         """
         for rule, pattern in self._drop:
             if pattern.fullmatch(old):
@@ -148,19 +149,24 @@ class NameMap:
         return old
 
     def is_transposed(self, old: str) -> bool:
-        """Return whether the map lists a tensor as stored transposed."""
+        """Return True if the name map lists the tensor under `transposed`."""
         found = [rule for rule, pattern in self._transposed if pattern.fullmatch(old)]
         self.used.update(found)
         return bool(found)
 
     def unused(self) -> list[str]:
-        """Return the rules that have matched no name."""
+        """Return the rules that have not matched any name so far."""
         found = [rule for rule, _, _ in (*self._rules, *self._patterns)]
         rules = [*self._exact, *found, *(rule for rule, _ in (*self._drop, *self._transposed))]
         return [rule for rule in rules if not self.used[rule]]
 
     def _placeholders(self, old: str, new: str) -> tuple[Any, list[str | int]]:
-        """Compile a name with placeholders, and split the new name into texts and group numbers."""
+        """Compile a rule for names with placeholders.
+
+        Returns:
+            The pattern of the old name, and the new name in pieces. A piece is a text, or the
+            number of the group whose match is inserted there.
+        """
         numbers: dict[str, int] = {}
         pattern = ""
         for index, piece in enumerate(_PLACEHOLDER.split(old)):
@@ -214,17 +220,19 @@ def settle(
     *,
     checkpoint: str = "the checkpoint",
 ) -> list[PlannedTensor]:
-    """Find each of a model's tensors in a checkpoint.
+    """Find a saved tensor for each tensor of a model.
 
     Args:
-        saved: name to shape of all tensors of the checkpoint.
-        expected: name to shape of the model's tensors; tied tensors appear under every name.
-        ties: groups of the model's names that are one tensor, the name to write first.
+        saved: the shapes of all tensors of the checkpoint, by name.
+        expected: the shapes of the model's tensors, by name; a tied tensor appears under each of
+            its names.
+        ties: groups of names that are the same tensor of the model. The first name of a group is
+            the one to write.
         name_map: the rules for names that differ.
-        checkpoint: the name of the checkpoint in messages.
+        checkpoint: the name of the checkpoint for error messages.
 
     Returns:
-        The tensors in the model's order.
+        The matched tensors, in the model's order.
 
     Raises:
         BadUse: a tensor is missing, unexpected, ambiguous, or has another shape; the message names
@@ -287,7 +295,7 @@ def _find_prefix(
     name_map: NameMap,
     checkpoint: str,
 ) -> str:
-    """Return the prefix after which most of the model's tensors are found."""
+    """Return the prefix of saved names after which most of the model's tensors are found."""
     found: defaultdict[str, set[str]] = defaultdict(set)
     for name in {without_wrapper_parts(name) for name in saved}:
         parts = name.split(".")
@@ -368,19 +376,19 @@ def _check_shapes(
 
 
 def _filled(pieces: Iterable[str | int], match: Any) -> str:
-    """Join the pieces, with each group number replaced by the text that the group matched."""
+    """Join the pieces of a new name, and insert the text that each numbered group matched."""
     return "".join(
         piece if isinstance(piece, str) else match.group(piece) or "" for piece in pieces
     )
 
 
 def without_wrapper_parts(name: str) -> str:
-    """Return a name without the parts that are in `WRAPPERS`."""
+    """Return a name without the parts in `WRAPPERS`, which wrappers such as FSDP insert."""
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 def _listed(names: Sequence[str], others: Collection[str]) -> str:
-    """List some names, each with the most similar name of `others`."""
+    """List the first names, each with the most similar name in `others`, for an error message."""
     shown = []
     for name in names[:_SHOWN]:
         near = difflib.get_close_matches(name, others, n=1, cutoff=0.6)

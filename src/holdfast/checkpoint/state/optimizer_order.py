@@ -1,8 +1,9 @@
-"""Match the numbers in an optimizer's saved state with the live parameters, and check the fit.
+"""Match an optimizer's saved state with the parameters of a live optimizer.
 
-Parameters are matched by name if both sides have names. The names come from the models that were
-saved with the optimizer (`parameter_names`), or from `named_parameters()` passed to the optimizer
-(`param_names`). Without names, parameters are matched by position, as in PyTorch.
+The saved state identifies parameters only by numbers. Parameters are matched by name if the
+checkpoint and the live optimizer both have names. The names come from the models that were saved
+with the optimizer (`parameter_names`), or from `named_parameters()` passed to the optimizer
+(`param_names`). If a side has no names, parameters are matched by position, as in PyTorch.
 """
 
 from collections import Counter
@@ -27,19 +28,20 @@ _SHAPED_LIKE_PARAMETERS: Final = {
     ),
     *("exp_inf", "prev", "step_size", "sum", "ax"),
 }
-"""The keys whose values `torch.optim` stores in the shape of the parameter."""
+"""The keys of state for which `torch.optim` stores tensors in the shape of the parameter."""
 _ANY_ENTRY: Final = "*"
 _SHOWN: Final = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Numbered:
-    """The parameters of one side: the checkpoint or the live optimizer.
+    """List the parameters of the saved or of the live optimizer.
 
     Attributes:
-        groups: the numbers of the parameters, by group.
-        names: the names from the models, by group; None if unknown.
-        own_names: the names from the optimizer, by group; None if unknown.
+        groups: for each parameter group, the numbers of its parameters.
+        names: the parameters' names in the models, by group, with the entry of the model; None if
+            unknown.
+        own_names: the names that were passed to the optimizer itself, by group; None if unknown.
     """
 
     groups: list[list[Any]]
@@ -49,8 +51,8 @@ class Numbered:
     def renamed(self, name: Callable[[str], str | None]) -> Self:
         """Return the same parameters with other names.
 
-        `name` maps a name that includes the entry. The optimizer's own names include no entry, so
-        `*` stands for the entry.
+        `name` maps an old name to a new one. Both begin with an entry of the state, such as
+        `model.`. The optimizer's own names have no entry, so `*` is used in its place.
         """
 
         def own(given: str) -> str | None:
@@ -62,14 +64,14 @@ class Numbered:
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterOrder:
-    """The order in which saved state is put into an optimizer.
+    """Describe which saved state belongs to which parameter of a live optimizer.
 
     Attributes:
-        numbers: the saved number for each live number; None if there is none.
-        groups: the saved group for each live group; None if there is none.
-        problem: why no order was found; empty if one was found.
-        missing: names that only the live optimizer has.
-        unexpected: names that only the checkpoint has.
+        numbers: for each parameter's live number, its saved number; None if it was not saved.
+        groups: for each live group, the index of the saved group; None if there is none.
+        problem: the reason why the parameters could not be matched; empty if they were.
+        missing: names of parameters that only the live optimizer has.
+        unexpected: names of parameters that only the checkpoint has.
     """
 
     numbers: dict[Any, Any] = field(default_factory=dict)
@@ -80,7 +82,7 @@ class ParameterOrder:
 
 
 def has_groups(state: Any) -> bool:
-    """Return whether `state` is an optimizer's state, or its skeleton, with parameter groups."""
+    """Return True if `state` is an optimizer's state with parameter groups, or its skeleton."""
     groups = state.get("param_groups") if isinstance(state, Mapping) else None
     return isinstance(groups, list) and all(
         isinstance(group, Mapping) and "params" in group for group in groups
@@ -88,7 +90,7 @@ def has_groups(state: Any) -> bool:
 
 
 def plain_leaves(skeleton: Mapping[Any, Any]) -> list[str]:
-    """Return the flat names of the leaves to read before an order can be found."""
+    """Return the flat names of the saved values that are needed to match the parameters."""
     leaves = [
         group.get(key) for group in skeleton["param_groups"] for key in ("params", "param_names")
     ]
@@ -98,14 +100,14 @@ def plain_leaves(skeleton: Mapping[Any, Any]) -> list[str]:
 def numbered(
     state: Mapping[Any, Any], read: Callable[[Any], Any], names: Names | None
 ) -> Numbered | None:
-    """Return the parameters of an optimizer's state or skeleton.
+    """List the parameters of an optimizer's state or skeleton.
 
-    None if the groups do not number parameters.
+    Returns None if the groups do not identify each parameter by its own number.
 
     Args:
         state: a state for which `has_groups` is true.
-        read: maps a value in a group to its content.
-        names: the names from the models.
+        read: returns the content of a group's value; for a skeleton, the value is a flat name.
+        names: the parameters' names in the models, by group; None if unknown.
     """
     groups = [read(group["params"]) for group in state["param_groups"]]
     if not all(
@@ -139,14 +141,14 @@ def numbered(
 def find_order(
     name: str, saved: Numbered, here: Numbered, *, are_same_models: bool, strict: bool = True
 ) -> ParameterOrder:
-    """Find the order in which saved state is put into an optimizer.
+    """Find out which saved state belongs to which parameter of a live optimizer.
 
     Args:
         name: the name of the optimizer's entry.
         saved: the parameters in the checkpoint.
         here: the parameters of the live optimizer.
-        are_same_models: whether both sides have the models whose names are compared, and the
-            models have no own code that validates names.
+        are_same_models: whether names of the models prove which parameters differ. This is so if
+            the models are on both sides and have no code of their own that validates names.
         strict: whether both sides must have the same parameters in the same groups.
     """
     one, other, is_certain = _names(saved, here, are_same_models=are_same_models)
@@ -199,10 +201,10 @@ def find_order(
 def arranged(
     skeleton: Mapping[Any, Any], order: ParameterOrder, numbers: Collection[Any]
 ) -> Skeleton:
-    """Return the skeleton of a saved optimizer state in the order of the live optimizer.
+    """Rearrange the skeleton of a saved optimizer state in the order of the live optimizer.
 
-    The keys that name and number the parameters are left out of the groups, since the optimizer
-    keeps its own. `numbers` are the numbers in the saved groups.
+    The keys that name and number the parameters are left out of the groups, since the live
+    optimizer keeps its own. `numbers` are all numbers of parameters in the saved groups.
     """
     states = skeleton.get("state", {})
     state = {
@@ -234,17 +236,19 @@ def misfit(
 ) -> str:
     """Return why a tensor of the saved state cannot belong to its parameter; empty if all fit.
 
-    Optimizers store tensors of any shape. A tensor must have the live shape of its parameter only
-    if it had the saved shape of its parameter. If the saved shape of the parameter is unknown, it
-    is assumed that the tensor had this shape in two cases:
+    An optimizer may store tensors of any shape. If a saved tensor had the same shape as its
+    parameter when it was saved, it must have the parameter's live shape now. If the parameter's
+    shape at the save is unknown, the two shapes are assumed to have been the same in two cases:
 
-    * the shapes under the tensor's key are a permutation of the live shapes;
-    * the optimizer is one of `torch.optim`, which stores the key in this shape.
+    * the saved shapes of all tensors with this key are a permutation of the parameters' live
+      shapes;
+    * the optimizer is one of `torch.optim`, and the key is one that it stores in the parameter's
+      shape.
 
     Args:
-        name: the name of the entry.
+        name: the name of the optimizer's entry.
         states: the skeleton of the saved state, by saved number.
-        order: the order in which saved state is put into the optimizer.
+        order: the match of saved and live parameters.
         shapes: the shapes of the live parameters, by number.
         shape_of: maps a flat name to the saved shape; None if the leaf is not a tensor.
         saved_shapes: the known shapes of the parameters when they were saved, by saved number.
@@ -276,9 +280,11 @@ def misfit(
 def _names(
     saved: Numbered, here: Numbered, *, are_same_models: bool
 ) -> tuple[list[str | None], list[str | None], bool]:
-    """Return the names to compare, by position, and whether both sides' names are of one kind.
+    """Choose the names by which to compare the saved and the live parameters.
 
-    An unknown name is None.
+    Returns:
+        The saved and the live names, by position, None where unknown; and whether a difference
+        between them proves that the parameters differ.
     """
     ways = [
         (saved.names, here.names, are_same_models),
@@ -306,12 +312,12 @@ def _flat(names: Names) -> list[str | None]:
 
 
 def _within(names: Names | None) -> Names | None:
-    """Return the names without their entries."""
+    """Return the names without the entries of the state with which they begin."""
     return names and [[name and name.partition(".")[2] for name in group] for group in names]
 
 
 def _labels(names: Sequence[str | None]) -> list[str]:
-    """Return a label for each parameter: its name, or a numbered placeholder."""
+    """Return a label for each parameter: its name, or a numbered text if it has none."""
     count = 0
     labels = []
     for name in names:
@@ -332,7 +338,8 @@ def _groups(
 ) -> list[int | None] | None:
     """Return, for each live group, the saved group that has the same parameters.
 
-    If not `strict`, return the saved group that has the first of the live group's parameters.
+    If not `strict`, a saved group that has the first known parameter of the live group is enough.
+    Returns None if `strict` and some group has no match.
     """
     group_of = {number: place for place, group in enumerate(saved.groups) for number in group}
     empty = [place for place, group in enumerate(saved.groups) if not group]

@@ -1,4 +1,4 @@
-"""Find the parameter names that the numbers in an optimizer's state stand for."""
+"""Find the names of an optimizer's parameters, which its state identifies only by numbers."""
 
 import weakref
 from collections.abc import Iterator, Mapping
@@ -10,16 +10,16 @@ from torch.distributed.tensor import DTensor
 from holdfast.checkpoint.state.tree import PLAIN_TENSORS, without_wrappers
 
 Names = list[list[str | None]]
-"""The names by group and position; None if no entry of the state has the parameter."""
+"""The names by group and position; None for a parameter that no entry of the state has."""
 Parts = tuple[tuple[Mapping[str, Any], Mapping[str, Any]], ...]
-"""The state and `per_rank`: the entries as the user passed them, and with their `state_dict()`s."""
+"""`state` and `per_rank`; each as the user passed it, and with the results of `state_dict()`."""
 
 
 class ParameterNames:
-    """Cache the parameter names between saves, until the optimizers change."""
+    """Find the parameter names of optimizers, and cache them until the optimizers change."""
 
     def __init__(self) -> None:
-        """Begin without names."""
+        """Create an empty cache."""
         self._seen: list[Any] = []
         self._found: tuple[dict[str, Names], ...] = ()
 
@@ -28,9 +28,10 @@ class ParameterNames:
     ) -> tuple[dict[str, Names], ...]:
         """Return, for each of `parts`, the names of each optimizer's parameters.
 
-        While the optimizers do not change, the returned objects are the same.
+        As long as the optimizers do not change, the same objects are returned.
         """
-        # Python reuses the ids of dead objects, so the optimizers themselves are compared as well.
+        # Python reuses the ids of dead objects, so the entries are compared by weak references,
+        # too.
         seen = [
             (
                 list(entries),
@@ -50,10 +51,11 @@ class ParameterNames:
 def parameter_names(
     *parts: tuple[Mapping[str, Any], Mapping[str, Any]],
 ) -> tuple[dict[str, Names], ...]:
-    """Find each optimizer's parameter names, in the form ENTRY.NAME without wrapper parts.
+    """Find the parameter names of each optimizer, in the form ENTRY.NAME.
 
-    A parameter with several names, such as tied weights, gets the alphabetically first name. An
-    optimizer without any names is left out.
+    ENTRY is the model's entry in the state, and NAME is the parameter's name there. Name parts of
+    wrappers such as FSDP are removed. If a parameter has several names, as tied weights do, the
+    alphabetically first one is used. An optimizer of which no parameter has a name is left out.
     """
     optimizers = [
         {name: entry for name, entry in entries.items() if isinstance(entry, torch.optim.Optimizer)}
@@ -92,7 +94,7 @@ def _named(parts: Parts) -> Iterator[tuple[Any, str]]:
 
 
 def _tensors(name: str, value: Any) -> Iterator[tuple[Any, str]]:
-    """Yield each tensor's place and name in a state dict that shares memory with parameters."""
+    """Yield the memory location and the name of each tensor in a state dict."""
     if isinstance(value, torch.Tensor):
         if (place := _place(value)) is not None:
             yield place, name
@@ -102,9 +104,9 @@ def _tensors(name: str, value: Any) -> Iterator[tuple[Any, str]]:
 
 
 def _place(tensor: torch.Tensor) -> Any:
-    """Return the memory location of a tensor; None if it does not identify the tensor.
+    """Return a tensor's memory location; None if several tensors may have this location.
 
-    A tensor that wraps other tensors has no location of its own.
+    For example, a tensor that wraps other tensors has no location of its own.
     """
     own = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
     if (

@@ -35,7 +35,10 @@ def capture() -> dict[str, Any]:
 
 
 def put_back(states: dict[str, Any]) -> None:
-    """Set the generators to the states from `capture`; skip generators that this process lacks."""
+    """Set the generators to the states that `capture` returned.
+
+    States of generators that this process lacks are skipped.
+    """
     random.setstate(states["python"])
     torch.set_rng_state(states["torch"])
     if "numpy" in states and "numpy" in sys.modules:
@@ -77,7 +80,7 @@ def check(skeleton: Mapping[str, Any], loaded: Mapping[str, Any]) -> None:
 
 
 def _with_arrays(item: dict[str, Any]) -> dict[str, Any]:
-    """Convert JSON lists to NumPy arrays; all generators but MT19937 use 64-bit arrays."""
+    """Convert JSON lists in a NumPy state to arrays: 32-bit for MT19937, 64-bit for all others."""
     import numpy as np
 
     return {

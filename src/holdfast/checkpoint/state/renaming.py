@@ -1,4 +1,4 @@
-"""Rename a checkpoint's tensors to the names in the state: `rename` of `Checkpointer.restore`."""
+"""Rename a checkpoint's tensors to the names in the live state, for `Checkpointer.restore`."""
 
 import copy
 import os
@@ -12,20 +12,21 @@ from holdfast.checkpoint.state.tree import Skeleton
 from holdfast.core.errors import BadUse
 
 Rename = Mapping[str, Any] | str | os.PathLike[str]
-"""Saved names to names in the state, a whole name map (see `name_map`), or a file with a map."""
+"""A dict from saved names to names in the state, or a name map (see `name_map`), also as a file."""
 
 
 class Renaming:
     """Apply a name map to tensor names and skeletons.
 
-    A name in the map may include the entry of the state, or may follow the entry.
+    A full name begins with an entry of the state, such as `model.`. Names in the map may include
+    this entry or leave it out.
 
     Attributes:
         transposed: flat names of the tensors that were stored transposed; set by `skeleton`.
     """
 
     def __init__(self, rename: Rename) -> None:
-        """Read the name map.
+        """Read and check the name map.
 
         Raises:
             BadUse: `rename` is not a valid name map.
@@ -40,22 +41,24 @@ class Renaming:
         self.transposed: set[str] = set()
 
     def name(self, name: str) -> str | None:
-        """Return the state's name of a saved tensor; both names include the entry.
+        """Return the name in the live state of a saved tensor; both names include the entry.
 
-        None if the name map drops the tensor.
+        Returns None if the name map drops the tensor.
 
         Raises:
-            BadUse: two rules contradict each other for the tensor.
+            BadUse: two rules give the tensor different names.
         """
         return self._name(name)[0]
 
     def skeleton(
         self, skeleton: Mapping[Any, Any], is_tensor: Callable[[str], bool]
     ) -> dict[Any, Any]:
-        """Return a skeleton with each tensor under the state's name; keep optimizers unchanged.
+        """Return a copy of a skeleton in which each tensor has its name in the live state.
+
+        The states of optimizers are unchanged.
 
         Raises:
-            BadUse: two tensors get one name, or a rule of the map matches no tensor.
+            BadUse: two tensors get the same name, or a rule of the map matches no tensor.
         """
         self._map.used.clear()
         renamed: dict[Any, Any] = copy.deepcopy(dict(skeleton))
@@ -72,7 +75,11 @@ class Renaming:
     def _take_out(
         self, node: dict[Any, Any], prefix: str, is_tensor: Callable[[str], bool]
     ) -> list[tuple[tuple[dict[Any, Any], str], str, str]]:
-        """Remove the renamed tensors from `node`; return the parent, new name and leaf of each."""
+        """Remove from `node` the tensors that get another name.
+
+        Returns:
+            For each of them: its parent and the parent's name, the tensor's new name, and its leaf.
+        """
         moved = []
         for key, part in list(node.items()):
             name = f"{prefix}{key}"
@@ -89,7 +96,7 @@ class Renaming:
         return moved
 
     def _name(self, name: str) -> tuple[str | None, bool]:
-        """Return the state's name of a saved tensor, and whether it was stored transposed."""
+        """Return a saved tensor's name in the live state, and whether it was stored transposed."""
         entry, _, rest = name.partition(".")
         prefix = self._map.prefix
         for before, old in (
@@ -109,7 +116,11 @@ class Renaming:
 def _place(
     node: tuple[dict[Any, Any], str], name: str, leaf: Skeleton, root: dict[Any, Any], where: str
 ) -> None:
-    """Put a renamed leaf into its old parent if the prefix is equal, else into another entry."""
+    """Put a renamed leaf into the skeleton `root`.
+
+    The leaf stays in its old parent if the new name begins with the parent's name. Otherwise, it is
+    put into the entry with which the new name begins.
+    """
     place, prefix = node
     key = name.removeprefix(prefix)
     if not prefix or key == name:

@@ -1,4 +1,7 @@
-"""Read the skeleton of a saved state, or rebuild the skeleton of a state that DCP alone wrote."""
+"""Read the skeleton of a saved state, or rebuild it if DCP wrote the checkpoint without Holdfast.
+
+A skeleton is the nesting of a state, with a flat name in place of each tensor or value.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -10,11 +13,11 @@ from holdfast.checkpoint.state.tree import Skeleton, skeleton_from_paths
 from holdfast.core.errors import CheckpointError
 
 Read = Callable[[Mapping[str, None]], Mapping[str, Any]]
-"""Reads plain values by their flat names."""
+"""A function that reads plain values by their flat names."""
 
 
 def shared_skeleton(metadata: Metadata, read: Read) -> dict[Any, Any]:
-    """Return the skeleton of the shared state.
+    """Return the skeleton of the user's `state` in a checkpoint.
 
     Raises:
         CheckpointError: see `stored_skeleton`.
@@ -29,7 +32,7 @@ def shared_skeleton(metadata: Metadata, read: Read) -> dict[Any, Any]:
 
 
 def stored_skeleton(name: str, metadata: Metadata, read: Read) -> dict[Any, Any] | None:
-    """Read the skeleton that is stored under the flat name `name`; None if there is none.
+    """Read the skeleton that is stored under the flat name `name`; return None if there is none.
 
     Raises:
         CheckpointError: the value is not a skeleton, or has leaves that the checkpoint lacks.

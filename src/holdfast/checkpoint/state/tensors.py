@@ -15,7 +15,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def part_of(leaf: Any, index: MetadataIndex) -> torch.Tensor:
-    """Return the part of a tensor that this rank writes."""
+    """Return the part of a tensor that this rank writes for the saved item `index`."""
     if isinstance(leaf, DTensor):
         local: torch.Tensor = leaf.to_local()
         return local
@@ -24,9 +24,10 @@ def part_of(leaf: Any, index: MetadataIndex) -> torch.Tensor:
 
 
 def is_in_a_row(tensor: torch.Tensor) -> bool:
-    """Return whether the bytes are contiguous, 8-byte aligned, and not conjugated or negated lazily.
+    """Return True if a tensor's bytes can be copied as one block.
 
-    The stored bytes of a lazily conjugated or negated tensor differ from its values.
+    The bytes must be contiguous and 8-byte aligned. The tensor must not be lazily conjugated or
+    negated, because its stored bytes then differ from its values.
     """
     address = tensor.data_ptr()  # 0 for a tensor that wraps other tensors
     return (

@@ -1,9 +1,9 @@
-"""Split a nested state into flat leaves and a skeleton of its shape.
+"""Split a nested state into flat leaves and a skeleton, which describes the nesting.
 
-Leaves are named as DCP names them, by the path joined with dots, so that PyTorch's
-`torch.distributed.checkpoint.load` finds them. DCP converts dict keys to text and drops empty
-containers. The skeleton preserves both: it consists of the nested dicts and lists themselves, with
-each leaf replaced by its flat name.
+Leaves are the tensors and plain values. They are named as DCP names them, by their path joined with
+dots, so that PyTorch's `torch.distributed.checkpoint.load` finds them. In these flat names, DCP
+converts dict keys to text and drops empty containers. The skeleton preserves both, because it
+consists of the nested dicts and lists themselves, with each leaf replaced by its flat name.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ _SCALARS = (
 _UNCHANGING = {type(None), bool, int, float, complex, str, bytes}
 _INT_BITS = 2000  # `weights_only` reads integers of up to 255 bytes
 KIND = operator.attrgetter("dtype", "shape", "device")
-"""The attributes of a tensor that a snapshot plan depends on."""
+"""Return the attributes of a tensor on which a snapshot plan depends."""
 PLAIN_TENSORS = {torch.Tensor, torch.nn.Parameter}
 """The tensor types whose bytes are in this process and can be copied as they are."""
 _KEYS = {str, int, bool, float, type(None)}
@@ -46,12 +46,13 @@ _WRAPPER = re.compile(r"\b(_orig_mod|module|_fsdp_wrapped_module|_checkpoint_wra
 
 
 def irregular(tensor: torch.Tensor) -> str | None:
-    """Name the kind of a tensor that bytes, dtype and shape do not describe (sparse, lazy, ...).
+    """Name the kind of a tensor that bytes, dtype and shape do not fully describe.
 
     Returns:
-        The kind, or None for a tensor that they describe.
+        The kind, such as `sparse` or `quantized`; None for an ordinary tensor.
     """
-    # A ShardedTensor lacks the attributes that are read below; PyTorch reads into its parts.
+    # A ShardedTensor lacks the attributes that are read below. It counts as ordinary, because
+    # PyTorch reads into its parts.
     if isinstance(tensor, ShardedTensor):
         return None
     if is_lazy(tensor):
@@ -72,16 +73,17 @@ def irregular(tensor: torch.Tensor) -> str | None:
 
 
 def without_wrappers(name: str) -> str:
-    """Remove the name parts that compile, DDP, FSDP and activation checkpointing add."""
+    """Remove the name parts that torch.compile, DDP, FSDP and activation checkpointing insert."""
     return _WRAPPER.sub("", name)
 
 
 class LiveTensors(list[torch.Tensor]):
-    """The live tensors of a state, in order.
+    """List the live tensors of a state, in order.
 
     Attributes:
-        are_plain: whether all types are in `PLAIN_TENSORS`, so that PyTorch records every change.
-        values: copies of all values that are not tensors, in order.
+        are_plain: whether the types of all tensors are in `PLAIN_TENSORS`, so that PyTorch counts
+            every in-place change.
+        values: copies of all plain values of the state, in order.
     """
 
     are_plain = True
@@ -95,10 +97,11 @@ def capture(state: Any, tensors: LiveTensors) -> Any:
     """Copy the structure and the plain values of `state`; append its tensors to `tensors`.
 
     Returns:
-        The copy, which shares the tensors. Afterwards, only the bytes of the tensors can change.
+        The copy, which has the same tensors. Later changes of `state` affect the copy only through
+        the bytes of its tensors.
     """
-    # Training waits for this function: visit dicts of thousands of tensors once, with C functions.
-    # An optimizer has one dict for each parameter, so the exact type is tested first.
+    # Training waits for this function. So a dict of thousands of tensors is visited only once, with
+    # C functions. An optimizer has one dict for each parameter, so the exact type is tested first.
     if type(state) is dict or isinstance(state, Mapping):
         if PLAIN_TENSORS.issuperset(map(type, state.values())):
             tensors.extend(state.values())
@@ -114,7 +117,7 @@ def capture(state: Any, tensors: LiveTensors) -> Any:
     elif is_nested_list(state):
         return [capture(item, tensors) for item in state]
     elif type(state) in (list, tuple, set):
-        # A copy can fail only for values that cannot be saved; `flatten` reports them by name.
+        # A copy fails only for values that cannot be saved; `flatten` later reports them by name.
         with contextlib.suppress(Exception):
             value = copy.deepcopy(state)
     tensors.values.append(value)
@@ -123,14 +126,14 @@ def capture(state: Any, tensors: LiveTensors) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class FlatState:
-    """A state split into leaves and a skeleton.
+    """Hold a state that is split into leaves and a skeleton.
 
     Attributes:
-        leaves: flat name to tensor or plain value.
+        leaves: the tensors and plain values, by flat name.
         skeleton: the nested containers, with each leaf replaced by its flat name.
-        order: the flat names of leaves and empty dicts, in order. Two states have the same shape
-            if both their skeletons and their orders are equal: Python compares dicts without their
-            order, and 1 equals True.
+        order: the flat names of leaves and empty dicts, in order. To find out whether two states
+            have the same shape, compare both `skeleton` and `order`. Comparing skeletons is not
+            enough, because Python ignores the order of dicts, and takes 1 and True for equal.
     """
 
     leaves: dict[str, Any]
@@ -153,15 +156,16 @@ def flatten(state: Mapping[Any, Any], *, prefix: str = "") -> FlatState:
 class _Flattening:
     """Collect the leaves of a state, recursively."""
 
-    # A recursive function inside `flatten` would form a reference cycle, which would keep the
-    # tensors alive until the next garbage collection. Trainers collect garbage rarely.
+    # This is a class because a recursive function inside `flatten` would form a reference cycle.
+    # The cycle would keep the tensors alive until the next garbage collection, and trainers collect
+    # garbage rarely.
 
     def __init__(self) -> None:
         self.leaves: dict[str, Any] = {}
         self.order: list[str] = []
 
     def visit(self, name: str, value: Any) -> Skeleton:
-        """Add the leaves of the value under `name`; return its skeleton."""
+        """Add all leaves in `value` under the flat name `name`; return the skeleton of `value`."""
         if isinstance(value, Mapping):
             kinds = set(map(type, value))
             if not kinds <= _KEYS:
@@ -192,9 +196,10 @@ class _Flattening:
 
 
 def is_nested_list(value: Any) -> bool:
-    """Return whether DCP stores a list item by item: if it contains a tensor, dict or such a list.
+    """Return True if DCP stores a list item by item.
 
-    DCP stores any other list as one leaf.
+    DCP does so if the list contains a tensor, a dict, or another list that it stores item by item.
+    It stores any other list as one leaf.
     """
     return isinstance(value, list) and any(
         isinstance(item, torch.Tensor | Mapping) or is_nested_list(item) for item in value
@@ -202,7 +207,7 @@ def is_nested_list(value: Any) -> bool:
 
 
 def merge_skeletons(skeletons: Sequence[Any]) -> Any:
-    """Merge the skeletons of ranks, which may have different parts of one state.
+    """Merge the skeletons of all ranks, which may have different parts of one state.
 
     Raises:
         BadUse: the same name is a container on one rank and a value on another.
@@ -228,10 +233,11 @@ def merge_skeletons(skeletons: Sequence[Any]) -> Any:
 
 
 def skeleton_from_paths(paths: Mapping[str, Sequence[str | int]]) -> dict[Any, Any]:
-    """Rebuild the skeleton of a checkpoint that DCP wrote alone, from the paths of its leaves.
+    """Rebuild the skeleton of a checkpoint that DCP wrote without Holdfast.
 
-    DCP converts integer keys to text. A dict whose keys are all digits is rebuilt with integer
-    keys: in nearly all cases the dict is an optimizer's state.
+    The skeleton is rebuilt from the paths of the leaves. DCP converts integer keys to text. If all
+    keys of a dict consist of digits, the dict is rebuilt with integer keys, because it is nearly
+    always an optimizer's state.
     """
     root: dict[Any, Any] = {}
     for name, path in paths.items():
@@ -255,7 +261,7 @@ def skeleton_from_paths(paths: Mapping[str, Sequence[str | int]]) -> dict[Any, A
 
 
 def _check_plain(name: str, value: Any) -> None:
-    """Check that `torch.load(weights_only=True)` restores a value unchanged."""
+    """Check that a value will be restored unchanged by `torch.load(weights_only=True)`."""
     if type(value) is int and value.bit_length() > _INT_BITS:
         raise BadUse(
             f"Cannot save {name!r}: an integer of {value.bit_length()} bits. Save it as text."

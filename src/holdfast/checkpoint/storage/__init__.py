@@ -1,4 +1,4 @@
-"""Push checkpoints to object storage, list them there, and fetch them back.
+"""Upload checkpoints to object storage, list them there, and fetch them back.
 
 Only `uploader` needs torch.
 """

@@ -1,12 +1,13 @@
 """List the checkpoints in object storage, and check whether each is whole.
 
-Only manifests and sizes are read, no data.
+To check a checkpoint, only its manifest and the sizes of its objects are read, not its data.
 
     URL/step-0000000020.3fa29c1b22d04e91/.metadata, __0_0.distcp, …, holdfast.json
 
-A folder's name ends with the digest of its manifest, which determines every byte in the folder. So
-all writers of a folder write the same bytes, and no reader can find files of two saves in one
-folder. The manifest is written last; a folder without a manifest is no checkpoint.
+A folder's name ends with the digest of its manifest, and the manifest determines every byte in the
+folder. So if two processes write into one folder, they write the same bytes, and a reader never
+finds files of two saves in one folder. The manifest is written last, so a folder without a manifest
+is not a checkpoint.
 """
 
 import re
@@ -31,17 +32,17 @@ _THREADS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteCheckpoint:
-    """One checkpoint in object storage.
+    """Describe one checkpoint in object storage.
 
     Attributes:
-        step: the step.
+        step: the training step.
         name: the name of the folder.
-        url: the URL of the folder, in the form that stock readers use.
-        state: `written` (manifest and sizes are right) or `damaged`.
+        url: the URL of the folder, which other software can read, too.
+        state: `written` if the manifest and all sizes are right, else `damaged`.
         committed_at_s: when the manifest was written, by the storage's clock, in seconds since the
             Unix epoch.
-        manifest: the manifest; None if it is unreadable.
-        reason: the damage; None if there is none.
+        manifest: the checkpoint's manifest; None if it is unreadable.
+        reason: a description of the damage; None if there is none.
     """
 
     step: int
@@ -54,22 +55,22 @@ class RemoteCheckpoint:
 
     @property
     def size_bytes(self) -> int:
-        """Return the bytes of all files together; 0 if the manifest is unreadable."""
+        """Return the total size of all files in bytes; 0 if the manifest is unreadable."""
         return self.manifest.size_bytes if self.manifest else 0
 
     @property
     def created_at_s(self) -> float | None:
-        """Return the time of the save, in seconds since the Unix epoch."""
+        """Return the time of the save in seconds since the Unix epoch; None if it is unknown."""
         return self.manifest.created_at_s if self.manifest else None
 
 
 def remote_name(step: int, manifest: bytes) -> str:
-    """Return the name of the folder in storage for the checkpoint of `step` with `manifest`."""
+    """Return the storage folder's name for the checkpoint of `step` with these manifest bytes."""
     return f"{step_path(Path(), step).name}.{xxhash.xxh3_64_hexdigest(manifest)}"
 
 
 def parse_remote_name(name: str) -> int | None:
-    """Return the step of a folder in storage; None if the name is no checkpoint's."""
+    """Return the step in the name of a storage folder; None if it is not a checkpoint's name."""
     match = _NAME.fullmatch(name)
     found = parse_name(match[1]) if match else None
     return found[0] if found else None
@@ -80,7 +81,7 @@ def scan_remote(
 ) -> list[RemoteCheckpoint]:
     """List the checkpoints of `step`, or of all steps above `above`, newest step first.
 
-    Checkpoints of one step are sorted by the time of commit, latest first.
+    Of several checkpoints of one step, the one committed last comes first.
 
     Raises:
         NotFound, StorageFailed: see `Objects`.
@@ -100,7 +101,7 @@ def scan_remote(
 def inspect_remote(
     objects: Objects, name: str, there: dict[str, StoredObject]
 ) -> RemoteCheckpoint | None:
-    """Inspect one folder with the objects `there`; return None if it is no checkpoint.
+    """Check one folder that contains the objects `there`; return None if it is not a checkpoint.
 
     Raises:
         NotFound, StorageFailed: see `Objects`.
@@ -132,7 +133,8 @@ def read_remote_manifest(objects: Objects, name: str, step: int) -> tuple[bytes,
 
     Raises:
         FileNotFoundError: there is no manifest.
-        ManifestError: the manifest has changed since it was pushed, or see `parse_manifest`.
+        ManifestError: the manifest has changed since it was uploaded, or cannot be parsed; see
+            `parse_manifest`.
         NotFound, StorageFailed: see `Objects`.
     """
     content = objects.read(f"{name}/{MANIFEST_NAME}")

@@ -1,4 +1,7 @@
-"""Fetch one checkpoint from object storage: into a hidden folder, verified, then renamed."""
+"""Fetch one checkpoint from object storage into a local folder.
+
+The files are downloaded into a hidden folder and verified. Then the hidden folder is renamed.
+"""
 
 import os
 import shutil
@@ -28,7 +31,7 @@ _ATTEMPTS: Final = 2
 
 
 def fetch(objects: Objects, checkpoint: RemoteCheckpoint, into: Path) -> Path:
-    """Fetch a checkpoint; see `Remote.fetch`."""
+    """Download and verify a checkpoint; see `Remote.fetch`."""
     try:
         into.mkdir(parents=True, exist_ok=True)
         free_bytes = shutil.disk_usage(into).free
@@ -123,9 +126,9 @@ def _download_part(
 def _fetch_sidecar(
     objects: Objects, checkpoint: RemoteCheckpoint, folder: Path, entry: FileEntry
 ) -> None:
-    """Fetch the digests of a file's blocks, which are optional.
+    """Fetch the sidecar of a file, which holds the digests of the file's blocks.
 
-    A missing or wrong sidecar is skipped.
+    Sidecars are optional, so a missing or wrong sidecar is skipped.
     """
     if (sidecar := sidecar_of(entry)) is None:
         return
@@ -138,7 +141,7 @@ def _fetch_sidecar(
 
 
 def _settle(objects: Objects, folder: Path, entry: FileEntry) -> ManifestError | None:
-    """Make a file durable, and return the error if its content is wrong."""
+    """Make a downloaded file durable; return an error if its content is wrong, else None."""
     fd = os.open(folder / entry.path, os.O_RDONLY)
     try:
         os.fsync(fd)

@@ -1,10 +1,10 @@
 """Access objects in a bucket or files in a folder, with retries: S3, GCS, Azure and `file://`.
 
-obstore sends the requests, several at a time, and repeats a failed request after a growing, random
-pause. This module handles the faults that no single request can repair, such as an interrupted
-upload or a truncated response. It turns errors into one sentence with the next step. Endpoints and
-credentials come from the standard environment (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`,
-`GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_KEY`, …).
+The library obstore sends the requests, several at a time, and repeats a failed request after a
+random pause that grows. This module handles faults that repeating one request cannot repair, such
+as an interrupted upload or a truncated response. The message of each error is one sentence with the
+next step. Endpoints and credentials come from the standard environment (`AWS_ENDPOINT_URL`,
+`AWS_ACCESS_KEY_ID`, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_KEY`, …).
 """
 
 import contextlib
@@ -25,9 +25,9 @@ from holdfast.core.errors import BadUse, NotFound, StorageFailed
 
 SCHEMES: Final = ("file", "s3", "s3a", "gs", "az", "azure", "abfs", "abfss")
 PART_BYTES: Final = 8 << 20
-"""Bytes in one request: large enough for the network, small enough to be sent again."""
+"""The bytes of one request: large enough for a fast network, small enough to be sent again."""
 _MOST_PARTS: Final = 10_000
-"""The most parts of one object (Amazon S3 user guide, "Multipart upload limits")."""
+"""The limit on the parts of one object (Amazon S3 user guide, "Multipart upload limits")."""
 _PARTS_AT_ONCE: Final = 4
 _CONNECT_TIMEOUT_S: Final = 10
 _CREDENTIALS_SERVICE: Final = "169.254.169.254"
@@ -42,15 +42,18 @@ _R = TypeVar("_R")
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """Limits on the waits for storage, and on the attempts.
+    """Limit how long to wait for storage and how often to try again.
 
-    The pauses between requests and between attempts grow from the first to the longest.
+    A request is one HTTP request. An operation, such as an upload, may need many requests; an
+    attempt is one execution of the whole operation. The pause before each new try of a request, or
+    before each new attempt, grows from `first_pause_s` to `longest_pause_s`.
 
     Attributes:
-        request_timeout_s: seconds for a complete response; the request is then sent again.
-        tries: the most tries of a request.
-        retry_timeout_s: seconds after the first try in which further tries may begin.
-        attempts: the most attempts of an operation, which may be many requests.
+        request_timeout_s: seconds to wait for a complete response before the request is sent again.
+        tries: how often a request is sent at most.
+        retry_timeout_s: seconds after the first try of a request during which further tries may
+            begin.
+        attempts: how often an operation is attempted at most.
         first_pause_s: the first pause, in seconds.
         longest_pause_s: the longest pause, in seconds.
     """
@@ -65,20 +68,20 @@ class Patience:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredObject:
-    """An object; `modified_at_s` is by the storage's clock, in seconds since the Unix epoch."""
+    """Describe an object; `modified_at_s` is in seconds since 1970, by the storage's clock."""
 
     size_bytes: int
     modified_at_s: float
 
 
 class Objects:
-    """Read and write the objects below a URL.
+    """Read, write, list and delete the objects below a URL.
 
     An instance is safe to use from several threads, but not from a process forked after the first
     use. Every method raises `NotFound` if the bucket or folder does not exist, and `StorageFailed`
     if storage refused the request or all attempts failed.
 
-    `gone_on` is called with each sign of progress.
+    `gone_on` is called whenever an operation makes progress.
 
     Raises:
         BadUse: the URL's scheme is not supported, or obstore is not installed.
@@ -120,7 +123,7 @@ class Objects:
         self._gone_on = gone_on
         self._api = obstore
         self.signs = 0
-        """The count of signs of progress: bytes sent, received or checked."""
+        """A number that grows with each part that is sent, received or checked."""
         try:
             self._store: Any = from_url(self.url, **({} if self.folder else _options(patience)))
         except (obstore.exceptions.BaseError, ValueError) as error:
@@ -129,17 +132,23 @@ class Objects:
             ) from error
 
     def go_on(self, _bytes: int = 0) -> None:
-        """Record a sign of progress; signs of two threads at once may count as one."""
+        """Record that an operation makes progress.
+
+        If two threads call this method at once, the calls may count as one.
+        """
         self.signs += 1
         self._gone_on()
 
     def folders(self) -> list[str]:
-        """List the names of the folders, sorted."""
+        """List the names of the folders directly below the URL, sorted."""
         found = self._again("Listing", lambda: self._api.list_with_delimiter(self._store))
         return sorted(found["common_prefixes"])
 
     def list(self, folder: str) -> dict[str, StoredObject]:
-        """List the objects in a folder by their path in it; none if the folder does not exist."""
+        """List the objects in a folder, by their path relative to the folder.
+
+        The result is empty if the folder does not exist.
+        """
 
         def attempt() -> dict[str, StoredObject]:
             return {
@@ -153,7 +162,7 @@ class Objects:
         return self._again(f"Listing {folder}", attempt)
 
     def read(self, path: str) -> bytes:
-        """Read a whole object, which should be small.
+        """Read a whole object into memory; use this method for small objects.
 
         Raises:
             FileNotFoundError: there is no such object.
@@ -181,16 +190,17 @@ class Objects:
         return self._again(f"Reading {path}", attempt, absence_is_an_answer=True)
 
     def write(self, path: str, blocks: Callable[[], Iterator[bytes]], size_bytes: int) -> None:
-        """Write an object, durably; the object appears or replaces another once it is complete.
+        """Write an object durably; it becomes visible only once it is complete.
 
-        The write takes the memory of `_PARTS_AT_ONCE` + 1 parts. Attempts after the first send one
-        part at a time, in case the network is too slow for several.
+        An object of the same path is replaced. The write takes memory for `_PARTS_AT_ONCE` + 1
+        parts. Attempts after the first send one part at a time, because the network may be too slow
+        for several parts at once.
 
         Args:
             path: the path of the object.
-            blocks: called for each attempt. An error other than OSError ends the write without an
-                object.
-            size_bytes: the size of all blocks.
+            blocks: called for each attempt; returns the content of the object. If the iterator
+                raises an error other than OSError, the write ends and no object appears.
+            size_bytes: the total size of all blocks.
         """
         part_bytes = max(self._part_bytes, -(-size_bytes // _MOST_PARTS))
         at_once = iter([_PARTS_AT_ONCE])
@@ -215,9 +225,9 @@ class Objects:
         self._again(f"Writing {path}", attempt)
 
     def delete_folder(self, folder: str, there: Collection[str], *, first: str) -> None:
-        """Delete the objects `there` in a folder, `first` before the others.
+        """Delete the objects `there` from a folder, and `first` before all others.
 
-        An object that is already gone is no error.
+        An object that does not exist any more is not an error.
         """
         if first in there:
             self._delete([f"{folder}/{first}"])
@@ -244,10 +254,11 @@ class Objects:
     def _again(
         self, what: str, attempt: Callable[[], _T], *, absence_is_an_answer: bool = False
     ) -> _T:
-        """Attempt an operation until it succeeds, with pauses.
+        """Attempt an operation until it succeeds, with growing pauses; return its result.
 
-        Unless `absence_is_an_answer`, a missing object is an error like others: an upload may have
-        been completed and its response lost.
+        With `absence_is_an_answer`, FileNotFoundError is raised at once. Otherwise, a missing
+        object leads to another attempt like any other error. For example, a repeated upload may not
+        find its parts because the first upload was completed and only its response was lost.
         """
         pause_s = self._patience.first_pause_s
         for number in range(1, self._patience.attempts + 1):
@@ -274,9 +285,9 @@ class Objects:
 
 
 def in_parallel(call: Callable[[_T], _R], items: Iterable[_T], *, threads: int) -> list[_R]:
-    """Call a function with each item, in threads.
+    """Call a function with each item, in threads, and return the results in order.
 
-    After the first error no further call begins, and the error is raised.
+    After the first error, no further call begins, and that error is raised.
     """
     with ThreadPoolExecutor(max_workers=threads) as pool:
         futures = [pool.submit(call, item) for item in items]
@@ -312,7 +323,10 @@ def _options(patience: Patience) -> dict[str, Any]:
 
 
 def _make_durable(root: Path, path: str) -> None:
-    """Sync a file, and every folder above it that may be new, because obstore does not."""
+    """Sync a file and all folders above it to disk, because obstore does not.
+
+    A folder may be new, so its entry in the parent folder must be durable, too.
+    """
     fd = os.open(root / path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -323,7 +337,7 @@ def _make_durable(root: Path, path: str) -> None:
 
 
 def _refusal(url: str, error: Exception) -> NotFound | StorageFailed | None:
-    """Return the error to raise if another attempt would fail in the same way, else None."""
+    """Return the error to raise if another attempt would fail for the same reason, else None."""
     reason = str(error)
     if any(each in reason for each in _NO_BUCKET):
         return NotFound(
@@ -346,7 +360,10 @@ def _refusal(url: str, error: Exception) -> NotFound | StorageFailed | None:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the cause from the first line of obstore's message, without counts and times."""
+    """Return the cause of an error, taken from the first line of obstore's message.
+
+    The counts and times in that line are left out.
+    """
     lines = str(error).strip().splitlines()
     return (
         lines[0].rpartition(" - ")[2].partition(": <")[0].rstrip(". :")

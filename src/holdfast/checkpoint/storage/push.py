@@ -1,4 +1,8 @@
-"""Push one local checkpoint to object storage: verify while reading, write the manifest last."""
+"""Upload one local checkpoint to object storage.
+
+The files are verified while they are read. The manifest is written last, so that an incomplete
+upload is never taken for a checkpoint.
+"""
 
 import json
 import logging
@@ -39,19 +43,19 @@ from holdfast.core.errors import BadUse, CheckpointError, DamagedCheckpoint, Sto
 from holdfast.core.rate_limit import RateLimit
 
 ABANDONED_AFTER_S: Final = 24 * 3600.0
-"""Seconds after which superfluous objects are deleted; by then no process uses them."""
+"""Seconds after which superfluous objects are deleted, since no process uses them any more."""
 FILES_AT_ONCE: Final = 4
 _CHUNK_BYTES: Final = 64 * BLOCK_BYTES
 _ROUNDS: Final = 3
 _DATE_S: Final = 1.0
-"""The resolution of S3's dates, in seconds."""
+"""The resolution in seconds of the modification times that S3 reports."""
 _logger = logging.getLogger("holdfast")
 
 
 def push(
     objects: Objects, folder: Path, *, pace: RateLimit, now_s: float, sleep: Callable[[float], None]
 ) -> RemoteCheckpoint:
-    """Push a checkpoint; see `Remote.push`."""
+    """Upload a checkpoint; see `Remote.push`."""
     name = parse_name(folder.name)
     if name is None or not folder.is_dir():
         raise BadUse(f"{folder} is not a checkpoint. Give a folder of the name step-NUMBER.")
@@ -84,7 +88,7 @@ def push(
 def _send_files(
     objects: Objects, folder: Path, target: str, manifest: Manifest, pace: RateLimit, now_s: float
 ) -> None:
-    """Send the files that are missing, and list the folder again after the last file."""
+    """Upload the files that storage lacks, until a listing of the folder shows all of them."""
 
     def send(entry: FileEntry) -> None:
         digests = bytearray()
@@ -132,10 +136,10 @@ def _send_files(
 def _verified(
     folder: Path, entry: FileEntry, pace: RateLimit, digests: bytearray
 ) -> Iterator[bytes]:
-    """Yield the bytes of a file, and raise an error at the end if any byte was wrong.
+    """Yield the bytes of a file, and verify them against the checksum in the manifest.
 
-    So no object is made of wrong bytes. If the file's checksum is made of block digests, `digests`
-    receives them.
+    The error is raised after the last byte, before the upload is complete, so no object is made of
+    wrong bytes. If the checksum is made of block digests, these are stored in `digests`.
 
     Raises:
         ManifestError: the bytes do not match the manifest, or cannot be read.
@@ -162,9 +166,10 @@ def _verified(
 def _commit(
     objects: Objects, target: str, step: int, content: bytes, sleep: Callable[[float], None]
 ) -> RemoteCheckpoint:
-    """Write the manifest of a folder with all its files, so that it is the newest of its step.
+    """Write the manifest into a complete folder, so that this save is the newest of its step.
 
-    If the folder was committed before another save of the step, the manifest is written again.
+    Storage may already hold this manifest and, committed later, another save of the step. The
+    manifest is then written again, to become the newer one.
     """
     for attempt in range(_ROUNDS):
         newest = scan_remote(objects, step)[:1]
@@ -182,10 +187,10 @@ def _commit(
 
 
 def tidy(objects: Objects, pushed: RemoteCheckpoint) -> None:
-    """Delete objects that were superfluous for a day: replaced saves and unfinished pushes.
+    """Delete objects that have been superfluous for a day: replaced saves and unfinished uploads.
 
-    Unfinished deletions are completed, too. All dates are the storage's own, so no machine's clock
-    matters.
+    Interrupted deletions are completed, too. All dates come from the storage's clock, so wrong
+    clocks of other machines do no harm.
 
     Raises:
         NotFound, StorageFailed: see `Objects`.
@@ -218,19 +223,20 @@ def tidy(objects: Objects, pushed: RemoteCheckpoint) -> None:
             objects.delete_folder(name, there, first=MANIFEST_NAME)
 
 
-# The list of pushes from a folder, complete or begun: `.holdfast-pushed`, in that folder. The list
-# distinguishes a checkpoint that was deleted from the folder, and must not be fetched again, from
-# one that was never in the folder.
+# The file `.holdfast-pushed` in a checkpoint folder lists all pushes from that folder, complete or
+# begun. If storage has a checkpoint that the folder lacks, the list shows why. A listed checkpoint
+# was deleted from the folder and must not be fetched again. Any other checkpoint was never in the
+# folder.
 
 PUSHED_NAME = ".holdfast-pushed"
 _MOST_NAMES: Final = 10_000
-"""The most names for each storage, of the highest steps; others may be fetched again."""
+"""The limit on listed names for each storage; steps that are no longer listed may be fetched."""
 
 
 def pushed_names(folder: Path, url: str) -> list[str]:
-    """Return the names in storage of the checkpoints pushed from `folder` to `url`.
+    """Return the storage names of the checkpoints that were pushed from `folder` to `url`.
 
-    If the list is unreadable, the result is empty.
+    If the record of pushes is unreadable, a warning is logged and the result is empty.
     """
     try:
         return _parse(folder).get(url, [])
@@ -248,7 +254,7 @@ def note_pushed(folder: Path, url: str, name: str) -> None:
     """Record that the checkpoint `name` in storage was pushed from `folder` to `url`.
 
     Raises:
-        OSError: the list could not be read or written.
+        OSError: the record of pushes could not be read or written.
     """
     try:
         pushed = _parse(folder)

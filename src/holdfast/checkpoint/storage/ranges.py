@@ -1,8 +1,8 @@
-"""Read parts of the files of one checkpoint in object storage, and verify every block.
+"""Read parts of files of one checkpoint in object storage, and verify every block.
 
-A file of more than one block has a sidecar in storage with the digests of its blocks. The sidecar
-is small; the reader checks it against the manifest and keeps it. Reads are rounded to whole blocks,
-so that damage is detected in a part of a file, too.
+A file of more than one block has a sidecar in storage with the digests of its blocks. The reader
+fetches the sidecar once, checks it against the manifest, and keeps it in memory. Reads are extended
+to whole blocks, because only whole blocks can be verified.
 """
 
 import threading
@@ -27,19 +27,19 @@ _ATTEMPTS: Final = 2
 
 
 def by_blocks(entry: FileEntry) -> bool:
-    """Return True if a file's checksum is made of block digests, False if of its whole content."""
+    """Return True if a file's checksum is made of block digests, not of the whole content."""
     return not entry.checksum.startswith(whole_checksum(""))
 
 
 def sidecar_of(entry: FileEntry) -> tuple[str, int] | None:
-    """Return the path in storage and the size in bytes of a file's sidecar, or None."""
+    """Return the storage path and the size in bytes of a file's sidecar; None if it has none."""
     if not by_blocks(entry) or entry.size_bytes <= BLOCK_BYTES:
         return None
     return entry.path + SIDECAR_SUFFIX, -(-entry.size_bytes // BLOCK_BYTES) * DIGEST_BYTES
 
 
 class RangeReader:
-    """Read parts of the files of `checkpoint`; safe to use from several threads."""
+    """Read parts of the files of `checkpoint`. An instance is safe to use from several threads."""
 
     def __init__(self, objects: Objects, checkpoint: RemoteCheckpoint) -> None:
         self.checkpoint = checkpoint
@@ -50,7 +50,7 @@ class RangeReader:
         self._lock = threading.Lock()
 
     def read(self, file: str, offset: int, length: int) -> memoryview:
-        """Read a part of a file; see `Remote.read_range`.
+        """Read and verify a part of a file; see `Remote.read_range`.
 
         Raises:
             FileNotFoundError: the file is no longer in storage.

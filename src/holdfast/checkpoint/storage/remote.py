@@ -1,12 +1,14 @@
-"""Push, list, fetch, read in parts and delete checkpoints in object storage. Needs no torch.
+"""Push, list, fetch, read and delete checkpoints in object storage.
+
+This module needs no torch. To push is to upload a local checkpoint.
 
 | module | one idea |
 |---|---|
-| `object_store` | objects behind a few calls with retries |
-| `catalog` | which checkpoints are in storage, and whether each is whole |
-| `push` | from a local folder to storage, the manifest last |
-| `fetch` | from storage to a local folder, renamed once every byte is verified |
-| `ranges` | parts of files, every block verified |
+| `object_store` | read, write, list and delete objects, with retries |
+| `catalog` | list the checkpoints in storage, and check whether each is complete |
+| `push` | upload a local checkpoint, the manifest last |
+| `fetch` | download a checkpoint; it appears once every byte is verified |
+| `ranges` | read parts of files, and verify every block |
 """
 
 import time
@@ -28,7 +30,7 @@ _MIB = 1 << 20
 
 
 class Remote:
-    """The checkpoints below one URL.
+    """Access the checkpoints below one URL in object storage.
 
     An instance is safe to use from several threads, but not after a fork. Every method raises
     `NotFound` if the bucket, folder or step does not exist, and `StorageFailed` if storage refused
@@ -37,11 +39,11 @@ class Remote:
     Args:
         url: `s3://BUCKET/PREFIX`, `gs://…`, `az://…` or `file:///FOLDER`; credentials come from the
             environment.
-        max_write_mib_s: the largest push rate in MiB/s; None for no limit.
+        max_write_mib_s: the limit on the upload rate in MiB/s; None for no limit.
         patience: how long to wait for storage; None for the defaults of `Patience`.
-        clock: the clock for the rate, and for the age of unfinished pushes.
-        sleep: the function that pauses.
-        part_bytes: the size of one request; S3 needs at least 5 MiB.
+        clock: the clock that measures the upload rate and the age of unfinished uploads.
+        sleep: the function that pauses for a number of seconds.
+        part_bytes: the number of bytes in one upload request; S3 needs at least 5 MiB.
 
     Raises:
         BadUse: the URL's scheme is not supported, a setting is out of range, or obstore is not
@@ -73,18 +75,18 @@ class Remote:
         self._reader: RangeReader | None = None
 
     def push(self, folder: str | Path) -> RemoteCheckpoint:
-        """Push a local checkpoint to storage.
+        """Upload a local checkpoint to storage.
 
-        The checkpoint appears in storage once it is whole. Files that an earlier push of the same
-        checkpoint has sent are not sent again. The pushed save then counts as the one of its step.
-        Saves that were replaced a day ago, and objects left by dead pushes and deletions, are
-        deleted. A push takes about 160 MiB of memory.
+        The checkpoint appears in storage once it is complete. Files that an earlier push of the
+        same checkpoint has sent are not sent again. If storage has an earlier save of the same
+        step, the pushed save replaces it. Replaced saves are deleted after a day, and so are
+        objects that interrupted pushes and deletions left. A push takes about 160 MiB of memory.
 
         Args:
-            folder: the checkpoint, a folder `step-NUMBER`.
+            folder: the folder of the checkpoint, named `step-NUMBER`.
 
         Raises:
-            BadUse: `folder` is no checkpoint, or was not saved completely.
+            BadUse: `folder` is not a checkpoint, or was not saved completely.
             DamagedCheckpoint: a file does not match the manifest.
         """
         now_s = self._clock.now_s()
@@ -92,23 +94,23 @@ class Remote:
 
     @property
     def url(self) -> str:
-        """Return the URL."""
+        """Return the URL below which the checkpoints are stored."""
         return self._objects.url
 
     @property
     def signs(self) -> int:
-        """Return a count that grows while another thread's work in storage makes progress."""
+        """Return a number that grows while an operation in another thread makes progress."""
         return self._objects.signs
 
     def scan(self, *, above: int = -1, patience: Patience | None = None) -> list[RemoteCheckpoint]:
-        """List the checkpoints in storage, newest first, whole or damaged, by manifest and sizes.
+        """List the checkpoints in storage, newest first, including damaged ones.
 
-        No data is read. Of two saves of one step, the one pushed last comes first; a push deletes
-        the other a day later.
+        Damage is detected only by manifest and sizes; no data is read. Of two saves of one step,
+        the one pushed last comes first. The other one is deleted by a push a day later.
 
         Args:
-            above: leave out the steps up to this one.
-            patience: how long to wait for this listing; None for the patience of the object.
+            above: list only steps greater than this one.
+            patience: how long to wait for this listing; None for the patience given to `Remote`.
         """
         objects = self._objects
         if patience is not None:
@@ -118,10 +120,10 @@ class Remote:
         return scan_remote(objects, above=above)
 
     def find(self, step: int) -> RemoteCheckpoint:
-        """Return the whole checkpoint of a step; of several, the one pushed last.
+        """Return the undamaged checkpoint of a step; of several, the one pushed last.
 
         Raises:
-            DamagedCheckpoint: storage has the step, but none of its saves is whole.
+            DamagedCheckpoint: storage has the step, but every save of it is damaged.
         """
         step = check_whole("step", step, least=0)
         there = scan_remote(self._objects, step)
@@ -139,13 +141,13 @@ class Remote:
     def fetch(self, checkpoint: int | RemoteCheckpoint, into: str | Path) -> Path:
         """Download and verify a checkpoint into a local checkpoint folder.
 
-        The checkpoint appears in the folder once it is verified, and replaces one of the same step.
-        If the process is killed, a hidden folder remains, and the first save of the next process
-        there deletes it. The download takes about 64 MiB of memory.
+        The checkpoint appears in the folder once it is verified, and replaces an existing one of
+        the same step. If the process is killed, a hidden folder remains until the next process
+        saves into `into` for the first time. The download takes about 64 MiB of memory.
 
         Args:
-            checkpoint: a step, or an item of `scan`.
-            into: the checkpoint folder.
+            checkpoint: a step, or an item that `scan` returned.
+            into: the local folder that contains the checkpoints.
 
         Raises:
             DamagedCheckpoint: the checkpoint does not match its manifest; nothing was changed in
@@ -159,7 +161,7 @@ class Remote:
         """Read a part of one file of a checkpoint, and verify every block of the part.
 
         Raises:
-            BadUse: the file has no such part.
+            BadUse: the checkpoint has no such file, or the file is too short.
             DamagedCheckpoint: the file does not match its manifest.
             CheckpointError: an earlier version saved the checkpoint, so parts cannot be verified.
         """
@@ -178,10 +180,11 @@ class Remote:
             ) from error
 
     def delete(self, step: int) -> None:
-        """Delete a step: first the manifest, so that the checkpoint disappears, then the rest.
+        """Delete all saves of a step from storage.
 
-        If the process is killed, a later push deletes the rest. No other process should push the
-        step meanwhile.
+        The manifest is deleted first, so that the checkpoint disappears at once. If the process is
+        killed, a later push deletes the remaining objects. No other process should push the step
+        during this call.
         """
         there = scan_remote(self._objects, check_whole("step", step, least=0))
         if not there:

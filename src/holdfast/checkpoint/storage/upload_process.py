@@ -1,18 +1,19 @@
-"""Push new checkpoints of a folder to object storage, in a process that outlives the trainer.
+"""Upload (push) new checkpoints to object storage, in a process separate from the trainer.
 
-`Pusher` starts the process for rank 0, with the trainer's process id. The process needs no torch.
-It repeats three steps:
+`Pusher` starts the process for rank 0, with the trainer's process id. The process continues after
+the trainer has ended, until the newest checkpoint is pushed. The process needs no torch. While the
+trainer runs, the process repeats three steps:
 
-1. Look at the folder.
-2. Push the newest checkpoint that storage does not have. If saves come faster than pushes, the
-   checkpoints between are skipped.
-3. Try a failed push again, for as long as the trainer lives.
+1. List the checkpoints in the folder.
+2. Push the newest checkpoint that storage does not have. If saves are faster than pushes, some
+   checkpoints are never pushed.
+3. If the push fails, try again later.
 
 Once the trainer has ended or closed the process's standard input, the process pushes the newest
-checkpoint, even one that becomes durable just then, and ends. The exit status is 1 if the newest
-checkpoint could not be pushed. Checkpoints of a replacement trainer are left to that trainer's own
-process. After ten minutes without anything to push, the process no longer waits for a save in
-progress.
+checkpoint and ends. If a save is still in progress then, the process waits until it is durable and
+pushes it, but it waits no more than ten minutes without anything to push. Checkpoints of a
+replacement trainer are pushed by that trainer's own process. The exit status is 1 if the newest
+checkpoint could not be pushed.
 
 The process prints a line of JSON for each event:
 
@@ -20,7 +21,7 @@ The process prints a line of JSON for each event:
 |---|---|
 | `{"step", "url", "size_bytes", "seconds"}` | a push has succeeded |
 | `{"step", "failed"}` | a push has failed |
-| `{"signs"}` | a push makes progress |
+| `{"signs"}` | a push has made progress |
 | `{"warning"}` | a warning to log |
 """
 
@@ -52,24 +53,24 @@ from holdfast.core.sockets import readable
 
 _LOOK_EVERY_S: Final = 0.5
 _LOOK_ANYWAY_S: Final = 30.0
-"""Seconds between looks at an unchanged folder: a copied checkpoint may have been completed."""
+"""Seconds after which an unchanged folder is read again: a copied checkpoint may be complete."""
 _LONGEST_PAUSE_S: Final = 60.0
 _SIGN_EVERY_S: Final = 5.0
 _WANTED_FOR_S: Final = 600.0
-"""Seconds of a lease on the checkpoint, renewed during the push; it ends soon after a kill."""
+"""Seconds of the lease that protects a checkpoint from deletion; it is renewed during the push."""
 _SETTLED_S: Final = 5.0
-"""Seconds within which the writes begin that a killed trainer had requested."""
+"""Seconds after a trainer's death within which the writes that it requested have begun."""
 _CLOCK_STEP_S: Final = 60.0
-"""Seconds that a clock may be set back; a later save counts as a replacement trainer's."""
+"""Seconds by which a clock may be set back; a later save is attributed to a replacement trainer."""
 _READ_TRIES: Final = 5
-"""Attempts to read a checkpoint before the checkpoint counts as damaged."""
+"""The number of attempts to read a checkpoint before it is treated as damaged."""
 _NICENESS: Final = 5
 _logger = logging.getLogger("holdfast")
 _saying = threading.Lock()
 
 
 class Pushing:
-    """Push the checkpoints that a trainer saves, until the trainer has ended."""
+    """Push the checkpoints that a trainer saves, until the trainer has ended and all is pushed."""
 
     def __init__(
         self, folder: Path, remote: Remote, *, trainer_pid: int, keep: int | None, give_up_s: float
@@ -129,7 +130,7 @@ class Pushing:
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _may_have_changed(self) -> bool:
-        """Return True if the folder has changed since there was nothing to push."""
+        """Return True if the folder may have new checkpoints since the last check found none."""
         changed_at_ns, now_s = self._folder.stat().st_mtime_ns, time.monotonic()
         if changed_at_ns == self._nothing_in and now_s < self._look_again_s:
             return False
@@ -152,7 +153,7 @@ class Pushing:
         return None
 
     def _push(self, info: CheckpointInfo) -> bool:
-        """Push a checkpoint; return True if nothing more can be done for it."""
+        """Push a checkpoint; return False if the push should be tried again."""
         self._nothing_in = None
         began_s, save = time.monotonic(), _save_of(info.path)
         # Recorded before the push; else a kill after the push would leave it unrecorded.
@@ -194,7 +195,7 @@ class Pushing:
 
     @contextlib.contextmanager
     def _wanted(self, checkpoint: Path) -> Iterator[None]:
-        """Hold a lease on the checkpoint against deletion, and report progress to the trainer."""
+        """Protect the checkpoint from deletion by a lease, and report progress to the trainer."""
         over = threading.Event()
 
         def mark(change: Callable[[], object]) -> None:
@@ -228,7 +229,7 @@ class Pushing:
 
     @contextlib.contextmanager
     def _warned_of(self, consequence: str) -> Iterator[None]:
-        """Log a failure once, and continue."""
+        """Log a failure inside the block once, as the reason for `consequence`, and continue."""
         try:
             yield
         except (HoldfastError, OSError) as error:
@@ -237,10 +238,10 @@ class Pushing:
                 _logger.warning("%s: %s", consequence, error)
 
     def _delete_old(self, pushed: int) -> None:
-        """Delete old checkpoints in storage, by the `keep` limit.
+        """Delete the oldest checkpoints in storage if there are more than `keep`.
 
-        Steps above the pushed one belong to an abandoned line of the run, and do not count for the
-        limit.
+        Steps above `pushed`, the step pushed last, belong to an abandoned line of the run. They are
+        neither counted nor deleted. Lower steps of abandoned lines are counted separately.
         """
         if self._keep is not None:
             there = [
@@ -259,9 +260,10 @@ class Pushing:
                     self._remote.delete(step)
 
     def _has_ended(self, timeout_s: float) -> bool:
-        """Return True if the trainer has closed its pipe or is dead.
+        """Wait up to `timeout_s` seconds; return True if the trainer has closed its pipe or died.
 
-        A dead trainer's pipe may stay open in a child that it forked.
+        The process id is watched, too, because the pipe of a dead trainer may stay open in a child
+        that it forked.
         """
         stdin_fd = sys.stdin.fileno()
         ended = readable([stdin_fd, *self._trainer], timeout_s)
@@ -282,7 +284,7 @@ def _pidfd(pid: int) -> list[int]:
 
 
 def _save_of(path: Path) -> tuple[int, int]:
-    """Return the identity of the save in a folder, which changes if the step is saved again."""
+    """Return a value that identifies the save in a folder, and changes with the next save."""
     try:
         found = (path / MANIFEST_NAME).stat()
     except FileNotFoundError:
@@ -307,14 +309,14 @@ def _release(*fds: int) -> None:
 
 
 class _ByTheTrainer(logging.Handler):
-    """Send log records to the trainer, which logs them in its own way."""
+    """Send log records to the trainer, whose own logging then handles them."""
 
     def emit(self, record: logging.LogRecord) -> None:
         _print_line({"warning": self.format(record)})
 
 
 def main() -> None:
-    """Push the checkpoints that appear in the folder named by the arguments."""
+    """Push the checkpoints that appear in the folder given on the command line."""
     parser = argparse.ArgumentParser(prog=Path(__file__).stem)
     parser.add_argument("trainer_pid", type=int)
     parser.add_argument("folder", type=Path)

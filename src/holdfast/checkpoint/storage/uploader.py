@@ -1,4 +1,7 @@
-"""Run the trainer's side of object storage: control the pushing process, and fetch checkpoints."""
+"""Control the upload process from the trainer, and fetch checkpoints from object storage.
+
+To push a checkpoint is to upload it.
+"""
 
 import contextlib
 import functools
@@ -37,12 +40,15 @@ PUSHING_MODULE: Final = "holdfast.checkpoint.storage.upload_process"
 _LOOK_EVERY_S: Final = 5.0
 _SILENT_S: Final = 600.0
 _HURRIED: Final = Patience(request_timeout_s=20.0, retry_timeout_s=20.0, tries=5, attempts=2)
-"""The patience with storage if the folder has a checkpoint to continue from."""
+"""The patience with storage if the folder already has a checkpoint to continue from."""
 _logger = logging.getLogger("holdfast")
 
 
 class Pusher:
-    """Keep storage up to date with a folder, from `start` to `close`; one instance for each job."""
+    """Push new checkpoints of a folder to storage, in a separate process, from `start` to `close`.
+
+    A job has one instance.
+    """
 
     def __init__(
         self,
@@ -52,13 +58,13 @@ class Pusher:
         keep: int | None,
         on_message: Callable[[dict[str, Any]], None],
     ) -> None:
-        """Create the pusher, without a look at the folder; `start` starts its process.
+        """Create the pusher without reading the folder; `start` starts the process.
 
         Args:
             folder: the checkpoint folder.
-            url: the storage, see `Remote`.
-            keep: the most checkpoints in storage; None for all.
-            on_message: called with each message of the pushing process, see `upload_process`.
+            url: the URL of the storage, see `Remote`.
+            keep: the number of checkpoints to keep in storage; None keeps all.
+            on_message: called with each message of the process about a push, see `upload_process`.
 
         Raises:
             BadUse, NotFound: see `Remote`.
@@ -74,7 +80,7 @@ class Pusher:
         self._responded = threading.Event()
 
     def start(self) -> None:
-        """Start the process if it does not run, also after it has died.
+        """Start the process unless it is running; a process that has died is replaced.
 
         If the process cannot be started, a warning is logged and training continues; the next save
         calls this method again.
@@ -111,11 +117,11 @@ class Pusher:
         self._process, self._listener = process, listener
 
     def close(self, *, wait: bool) -> None:
-        """End the process once the newest checkpoint is in storage.
+        """Let the process end once the newest checkpoint is in storage.
 
-        The process gives up after ten minutes of failed pushes. This method waits for the end only
-        with `wait`, and at most ten minutes after the process's last message. While messages come,
-        the time limit of the job's section starts anew.
+        The process gives up after ten minutes of failed pushes. With `wait`, this method waits for
+        the end of the process, but stops ten minutes after the last message from the process. Each
+        message restarts the supervisor's time limit for this part of the job.
         """
         if not self._is_needed:
             return
@@ -132,7 +138,7 @@ class Pusher:
             )
 
     def _wait(self, process: "subprocess.Popen[bytes]") -> int | None:
-        """Return the exit status of the process; None if it makes no progress."""
+        """Wait for the process to end, and return its exit status; None if it makes no progress."""
         heard_at_s = time.monotonic()
         while time.monotonic() - heard_at_s <= _SILENT_S:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -165,14 +171,15 @@ class Pusher:
 
 @dataclass(frozen=True)
 class Asked:
-    """Decide which checkpoints of the storage may be fetched.
+    """Decide which checkpoints in storage may be fetched.
 
     Attributes:
-        run: the name of this run. If it is not empty, checkpoints of runs with another name are not
-            fetched.
-        is_fresh: whether checkpoints of runs without a name are not fetched either.
-        newer: whether newer checkpoints are fetched. Otherwise one step is requested, which may be
-            of an abandoned line.
+        run: the name of this run, or "". If the name is not empty, checkpoints of other named runs
+            are not fetched.
+        is_fresh: whether this run starts anew, so that only checkpoints with exactly its own name
+            are fetched.
+        newer: whether to fetch a checkpoint that is newer than those in the folder. If False, the
+            user requested a certain step, which may belong to an abandoned line of the run.
     """
 
     run: str = ""
@@ -180,7 +187,7 @@ class Asked:
     newer: bool = True
 
     def offers(self, there: RemoteCheckpoint) -> bool:
-        """Return True if the checkpoint may be fetched."""
+        """Return True if this run may fetch the checkpoint."""
         of = "" if there.manifest is None else there.manifest.run
         return of == self.run or not (self.is_fresh or (of and self.run))
 
@@ -189,7 +196,7 @@ _ANY: Final = Asked()
 
 
 def has_any(pusher: Pusher | None, asked: Asked) -> bool:
-    """Return True if storage has a checkpoint that `restore` would take or refuse.
+    """Return True if storage has a checkpoint that `restore` would not ignore.
 
     Raises:
         NotFound, StorageFailed: storage cannot be reached.
@@ -202,9 +209,13 @@ def has_any(pusher: Pusher | None, asked: Asked) -> bool:
 def fetch_together(
     ranks: Ranks, remote: Remote, folder: Path, asked: Asked
 ) -> Callable[[int, int], int | None]:
-    """Fetch a newer checkpoint, if `asked.newer`, and return `fetch_instead` for all ranks.
+    """Fetch a newer checkpoint if `asked.newer`, on rank 0 for all ranks.
 
-    This function and the returned one are collective.
+    This function and the returned function are collective.
+
+    Returns:
+        A function that calls `fetch_instead` on rank 0, with the damaged step and the step above
+        which to look. It returns the fetched step to all ranks.
     """
     at_length = functools.partial(
         ranks.first_at_length, signs=lambda: remote.signs, section="restore"
@@ -219,17 +230,17 @@ def fetch_together(
 
 
 def fetch_newer(remote: Remote, folder: Path, asked: Asked = _ANY) -> None:
-    """Fetch the newest whole checkpoint of the line in storage, unless `folder` has one as new.
+    """Fetch the newest undamaged checkpoint from storage if it is newer than those in `folder`.
 
-    A checkpoint that was pushed from the folder and deleted there was removed on purpose. It is not
-    fetched again, and a warning is logged. If the fetch fails and the folder has a checkpoint, a
-    warning is logged, too.
+    Checkpoints that the run has abandoned are not fetched. A checkpoint that was pushed from the
+    folder and then deleted from it was deleted on purpose, so it is not fetched again, and a
+    warning is logged. If the fetch fails and the folder has a checkpoint, only a warning is logged.
 
     Raises:
-        BadUse: storage has checkpoints of another run only, and the folder has none.
+        BadUse: storage has only checkpoints of another run, and the folder has none.
         NotFound, StorageFailed: storage cannot be reached, and the folder has no checkpoint.
         CheckpointError: the disk is full, and the folder has no checkpoint.
-        NoVerifiedCheckpoint: no checkpoint in storage is whole, and the folder has none.
+        NoVerifiedCheckpoint: every checkpoint in storage is damaged, and the folder has none.
     """
     here = scan(folder)
     newest = next(
@@ -265,15 +276,15 @@ def fetch_newer(remote: Remote, folder: Path, asked: Asked = _ANY) -> None:
 def fetch_instead(
     remote: Remote, folder: Path, step: int, above: int, asked: Asked = _ANY
 ) -> int | None:
-    """Fetch a whole checkpoint from storage in place of `step`, which is damaged in `folder`.
+    """Fetch an undamaged checkpoint from storage to replace `step`, which is damaged in `folder`.
 
-    The newest checkpoint of `step`, or of an older step above `above`, is fetched; the folder has
-    `above` itself. A retention policy may have deleted checkpoints in this range, so a checkpoint
-    that is missing in the folder is fetched, too. A checkpoint of an abandoned line is fetched only
-    if its step is requested.
+    The newest undamaged checkpoint from `above` (exclusive) to `step` (inclusive) is fetched; the
+    folder itself has `above`. The folder may lack this checkpoint, because a retention policy may
+    have deleted it. A checkpoint of an abandoned line is fetched only if the user requested its
+    step.
 
     Returns:
-        The fetched step; None if there is none, or it could not be fetched.
+        The fetched step; None if there is no such checkpoint, or if it could not be fetched.
     """
     try:
         found = remote.scan(above=above, patience=_HURRIED if above >= 0 else None)
@@ -302,9 +313,9 @@ def _not_taken_away(
 ) -> Iterator[RemoteCheckpoint]:
     """Yield the newer checkpoints in storage from which training may continue.
 
-    `above` is the folder's newest step, -1 if there is none. Checkpoints that were deleted from the
-    folder on purpose are left out, and so are those of abandoned lines. If the newest save of a
-    step was deleted, the saves that it replaced are left out, too.
+    `above` is the folder's newest step, or -1 if it has none. Checkpoints that were deleted from
+    the folder on purpose are left out, and so are checkpoints of abandoned lines. If the newest
+    save of a step was deleted, earlier saves of that step are left out, too.
     """
     present = {info.step for info in here}
     abandoned = {info.step for info in here if info.abandoned}
@@ -328,7 +339,7 @@ def _not_taken_away(
 
 
 def _offered(found: Sequence[RemoteCheckpoint], asked: Asked) -> list[RemoteCheckpoint]:
-    """Remove the checkpoints of other runs."""
+    """Return the checkpoints that this run may fetch, and log the steps of all others."""
     offered = [each for each in found if asked.offers(each)]
     if others := sorted({each.step for each in found} - {each.step for each in offered}):
         _logger.info("Not fetched from storage, as they are of another run: steps %s.", others)
@@ -346,7 +357,7 @@ def _of_another_run(remote: Remote, folder: Path, there: RemoteCheckpoint, run: 
 
 
 def _fetch(remote: Remote, folder: Path, there: RemoteCheckpoint) -> str:
-    """Fetch a checkpoint; return why the one in storage cannot be used, or "" if it was fetched."""
+    """Fetch a checkpoint; return "", or the damage that makes the one in storage unusable."""
     remove_leftovers(folder)
     try:
         remote.fetch(there, folder)

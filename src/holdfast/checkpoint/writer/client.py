@@ -31,21 +31,24 @@ from holdfast.core.system_limits import in_words
 
 _logger = logging.getLogger("holdfast")
 _SILENT_S: Final = 15.0
-"""Seconds without a message after which the writing process is replaced; it sends two a second."""
+"""Seconds without a message after which the process is replaced; it sends two a second."""
 _STARTING_S: Final = 60.0
 _LOOK_EVERY_S: Final = 0.5
 _STARTS_A_SAVE: Final = 3
-"""The number of processes that may die during one save before the save fails."""
+"""The number of processes that are started for one save; if the last one dies, the save fails."""
 _ENDING_S: Final = 5.0
-"""Seconds to delete old checkpoints in after the last save; the next job deletes the rest."""
+"""Seconds that the process may spend deleting old checkpoints after the last save.
+
+The next job deletes the rest.
+"""
 
 
 class _Stalled(Exception):
-    """Report a process that sends messages but writes nothing; the message holds the duration."""
+    """Report that a process sends messages but writes nothing; the message has the duration."""
 
 
 class NotAttestedError(SaveFailed):
-    """The staged bytes differ from the live tensors; `pieces` are their indices in the layout."""
+    """Report that written bytes differ from the live tensors, in the layout's `pieces`."""
 
     def __init__(self, message: str, pieces: list[int]) -> None:
         super().__init__(message)
@@ -57,13 +60,13 @@ class WriteResult:
     """Describe a durable save.
 
     Attributes:
-        seconds: the time from the start of the write until all ranks' parts were there; 0 if the
+        seconds: the time from the start of the write until the checkpoint of all ranks was durable;
+            0 if the process died before its report.
+        digest: the digest of the checkpoint's manifest; None on ranks other than 0, or if the
             process died before its report.
-        digest: the manifest's digest; None on ranks other than 0, or if the process died before its
-            report.
-        size_bytes: the size of all ranks' files; None in the same cases as `digest`.
-        differing: the replicated entries that differ between ranks, if they were compared; on rank
-            0.
+        size_bytes: the total size of all ranks' files; None in the same cases as `digest`.
+        differing: the replicated entries that differ between ranks, if they were compared; empty on
+            ranks other than 0.
     """
 
     seconds: float = 0.0
@@ -99,7 +102,7 @@ class _Outstanding:
         }
 
     def settle(self, failure: str) -> None:
-        """Complete the future of a save: durable if `failure` is empty, else failed."""
+        """Complete the future of this save: durable if `failure` is empty, else failed."""
         if not failure:
             self.ended.set_result(WriteResult())
             return
@@ -110,7 +113,7 @@ class _Outstanding:
 
 
 class Writer:
-    """Control one rank's writing process."""
+    """Start, use and replace the writing process of one rank."""
 
     def __init__(
         self, *, timeout_s: float, max_write_bytes_s: float | None, keep_s: float = 0.0
@@ -118,11 +121,11 @@ class Writer:
         """Create the object; the first save starts the process.
 
         Args:
-            timeout_s: seconds without a byte written, or of waiting for other ranks, before a save
-                fails.
-            max_write_bytes_s: the largest write rate in bytes/s; None for no limit.
-            keep_s: seconds that the process keeps the newest snapshot for a replacement trainer,
-                see `memory.server`.
+            timeout_s: seconds without a byte written, or seconds of waiting for other ranks, after
+                which a save fails.
+            max_write_bytes_s: the limit on the write rate in bytes/s; None for no limit.
+            keep_s: seconds that the process keeps the newest snapshot in memory after the trainer
+                has died, for a replacement trainer; see `memory.server`.
         """
         self._keep_s = keep_s
         self._timeout_s = timeout_s
@@ -141,11 +144,14 @@ class Writer:
 
     @property
     def pid(self) -> int | None:
-        """Return the process id of the writing process, or None if there is no process."""
+        """Return the id of the writing process, or None if none was started."""
         return self._process.pid if self._process is not None else None
 
     def share_arena(self, arena: Arena) -> int:
-        """Send a buffer to the process, and return its number. This object closes the buffer."""
+        """Send a buffer to the process, and return its number.
+
+        This object owns the buffer from now on, and closes it.
+        """
         with self._lock:
             self._numbers += 1
             self._arenas[self._numbers] = arena
@@ -154,7 +160,7 @@ class Writer:
             return self._numbers
 
     def share_layout(self, layout: Layout) -> int:
-        """Send a layout to the process, and return its number."""
+        """Send the layout of a rank's files to the process, and return the layout's number."""
         fd = os.memfd_create("holdfast-layout", os.MFD_CLOEXEC)
         with os.fdopen(os.dup(fd), "wb") as file:
             file.write(layout.pack())
@@ -166,12 +172,15 @@ class Writer:
             return self._numbers
 
     def pair(self, pairing: Pairing, *, max_bytes: float | None) -> None:
-        """Send the peer's address to the process. This object closes the listener.
+        """Send the address of this rank's peer to the process.
+
+        The peer is a rank on another node; each keeps a snapshot of the other. This object owns the
+        listening socket from now on, and closes it.
 
         Args:
             pairing: the peer, and the listening socket for it.
-            max_bytes: the most memory that the process may use for this rank and for peers; None
-                for no limit.
+            max_bytes: the limit on the memory that the process uses for this rank's and for peers'
+                snapshots; None for no limit.
         """
         with self._lock:
             self._pairing = pairing, max_bytes
@@ -204,7 +213,7 @@ class Writer:
         replicas: bytes = b"",
         refuses: bool = False,
     ) -> "Future[WriteResult]":
-        """Request that the image in a buffer is made durable.
+        """Request that the process writes the snapshot in a buffer and makes it durable.
 
         See `persist.RankWrite` for `replicas` and `refuses`.
 
@@ -213,7 +222,8 @@ class Writer:
 
         Raises:
             OSError: the process cannot be started.
-            RuntimeError: its thread cannot be started, or the interpreter is ending.
+            RuntimeError: the thread that receives from the process cannot be started, or the
+                interpreter is ending.
         """
         with self._lock:
             known = self._layouts[layout][1]
@@ -229,8 +239,8 @@ class Writer:
     def close(self, *, in_good_order: bool = True) -> None:
         """End the process; saves that are still outstanding fail.
 
-        If training does not end `in_good_order`, the process lives on to keep the newest snapshot
-        in memory.
+        If training does not end `in_good_order`, the process continues to run, and keeps the newest
+        snapshot in memory for a restarted trainer.
         """
         with self._lock:
             if self._closed:
@@ -261,7 +271,10 @@ class Writer:
             outstanding.settle(failure)
 
     def _start(self) -> None:
-        """Start a process and the thread that receives from it; send it all buffers and saves."""
+        """Start a process and the thread that receives its messages.
+
+        Then send the process all buffers, all layouts, and all saves that have not ended.
+        """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, contextlib.ExitStack() as undo:
             undo.callback(ours.close)
@@ -311,7 +324,7 @@ class Writer:
     def _receive(self, line: socket.socket, process: "subprocess.Popen[bytes]") -> None:
         """Receive messages until the process ends or hangs, then replace the process if needed.
 
-        A replacement is needed if saves are outstanding.
+        A replacement is needed if some requested saves have not ended.
         """
         has_stalled = False
         try:
@@ -348,7 +361,7 @@ class Writer:
         process.wait()  # hanging storage may delay its end
 
     def _listen(self, line: socket.socket) -> str:
-        """Receive the messages of a process until it dies or is silent, and return the reason.
+        """Receive the messages of a process until it dies or is silent; return which of the two.
 
         Raises:
             _Stalled: the process sends messages but writes nothing.
@@ -360,8 +373,8 @@ class Writer:
         while True:
             has_said = bool(readable([line.fileno()], _LOOK_EVERY_S))
             now_s = time.monotonic()
-            # If the difference is much larger, this process was suspended, and the other one
-            # possibly, too.
+            # A much larger difference means that this process was suspended, and the other one
+            # possibly, too. So at most two intervals are counted.
             ran_s += min(now_s - looked_s, 2 * _LOOK_EVERY_S)
             looked_s = now_s
             if not self._outstanding:
@@ -394,14 +407,14 @@ class Writer:
                 return f"it was silent for {_SILENT_S:g} s"
 
     def _start_again(self, why: str, *, has_stalled: bool) -> list[tuple[_Outstanding, str]]:
-        """Start another process for the outstanding saves.
+        """Start another process for the saves that have not ended.
 
         If the last process `has_stalled`, the save that it was writing fails, since another process
-        would stall, too. A process that was deleting files had no such save.
+        would stall, too. If it stalled while it was deleting files, no save fails.
 
         Returns:
-            The saves that are no longer outstanding, each with the reason of its failure, or "" if
-            it is durable.
+            The saves that have ended, each with the reason of its failure, or with "" if it is
+            durable.
         """
         ended = []
         for place, (key, outstanding) in enumerate(list(self._outstanding.items())):
@@ -433,7 +446,7 @@ class Writer:
         return ended
 
     def _give_up(self, why: str) -> list[tuple[_Outstanding, str]]:
-        """Remove all outstanding saves, and return them with the reason `why`."""
+        """Remove all saves that have not ended; return each with the reason `why` it failed."""
         failing = list(self._outstanding.values())
         self._outstanding.clear()
         for outstanding in failing:
@@ -472,7 +485,7 @@ class Writer:
 
 
 def _within(limit_s: float, work: Callable[[], None]) -> None:
-    """Run `work` in a thread and wait at most `limit_s` seconds, since storage may hang.
+    """Run `work` in a thread and wait at most `limit_s` seconds for it, since storage may hang.
 
     If no thread can be started, `work` does not run.
     """
@@ -483,7 +496,10 @@ def _within(limit_s: float, work: Callable[[], None]) -> None:
 
 
 def _emit(kind: str, data: dict[str, Any]) -> None:
-    """Send an event; log an error, which must not end the calling thread."""
+    """Send an event to the supervisor.
+
+    An error is logged and not raised, because it must not end the calling thread.
+    """
     try:
         job_link().emit(kind, data)
     except Exception:

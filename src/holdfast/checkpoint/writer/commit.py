@@ -1,9 +1,10 @@
-"""Make one checkpoint of all ranks' files, through the checkpoint folder alone.
+"""Make one checkpoint of all ranks' files, using only the checkpoint folder.
 
-No trainer need be alive. Each rank's writing process writes its files into the same staging folder,
-and beside them a note that lists them. Rank 0's process waits for all notes, checks them against
-the files, writes the metadata and the manifest, and renames the folder. The other processes wait
-for the renamed folder, or for rank 0's failure note. This module needs no torch.
+The ranks exchange no messages, so a commit succeeds even if all trainers have died. Each rank's
+writing process writes its files into the same staging folder, and then a note that lists them. Rank
+0's process waits for all notes, checks them against the files, writes the metadata and the
+manifest, and renames the folder. The other processes wait for the renamed folder, or for a note
+that rank 0 has failed. This module needs no torch.
 """
 
 import errno
@@ -43,20 +44,23 @@ _PER_RANK: Final = (
 )
 
 FULL: Final = (errno.ENOSPC, errno.EDQUOT)
-"""Error numbers of a full disk and of an exhausted quota."""
+"""The error numbers of a full disk and of an exhausted quota."""
 _NO_ROOM_TO_SAY: Final = {
     "failed": "the disk is too full to record the reason",
     "errno": errno.ENOSPC,
 }
-"""The content that an empty failure note stands for: a full disk has room for an empty file."""
+"""The content that is assumed for an empty failure note.
+
+A note is empty if the disk was full, because a full disk still has room for an empty file.
+"""
 
 
 class RankFailed(Exception):
-    """A rank could not write its part.
+    """Report that a rank could not write its part of a save.
 
     Attributes:
         errno: the system's error number, if there is one.
-        advice: the next step for the user, or "".
+        advice: a sentence that names the next step for the user, or "".
         is_final: whether another save would fail for the same reason.
     """
 
@@ -72,23 +76,27 @@ class RankFailed(Exception):
 def leave_note(
     order: SaveRequest, rank: int, files: Sequence[FileEntry], replicas: bytes = b""
 ) -> None:
-    """Write the note that this rank's files are durable; `replicas`: see `replica_digests.pack`.
+    """Write the note that lists this rank's files, which are durable.
+
+    `replicas` holds the digests of replicated entries, see `replica_digests.pack`.
 
     Raises:
         OSError: the note cannot be written.
     """
     note: dict[str, Any] = {"files": [asdict(entry) for entry in files]}
     if replicas:
-        # A separate file: ranks with equal digests hold equal files, and only one of these is read.
+        # The digests have a separate file. Ranks with equal digests have equal files, so the commit
+        # reads only one of these.
         _replicas(order, rank).write_bytes(replicas)
         note["replicas"] = xxhash.xxh3_128_hexdigest(replicas)
     write_atomic(_note(order, rank), json.dumps(note).encode())
 
 
 def leave_failure(order: SaveRequest, rank: int, world_size: int, error: Exception) -> None:
-    """Write the reason of a failure: for rank 0, or as rank 0 for the other ranks.
+    """Write a note with the reason why this rank has failed.
 
-    An error of the write itself is ignored.
+    Rank 0 reads the notes of the other ranks, and the other ranks read rank 0's note. An error
+    while writing the note is ignored.
     """
     note = {"failed": in_words(error), "errno": getattr(error, "errno", None)}
     if advice := getattr(error, "advice", ""):
@@ -112,7 +120,7 @@ def leave_failure(order: SaveRequest, rank: int, world_size: int, error: Excepti
 
 
 def is_committed(order: SaveRequest) -> bool:
-    """Return True if the checkpoint of this very save is in its final folder."""
+    """Return True if the final folder holds the checkpoint of this save, not of another save."""
     try:
         return read_manifest(order.final, step=order.step).save == order.save
     except (ManifestError, OSError):
@@ -141,20 +149,20 @@ def commit(
     replicated: Sequence[str] = (),
     refuses: bool = False,
 ) -> Differing:
-    """Make one checkpoint of the files that all ranks have written.
+    """Wait for the files of all ranks, and make one checkpoint of them. Called on rank 0 only.
 
     Args:
         order: the save.
-        staging: the staging folder, which this process holds.
-        world_size: the number of ranks, and of notes to wait for.
+        staging: the staging folder, which this process has locked.
+        world_size: the number of ranks; each writes one note.
         torch: the version of torch that the state comes from.
-        metadata: the content of `.metadata`.
-        wait: called between two looks for notes; raises an error once the wait is too long.
+        metadata: the content of the file `.metadata`.
+        wait: called while notes are missing; sleeps, and raises an error once the wait is too long.
         replicated: the names of the entries that several ranks have.
-        refuses: whether replicated entries that differ make the save fail.
+        refuses: whether the save fails if replicated entries differ.
 
     Returns:
-        The replicated entries that differ, as far as ranks have compared them.
+        The replicated entries that differ between ranks, if digests were written for them.
 
     Raises:
         RankFailed: a rank could not write its part, or replicas differ and `refuses` is true.
@@ -185,10 +193,10 @@ def commit(
 
 
 def check_lease(order: SaveRequest) -> None:
-    """Check that this process still has the right to write into the folder.
+    """Check that no other process has acquired the right to write into the folder.
 
     Raises:
-        RankFailed: another process has taken over the folder.
+        RankFailed: another process has acquired the right.
     """
     holder = read_holder(order.folder) if order.lease else None
     if holder is not None and holder.token != order.lease:
@@ -198,7 +206,7 @@ def check_lease(order: SaveRequest) -> None:
 
 
 def has_left_note(order: SaveRequest, rank: int) -> bool:
-    """Return True if this rank's note is written, or rank 0 has already used it."""
+    """Return True if this rank's note was written; rank 0 may have read and deleted it since."""
     note = _read(_note(order, rank))
     return (note is not None and "failed" not in note) or _is_prepared(order)
 
@@ -214,7 +222,7 @@ def check_not_failed(order: SaveRequest) -> None:
 
 
 def retract(order: SaveRequest, rank: int, names: Sequence[str]) -> None:
-    """Delete this rank's files of a save that rank 0 has given up; rank 0 deletes all others."""
+    """If rank 0 has given up the save, delete this rank's files; rank 0 deletes all others."""
     try:
         check_not_failed(order)
     except RankFailed:
@@ -228,7 +236,7 @@ def retract(order: SaveRequest, rank: int, names: Sequence[str]) -> None:
 def _await_notes(
     order: SaveRequest, world_size: int, wait: Callable[[], None]
 ) -> list[dict[str, Any]]:
-    """Wait for the notes of all ranks, and return them in the order of ranks."""
+    """Wait for the notes of all ranks, and return them in rank order."""
     notes: dict[int, dict[str, Any]] = {}
     while True:
         for rank in range(world_size):
@@ -278,7 +286,11 @@ def _prepare(
 
 
 def _parent(order: SaveRequest) -> Save | None:
-    """Return the newest ancestor that exists, else the oldest: restored from, and deleted since."""
+    """Return the save that this one continues: the newest ancestor whose checkpoint exists.
+
+    If none exists, return the oldest ancestor, which is the restored checkpoint; it was deleted
+    since.
+    """
     earlier = [each for each in order.ancestors if each.step < order.step]
     for each in earlier:
         with suppress(ManifestError, OSError):
@@ -293,7 +305,7 @@ def _failed(note: dict[str, Any], of: str = "") -> RankFailed:
 
 
 def _leave_behind(order: SaveRequest, parent: Save | None) -> None:
-    """List the checkpoints that this save abandons, before this save is committed.
+    """Record the checkpoints that this save abandons, before this save is committed.
 
     Raises:
         OSError: the list could not be written.
@@ -322,7 +334,7 @@ def _note(order: SaveRequest, rank: int) -> Path:
 
 
 def _replicas(order: SaveRequest, rank: int) -> Path:
-    # The suffix marks the file as unfinished, so that it is deleted with unfinished files.
+    # The suffix marks the file as unfinished, so that later cleanups delete it.
     return order.staging / f".rank-{rank}.replicas.tmp"
 
 

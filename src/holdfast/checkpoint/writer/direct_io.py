@@ -1,9 +1,9 @@
-"""Write files at the disk's own speed: direct I/O, several writes at once, digests meanwhile.
+"""Write files at the disk's own speed, by direct I/O with several writes at once.
 
-Digests are taken of the memory that was handed to the disk: of each block for readers, and of each
-saved piece for the attestation. They are taken after the write. A change of the memory before the
-write is therefore in the digests, and the attestation detects it before the commit. This module
-needs no torch.
+While the disk writes, the memory that was already written is digested: each block for later
+readers, and each piece of a saved tensor for the attestation. Because the digests are taken after
+the write, they include any change of the memory before the write, so the attestation detects the
+change before the commit. This module needs no torch.
 """
 
 import ctypes
@@ -24,12 +24,12 @@ from holdfast.core.rate_limit import RateLimit
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _SECTOR_BYTES: Final = 4096
 _THREADS: Final = 4
-"""Two threads keep a disk of 4 GB/s busy; the others cover waits for the copy or the GIL."""
+"""Two threads keep a disk of 4 GB/s busy; the others work while one waits for data or the GIL."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileDigests:
-    """The digests of a durable file, 8 bytes each: of its blocks, and of the requested pieces."""
+    """Hold the digests of a written file's blocks and of the requested pieces, 8 bytes each."""
 
     blocks: bytes
     pieces: bytes
@@ -47,18 +47,17 @@ def write_file(
 ) -> FileDigests:
     """Write the first `size_bytes` of `data` to the file `path`, and make the file durable.
 
-    A former content is lost.
+    If the file exists, its content is replaced.
 
     Args:
-        path: the file.
+        path: the path of the file.
         data: page-aligned memory, as long as `size_bytes` or up to the next multiple of 4096.
         size_bytes: the size of the file.
-        pieces: parts of the file to digest separately, in order; offsets count from the start of
-            `data`.
-        pace: the limit to the rate.
-        await_bytes: called before the first N bytes of `data` are read, with N; returns once they
-            are copied.
-        progress: called with the size of each written chunk.
+        pieces: byte ranges to digest separately, in order; offsets count from the start of `data`.
+        pace: the limit on the write rate; None for no limit.
+        await_bytes: called with a number N before the first N bytes of `data` are read; returns
+            once these bytes are there.
+        progress: called after each written chunk with its size in bytes.
 
     Raises:
         OSError: the write failed; the file is left incomplete.
@@ -111,10 +110,10 @@ def _open(path: Path) -> int:
 
 
 def _reserve(fd: int, size_bytes: int) -> None:
-    """Reserve the space of the file, so that a full disk fails before any write.
+    """Reserve disk space for the whole file, so that a full disk is detected before any write.
 
-    A file system without fallocate is left alone: posix_fallocate would write a byte into each
-    block, on NFS one request each.
+    On a file system without fallocate, nothing is reserved. There, posix_fallocate would write one
+    byte into each block, which on NFS takes a request for each block.
     """
     while size_bytes and _libc.fallocate(fd, 0, ctypes.c_int64(0), ctypes.c_int64(size_bytes)):
         number = ctypes.get_errno()

@@ -1,4 +1,4 @@
-"""Carry out one save in the writing process: write an image to durable files, attest, commit.
+"""Carry out one save in the writing process: write a snapshot to files, attest them, and commit.
 
 This module needs no torch.
 """
@@ -46,7 +46,7 @@ _logger = logging.getLogger("holdfast")
 
 
 class NotAttested(RankFailed):
-    """The written bytes differ from the live tensors; `pieces` are the indices that differ."""
+    """Report that written bytes differ from the live tensors, in the layout's `pieces`."""
 
     def __init__(self, pieces: list[int]) -> None:
         super().__init__("what was staged differs from the live tensors")
@@ -55,22 +55,27 @@ class NotAttested(RankFailed):
 
 @dataclass(frozen=True, kw_only=True)
 class RankWrite:
-    """Describe one rank's part of a save, and the functions to call meanwhile.
+    """Describe one rank's part of a save, and the functions to call while it is written.
+
+    The image is the snapshot in memory, with the same bytes as the rank's files. A piece is a byte
+    range of the image with its own digest.
 
     Attributes:
-        order: the request of the save.
+        order: the request that describes the save.
         layout: the layout of the image.
-        image: the memory of the image, which may still be copied into.
-        live: the digests of the live tensors, piece by piece, valid once the image is sealed; None
-            if the save is not attested.
-        await_copy: returns once N bytes of the image are copied; with None, once the image is
-            sealed. Raises an error if the copy has ended early.
-        wait: called while other ranks are waited for; raises an error once the wait is too long.
-        pace: the limit to the rate.
-        progress: called with the size of each written chunk.
-        blocks: receives the block digests of each file, by file name.
-        replicas: the digests of the entries that other ranks have as well (`replica_digests.pack`);
-            empty if nothing is compared.
+        image: the memory of the image; the trainer may still be copying into it.
+        live: the digests of the live tensors, piece by piece, which are complete once the image is
+            sealed; None if the save is not attested.
+        await_copy: called with a number N, returns once the first N bytes of the image are copied.
+            Called with None, returns once the image is sealed. Raises an error if the copy was
+            given up.
+        wait: called repeatedly while this rank waits for other ranks; raises an error once the wait
+            is too long.
+        pace: the limit on the write rate.
+        progress: called after each written chunk with its size in bytes.
+        blocks: a dict that receives the block digests of each written file, by file name.
+        replicas: the digests of entries that other ranks have as well (`replica_digests.pack`);
+            empty if this save does not compare them.
         refuses: whether the save fails if such entries differ.
     """
 
@@ -99,8 +104,8 @@ def persist(part: RankWrite) -> Differing:
         ManifestError: a rank's note does not match its files.
         OSError: the checkpoint is not durable.
     """
-    # A former process committed this save and died before its report, perhaps before the rename
-    # was durable.
+    # If this is a repeated request, a former process may have committed the save and died before
+    # its report, perhaps even before the rename was durable.
     if is_committed(part.order):
         fsync_folder(part.order.folder)
         return Differing()
@@ -108,9 +113,11 @@ def persist(part: RankWrite) -> Differing:
 
 
 def abandon(order: SaveRequest, layout: Layout, why: str, *, errno: int | None = None) -> None:
-    """Leave a note for the other ranks that this rank gives up a save without a writing process.
+    """Write a note for the other ranks that this rank gives up a save.
 
-    An error of the write itself is ignored.
+    The trainer calls this function if no writing process can do so.
+
+    An error while writing the note is ignored.
     """
     # Rank 0 may have given up the save already, or the storage may fail.
     with contextlib.suppress(RankFailed, OSError):
@@ -122,7 +129,7 @@ def abandon(order: SaveRequest, layout: Layout, why: str, *, errno: int | None =
 def discard_abandoned(order: SaveRequest, layout: Layout) -> None:
     """Delete the files of a save that was given up.
 
-    Only rank 0 deletes; it deletes the other ranks' files, too.
+    On rank 0, the files of all ranks are deleted. On other ranks, nothing is done.
     """
     with contextlib.suppress(OSError):  # the first save of a later process tries again
         if layout.rank == 0 and order.staging.exists():
@@ -130,7 +137,7 @@ def discard_abandoned(order: SaveRequest, layout: Layout) -> None:
 
 
 def delete_leftovers(order: SaveRequest, progress: Callable[[int], None] = lambda _: None) -> None:
-    """Delete files that dead processes left, except those that wrote for the same trainer.
+    """Delete unfinished files that dead processes left, except files of this trainer's processes.
 
     Errors are logged. `progress` is called with 1 after each file.
     """
@@ -143,7 +150,7 @@ def delete_leftovers(order: SaveRequest, progress: Callable[[int], None] = lambd
 def delete_superfluous(
     order: SaveRequest, progress: Callable[[int], None] = lambda _: None
 ) -> None:
-    """Delete the checkpoints that need not be kept after this save.
+    """Delete the checkpoints that the retention policy does not keep after this save.
 
     Errors are logged. `progress` is called with 1 after each file.
     """
@@ -166,17 +173,20 @@ def delete_superfluous(
 def make_room(
     order: SaveRequest, code: int | None, needed_bytes: int, progress: Callable[[int], None]
 ) -> CheckpointInfo | None:
-    """Delete the oldest deletable checkpoint after a save failed on a full disk, and return it.
+    """Delete the oldest checkpoint that may be deleted, after a save failed on a full disk.
 
-    Nothing is deleted if the disk has room again, or if the newest checkpoint that stays does not
-    verify. Deletions and errors are logged.
+    Nothing is deleted if the disk has room again. Nothing is deleted either if the newest
+    checkpoint that would stay does not verify. Deletions and errors are logged.
 
     Args:
-        order: the save.
-        code: the system's error number; nothing is done unless it is in `FULL`.
-        needed_bytes: the space that the save needs at least; else the size of the newest checkpoint
-            counts.
+        order: the save that failed.
+        code: the system's error number; nothing is done unless it is one of `FULL`.
+        needed_bytes: the size of this rank's part. The disk has room if more is free than both this
+            and the size of the newest checkpoint that would stay.
         progress: called with 1 after each file.
+
+    Returns:
+        The deleted checkpoint, or None.
     """
     if code not in FULL:
         return None
@@ -256,13 +266,13 @@ def _see_through(part: RankWrite) -> Differing:
 
 
 def _join(order: SaveRequest) -> None:
-    """Make the staging folder, unless rank 0 has made it or has given up the save."""
+    """Make the staging folder if it is missing; raise an error if rank 0 has given up the save."""
     check_not_failed(order)
     order.staging.mkdir(exist_ok=True)
 
 
 def _write(part: RankWrite) -> list[FileEntry]:
-    """Write this rank's files, and check them against the live tensors' digests."""
+    """Write this rank's files, and compare their digests with the live tensors' digests."""
     part.await_copy(0)  # raises for a save that was given up, before any space is taken
     files, found = [], b""
     for shard in part.layout.shards:
@@ -279,10 +289,10 @@ def _names(shard: Shard) -> tuple[str, str]:
 
 
 def write_shard(part: RankWrite, shard: Shard) -> tuple[FileEntry, bytes]:
-    """Write one file of the image and its sidecar.
+    """Write one file of the snapshot, and its sidecar, which holds the digests of its blocks.
 
     Returns:
-        The file's entry, and the digests of its pieces if the save is attested.
+        The file's entry for the manifest, and the digests of its pieces if the save is attested.
 
     Raises:
         OSError: the file is not durable.

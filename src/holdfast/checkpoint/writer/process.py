@@ -1,9 +1,9 @@
-"""Run the process that writes one rank's checkpoints, and that outlives the trainer.
+"""Run the process that writes one rank's checkpoints, even after the trainer has died.
 
 `Writer` starts the process with the number of a socket, the trainer's process id, and the seconds
 to keep the newest snapshot for a replacement trainer. The process carries out one request after
-another. Once the trainer is gone, the process completes its requests, keeps the snapshot, and ends.
-The process needs no torch.
+another. Once the trainer has exited, the process completes its requests, keeps the snapshot, and
+ends. The process needs no torch.
 """
 
 import argparse
@@ -52,29 +52,33 @@ from holdfast.core.system_limits import advice_on, in_words
 ALIVE_EVERY_S: Final = 0.5
 _LOOK_EVERY_S: Final = 0.01
 _LOOK_SELDOM_S: Final = 0.5
-"""The longest pause between looks for other ranks: all ranks of a job read one folder."""
-_FOLLOW_EVERY_S: Final = 0.001
-"""Seconds between looks at the copy's progress: 16 MiB take a few milliseconds to copy."""
-_PIECES: Final = 1000
-"""The most pieces that a failure lists."""
-_TAKE_TURNS_S: Final = 0.0002
-"""Python's switch interval in seconds; the default of 5 ms is as long as a write of a chunk."""
-_NICENESS: Final = 5
-"""The niceness of the process, so that the trainer goes first if CPU cores are short.
+"""The longest pause in seconds between checks for other ranks' files.
 
-The niceness also sets the I/O priority: (5 + 20) / 5, one below the trainer's 4 (ioprio_set(2)).
+Pauses grow to this length, because all ranks of a job read the same folder.
+"""
+_FOLLOW_EVERY_S: Final = 0.001
+"""Seconds between checks of the copy's progress; copying 16 MiB takes a few milliseconds."""
+_PIECES: Final = 1000
+"""The number of differing pieces that the report of a failure lists at most."""
+_TAKE_TURNS_S: Final = 0.0002
+"""Python's switch interval in seconds. The default of 5 ms is as long as the write of a chunk."""
+_NICENESS: Final = 5
+"""The niceness of the process, which lets the trainer run first if CPU cores are short.
+
+The kernel derives the I/O priority from the niceness, as (5 + 20) / 5. The result is one below the
+trainer's priority of 4 (ioprio_set(2)).
 """
 _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LEFT_TO_TRAINER: Final = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that the trainer handles and this process ignores.
 
-A terminal or a scheduler sends them to all processes of a job. The trainer may save in response,
-and that save must still be written.
+A terminal or a scheduler sends these signals to all processes of a job. The trainer may save in
+response, and this process must still write that save.
 """
 
 
 class Service:
-    """Carry out the trainer's requests with its buffers and layouts."""
+    """Carry out the requests of one trainer in the writing process."""
 
     def __init__(self, trainer: socket.socket, trainer_pid: int, keep_s: float) -> None:
         self._trainer = trainer
@@ -100,7 +104,7 @@ class Service:
         self._saying = threading.Lock()
 
     def serve(self) -> None:
-        """Carry out requests until the trainer is gone."""
+        """Carry out requests until the trainer has exited."""
         self._send_alive()  # before any request, so that a hang in the first write is detected
         threading.Thread(target=self._keep_saying, daemon=True).start()
         threading.Thread(target=self._receive, daemon=True).start()
@@ -108,10 +112,10 @@ class Service:
             self._take(*received)
 
     def _receive(self) -> None:
-        """Receive the trainer's messages, also while a save is written."""
+        """Queue the trainer's messages as they arrive, even while a save is being written."""
         try:
-            # The trainer's pidfd, too, because a process that the trainer forked may hold the
-            # socket open.
+            # Watch the trainer's pidfd, too, because a process forked by the trainer may hold the
+            # socket open after the trainer has died.
             while self._trainer.fileno() in readable(
                 [self._trainer.fileno(), *self._trainer_pidfds], None
             ):
@@ -147,7 +151,10 @@ class Service:
             self._in_good_order = True
 
     def keep(self) -> None:
-        """Keep the newest snapshot of the dead trainer in memory, unless it ended in good order."""
+        """Keep the newest snapshot in memory after the trainer's death, for a restarted trainer.
+
+        Nothing is kept if the trainer has closed its Checkpointer.
+        """
         if self._in_good_order or not self._keeper.has_any:
             return
         newest = self._keeper.newest
@@ -204,8 +211,8 @@ class Service:
         self._keeper.ordered(order, layout.rank)
         live = arena.notes[: message["attested_bytes"]] if message["attested_bytes"] else None
         try:
-            # If the trainer has freed the buffer, `_persist` fails and leaves a note for the
-            # others.
+            # If the trainer has freed the buffer, `claim` may fail here. `_persist` then fails,
+            # too, and leaves a note for the other ranks.
             with contextlib.suppress(ArenaError):
                 claim()
             if layout.rank == 0 and not self._has_tidied and _may_write(order):
@@ -249,9 +256,9 @@ class Service:
             self._tidy(order, layout, ended)
 
     def _tidy(self, order: SaveRequest, layout: Layout, ended: dict[str, Any]) -> None:
-        """Delete superfluous files after a save.
+        """Delete checkpoints that need not be kept, or make room after a full disk.
 
-        The outcome is sent first, since this may take long.
+        Call this method after the outcome is sent, since deleting may take long.
         """
         if "failed" not in ended:
             delete_superfluous(order, self._moved)
@@ -263,8 +270,8 @@ class Service:
             try:
                 return persist(part)
             except OSError as error:
-                # With several ranks, some may have completed their parts, so the save fails and is
-                # made again.
+                # With several ranks, the save fails, since some ranks may have completed their
+                # parts; the trainers then save again.
                 if part.layout.world_size > 1 or not self._make_room(
                     part.order, part.layout, error.errno
                 ):
@@ -286,7 +293,8 @@ class Service:
     def _waits(self, timeout_s: float) -> Callable[[], None]:
         """Return a poll function that raises TimeoutError after `timeout_s` of waiting.
 
-        The time counts from the first call, so this rank's own writing does not count.
+        The time is counted from the first call, so the time of this rank's own writing is not
+        included.
         """
         since_s: float | None = None
 
@@ -338,7 +346,10 @@ class Service:
 
 
 def _may_write(order: SaveRequest) -> bool:
-    """Return True if no other process has taken over the folder, whose files must stay."""
+    """Return True if this process may write and delete in the folder.
+
+    It may not if another process has acquired the right to write there.
+    """
     with contextlib.suppress(RankFailed):
         check_lease(order)
         return True
@@ -346,7 +357,10 @@ def _may_write(order: SaveRequest) -> bool:
 
 
 def _committed(order: SaveRequest, rank: int, differing: Differing) -> dict[str, Any]:
-    """Return rank 0's report of the checkpoint, so that the trainer need not read storage."""
+    """Return the digest and size of the checkpoint for rank 0's report; {} on other ranks.
+
+    The trainer then need not read them from storage.
+    """
     if rank:
         return {}
     report = {"differing": differing.as_json()} if differing.count else {}
@@ -364,15 +378,18 @@ def _read_file(fd: int) -> bytes:
 
 
 def pause_s(waited_s: float) -> float:
-    """Return the seconds until the next look for other ranks, after `waited_s` of waiting.
+    """Return the pause in seconds before the next check for other ranks' files.
 
-    A tenth of `waited_s`, within limits.
+    The pause is a tenth of `waited_s`, the seconds waited so far, within fixed limits.
     """
     return min(max(_LOOK_EVERY_S, waited_s / 10), _LOOK_SELDOM_S)
 
 
 def _release_stderr() -> None:
-    """Close stderr, because a reader of the trainer's stderr waits until all writers close it."""
+    """Release stderr, because a program that reads the trainer's stderr waits for its end.
+
+    The end is reached only when all processes that hold the stream have closed it.
+    """
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 2)
     os.close(nothing)
@@ -386,7 +403,7 @@ def _pidfd(pid: int) -> list[int]:
 
 
 def main() -> None:
-    """Serve the trainer behind the socket that the arguments name."""
+    """Serve the trainer that is connected to the socket given on the command line."""
     parser = argparse.ArgumentParser(prog=Path(__file__).stem)
     parser.add_argument("socket", type=int)
     parser.add_argument("trainer_pid", type=int)
@@ -404,14 +421,14 @@ def main() -> None:
 
 
 def explain(order: SaveRequest, needed_bytes: int, error: Exception) -> str:
-    """Describe a failed save, its reason, the last good checkpoint and the next step.
+    """Describe a failed save: its reason, the last good checkpoint, and what the user can do.
 
     Call this function after the files of the failed save are deleted.
 
     Args:
-        order: the save.
-        needed_bytes: the bytes that this rank had to write.
-        error: the error.
+        order: the save that failed.
+        needed_bytes: the number of bytes that this rank had to write.
+        error: the error that ended the save.
     """
     folder = order.folder
     # An error that is final, without advice, is not about the storage.

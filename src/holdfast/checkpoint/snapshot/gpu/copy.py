@@ -1,15 +1,16 @@
-"""Copy a snapshot's tensors from one GPU into a buffer, beside training.
+"""Copy a snapshot's tensors from one GPU into a host buffer while training continues.
 
-The GPU keeps the order of these steps:
+Tensors that cannot reach the host before the optimizer's step are staged, which means copied within
+the GPU first. The GPU executes these steps in order:
 
-| when | on the stream of the training | on a separate stream |
+| when | on the training's stream | on a separate stream |
 |---|---|---|
-| the call | pack small tensors, digest all, stage tensors that cannot be copied in time | |
-| forward, backward | | copy the packed tensors at once, the large ones one by one |
-| the fence | wait for the tensors that are not staged | |
-| the next steps | | copy the staged tensors |
+| in the call of `save` | pack small tensors, digest all tensors, stage some | |
+| during forward and backward | | copy the packed tensors at once, the large ones one by one |
+| before the optimizer's step | wait for the copies of tensors that are not staged | |
+| after that step | | copy the staged tensors |
 
-Only one thread on the CPU waits for the copies: the thread that reports the progress.
+On the CPU, only the thread that reports the progress waits for the copies.
 """
 
 import bisect
@@ -34,10 +35,10 @@ _logger = logging.getLogger("holdfast")
 _MARK_BYTES: Final = 32 << 20
 _MARK_COPIES: Final = 64
 _AHEAD: Final = 8
-"""The most events that the copy has not reached yet.
+"""The number of events that may be queued on the stream before the CPU waits for the oldest.
 
-A stream holds about a thousand commands. A thread that adds one more blocks all threads that send
-commands to this GPU.
+A stream holds about a thousand commands. A thread that adds one more to a full stream blocks all
+threads that send commands to this GPU.
 """
 _LATELY: Final = 5
 
@@ -56,19 +57,21 @@ def _between_s(begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
 
 @dataclass(eq=False)
 class Taken:
-    """One save's tensors on one GPU, and the events of their copy, in order.
+    """Hold one save's tensors on one GPU, and the events that mark the progress of their copy.
+
+    Each CUDA event is recorded on a stream when the described moment is reached there.
 
     Attributes:
-        sources: the tensors, from the device's first blob on.
-        staged: the first blob that is staged on the GPU.
+        sources: the live tensors, in the order of the plan's items on this GPU.
+        staged: the number of the first item that is staged on the GPU.
         digests: the digests of the tensors; None if the GPU takes none.
-        boundary: the end of the work of the call.
-        went_on: the return of the call.
-        began: the start of the copy.
-        unstaged: the end of the copy of the tensors that are not staged.
-        reached: the arrival of an update at the fence.
-        passed: the passage of that update.
-        drained: the end of the whole copy.
+        boundary: the event after the work that the call of `save` queued.
+        went_on: the event at the return of the call.
+        began: the event at the start of the copy.
+        unstaged: the event after the copies of the tensors that are not staged.
+        reached: the event before the training's stream waits for `unstaged`.
+        passed: the event after this wait.
+        drained: the event after all copies.
     """
 
     sources: list[torch.Tensor]
@@ -82,20 +85,20 @@ class Taken:
     passed: torch.cuda.Event = field(default_factory=_timed)
     drained: torch.cuda.Event = field(default_factory=_event)
     fenced: list[torch.cuda.Stream] = field(default_factory=list)
-    """The streams that wait at the fence."""
+    """The streams of optimizer steps that wait for `unstaged`."""
     ordered: threading.Event = field(default_factory=threading.Event)
-    """Set once all copies are queued, or will never be."""
+    """Set once all copies are queued, or once it is certain that they will not be queued."""
 
     def release(self) -> None:
-        """End the copy: drop the sources."""
+        """End the copy: drop the references to the live tensors."""
         self.sources.clear()
         self.ordered.set()
 
     @property
     def fence_s(self) -> float:
-        """Return the seconds that the training's stream waited at the fence.
+        """Return the seconds that the training's stream waited for the copy before an update.
 
-        Returns 0 if the stream has not passed the fence, or the GPU has failed.
+        Returns 0 if the wait has not ended, or if the GPU has failed.
         """
         with contextlib.suppress(RuntimeError):
             return _between_s(self.reached, self.passed) if self._is_past else 0.0
@@ -103,9 +106,10 @@ class Taken:
 
     @property
     def window_s(self) -> float | None:
-        """Return the seconds from the end of the call to the fence, on the training's stream.
+        """Return the seconds that training left for the copy, from the call of `save` to an update.
 
-        Returns None if the stream has not passed the fence.
+        The time is measured on the training's stream. Returns None if that stream's wait for the
+        copy has not ended.
         """
         return _between_s(self.went_on, self.reached) if self._is_past else None
 
@@ -115,12 +119,12 @@ class Taken:
 
     @property
     def is_unstaged(self) -> bool:
-        """Return True if an update need not wait any more."""
+        """Return True if an update can start, because all tensors not staged are copied."""
         return self.ordered.is_set() and bool(self.unstaged.query())  # type: ignore[no-untyped-call]
 
 
 class _Marks:
-    """Report how far a stream of copies is."""
+    """Report the progress of the copies that are queued on a stream."""
 
     def __init__(self, copied: Callable[[int], None]) -> None:
         self._copied = copied
@@ -128,7 +132,7 @@ class _Marks:
         self._since = (0, 0)
 
     def passed(self, end: int, size_bytes: int) -> None:
-        """Record a queued copy of `size_bytes`, after which the image is complete up to `end`."""
+        """Record a queued copy of `size_bytes`, which completes the image up to byte `end`."""
         copies, count = self._since[0] + 1, self._since[1] + size_bytes
         self._since = copies, count
         if copies < _MARK_COPIES and count < _MARK_BYTES:
@@ -153,7 +157,7 @@ class _Marks:
 
 
 class DeviceCopy:
-    """Take the snapshots of a plan's tensors on one GPU."""
+    """Copy and digest the tensors of a plan that are on one GPU."""
 
     def __init__(
         self,
@@ -164,14 +168,14 @@ class DeviceCopy:
         attest: bool,
         max_bytes: float | None,
     ) -> None:
-        """Allocate the memory on the GPU that all snapshots need.
+        """Allocate the GPU memory that every snapshot needs.
 
         Args:
-            plan: the plan of the image.
-            part: the blobs on this GPU.
-            sources: the live tensors of these blobs.
+            plan: the plan of the saves.
+            part: the items of the plan that are on this GPU.
+            sources: the live tensors of these items.
             attest: whether to digest the tensors.
-            max_bytes: the most GPU memory for staging; None for the free memory less a reserve.
+            max_bytes: the limit on GPU memory for staging; None for the free memory less a reserve.
 
         Raises:
             torch.cuda.OutOfMemoryError: the GPU lacks memory for the small tensors.
@@ -194,7 +198,7 @@ class DeviceCopy:
 
     @property
     def packed_bytes(self) -> int:
-        """Return the bytes of GPU memory that hold packed tensors."""
+        """Return the bytes of GPU memory that hold the packed small tensors."""
         return 0 if self._packed is None else self._packed.memory.nbytes
 
     def suits(self, sources: Sequence[torch.Tensor]) -> bool:
@@ -205,12 +209,12 @@ class DeviceCopy:
     def take(
         self, sources: list[torch.Tensor], stream: torch.cuda.Stream, *, overlaps: bool
     ) -> Taken:
-        """Pack, digest and stage the tensors, in the order of `stream`.
+        """Queue kernels on `stream` that pack, digest and stage the tensors.
 
         Args:
-            sources: the live tensors of the blobs on this GPU.
-            stream: the stream of the training.
-            overlaps: whether training continues during the copy; else nothing is staged.
+            sources: the live tensors of the items on this GPU.
+            stream: the stream on which training runs.
+            overlaps: whether training continues during the copy. If not, nothing is staged.
         """
         part = self.part
         with torch.cuda.stream(stream), torch.no_grad():
@@ -226,19 +230,23 @@ class DeviceCopy:
         return taken
 
     def resume(self, taken: Taken) -> None:
-        """Record that the call returns, after it has waited for the copy: forward begins now."""
+        """Record on the stream that a call which waited for the copy returns now.
+
+        The time until the optimizer's step is measured from here.
+        """
         taken.went_on.record(torch.cuda.current_stream(self.device))
 
     def order(self, taken: Taken, seat: Buffer, copied: Callable[[int], None]) -> Iterator[None]:
-        """Queue the copies: first those that the fence waits for, then the others.
+        """Queue the copies: first those for which the optimizer's step waits, then the others.
 
-        The caller is a separate thread. The generator yields once the first copies are queued, and
-        ends once all copies have ended.
+        Run this generator in a separate thread. It yields once the first copies are queued. It ends
+        once all copies have ended.
 
         Args:
             taken: the tensors to copy.
             seat: the buffer that receives the copies.
-            copied: called with the number of bytes copied, counted from the start of the image.
+            copied: called with the number of bytes that are complete, counted from the start of the
+                buffer.
         """
         part = self.part
         marks = _Marks(copied)
@@ -267,8 +275,8 @@ class DeviceCopy:
             taken.drained.record()
             taken.ordered.set()
             marks.finish()
-        # The thread does other work between the two series, so the rate is measured in the larger
-        # series.
+        # Between the first copies and the others, the thread does other work. So the copy rate is
+        # measured within the larger of the two series.
         first_bytes, rest_bytes = (
             self._bytes(part.first, taken.staged),
             self._bytes(taken.staged, part.end),
@@ -303,7 +311,7 @@ class DeviceCopy:
             yield
 
     def _bytes(self, first: int, end: int) -> int:
-        """Return the size in the image of the blobs `first` to `end`."""
+        """Return the bytes that the items `first` to `end` (exclusive) take in the buffer."""
         if first == end:
             return 0
         last = self._blobs[end - 1]
@@ -316,7 +324,7 @@ class DeviceCopy:
         marks.passed(blob.offset + blob.length, blob.data_bytes)
 
     def _await_last(self, stream: torch.cuda.Stream) -> None:
-        """Make `stream` wait for the last save's copy, whose GPU memory is used again."""
+        """Make `stream` wait for the last save's copy, since this save reuses its GPU memory."""
         if self._last is None:
             return
         self._last.ordered.wait()
@@ -326,10 +334,10 @@ class DeviceCopy:
             self._window_s.append(window_s)
 
     def _stage(self, sources: Sequence[torch.Tensor]) -> int:
-        """Stage on the GPU the tensors that cannot be copied to the host in time.
+        """Stage the tensors that cannot reach the host before the optimizer's step.
 
         Returns:
-            The first staged blob.
+            The number of the first staged item.
         """
         part = self.part
         sizes_bytes = [blob.data_bytes for blob in self._blobs[part.direct : part.end]]
@@ -356,8 +364,8 @@ class DeviceCopy:
     def _room_bytes(self) -> float:
         held_bytes = 0 if self._staging is None else self._staging.memory.nbytes
         room = room_bytes(self.device) + held_bytes
-        # The plan has already counted large tensors that are packed because they are not
-        # contiguous.
+        # Packed tensors use part of the limit; large ones that are packed because they are not
+        # contiguous are already counted by the plan.
         return (
             room
             if self._max_bytes is None
@@ -365,33 +373,35 @@ class DeviceCopy:
         )
 
 
-# Which tensors of a GPU are copied to the host while training continues, and which are staged on
-# the GPU first. A copy to the host is free if it ends before the optimizer's step, which waits for
-# the rest. A copy on the GPU takes a twentieth of the time, in the call, and takes memory. So the
-# first tensors are copied to the host as far as time allows, and the next are staged as far as
-# memory allows.
+# Choose which tensors of a GPU are copied to the host directly, and which are staged on the GPU
+# first. The optimizer's step waits for direct copies, so a direct copy costs nothing only if it
+# ends before that step. Staging takes a twentieth of the time of a copy to the host, but it takes
+# this time in the call, and it takes GPU memory. So the first tensors are copied directly, as many
+# as the time allows, and the next are staged, as many as the memory allows.
 
 _SAFE: Final = 0.8
-"""The share of the recent steps' time that the copy may count on."""
+"""The share of the expected time before the optimizer's step that direct copies may use."""
 
 
 def in_time_bytes(window_s: float | None, bytes_per_s: float | None) -> float:
-    """Return the number of bytes that reach the host before the optimizer's step.
+    """Return the number of bytes that can be copied to the host before the optimizer's step.
 
     Args:
-        window_s: recent seconds from a save to that step, on the GPU's stream; None if unknown.
-        bytes_per_s: the recent rate of copies to the host; None if unknown.
+        window_s: seconds from the call of a recent save to that step, measured on the GPU's stream;
+            None if unknown.
+        bytes_per_s: the rate of recent copies to the host; None if unknown.
     """
     return 0.0 if window_s is None or bytes_per_s is None else _SAFE * window_s * bytes_per_s
 
 
 def first_staged(sizes_bytes: Sequence[int], *, in_time_bytes: float, room_bytes: float) -> int:
-    """Return the index of the first staged tensor; the number of tensors if none is staged.
+    """Return the index of the first tensor to stage; the number of tensors if none is staged.
 
     Args:
         sizes_bytes: the sizes of the tensors, in the order in which they are copied.
-        in_time_bytes: the bytes that are copied before the optimizer's step.
-        room_bytes: the bytes that may be staged. If they are too few, the optimizer's step waits.
+        in_time_bytes: the bytes that can be copied to the host before the optimizer's step.
+        room_bytes: the bytes that may be staged. Tensors that fit neither limit are copied to the
+            host while the optimizer's step waits.
     """
     first = 0
     for size_bytes in sizes_bytes:
@@ -407,13 +417,14 @@ def first_staged(sizes_bytes: Sequence[int], *, in_time_bytes: float, room_bytes
 
 
 class LiveDigests:
-    """Digest all pieces of an image that are on one GPU; `first_piece` is the first of them.
+    """Digest the saved bytes of the tensors on one GPU, piece by piece.
 
-    Large tensors are read where they are, small ones in packed memory.
+    `first_piece` is the number of this GPU's first piece in the plan. Large tensors are read where
+    they are. Small tensors are read from the memory into which they were packed.
     """
 
     def __init__(self, plan: Plan, part: OnDevice, packed: Packed | None) -> None:
-        """Prepare the digests and tables that are the same in each save."""
+        """Compute the digests and tables that are the same in each save."""
         self._part = part
         self.first_piece = bisect.bisect_left(plan.pieces, part.first)
         end = bisect.bisect_left(plan.pieces, part.end)
@@ -445,10 +456,11 @@ class LiveDigests:
         """Digest the live tensors in the current stream.
 
         Args:
-            sources: the live tensors of the part's blobs; the small ones are packed already.
+            sources: the live tensors of the items on this GPU; the small ones are packed already.
 
         Returns:
-            An int64 for each piece, whose bytes in memory are those of the CPU's digest.
+            An int64 for each piece; in memory, it has the same bytes as a digest that the CPU
+            computes.
         """
         begins = {number: sources[number].data_ptr() for number, _ in self._direct}
         addresses = [*self._packed, *(begins[number] + offset for number, offset in self._direct)]

@@ -1,4 +1,4 @@
-"""Split a snapshot over the GPUs that hold the plan's tensors."""
+"""Take a snapshot of tensors that are spread over several GPUs."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,31 +19,31 @@ Streams = Mapping[torch.device, torch.cuda.Stream]
 
 
 class Devices:
-    """Take snapshots of the tensors on GPUs.
+    """Copy and digest the tensors of a plan that are on GPUs.
 
-    The CPU copies and digests the blobs from `first_on_host` on. Without Triton, the CPU digests
-    all blobs.
+    The CPU copies and digests the plan's items from `first_on_host` on. If Triton cannot be used,
+    the CPU digests all items.
     """
 
     def __init__(
         self, plan: Plan, contents: Contents, *, attest: bool, max_bytes: float | None
     ) -> None:
-        """Allocate the memory that all snapshots need.
+        """Allocate the GPU memory that every snapshot needs.
 
         If a GPU lacks the memory, the CPU copies all tensors.
 
         Args:
-            plan: the plan of the image.
+            plan: the plan of the saves.
             contents: the live state.
             attest: whether to digest the state.
-            max_bytes: the most memory of each GPU for staging; None for the free memory less a
+            max_bytes: the limit on each GPU's memory for staging; None for the free memory less a
                 reserve.
         """
         leaves = contents.leaves(plan.structure)
         places = {id(tensor): place for place, tensor in enumerate(contents.tensors)}
         end = plan.on_devices[-1].end if plan.on_devices else 0
-        # The call finds tensors by their place, since to name thousands of tensors takes
-        # milliseconds.
+        # The call of `save` finds tensors by their index in the state, since looking up thousands
+        # of names takes milliseconds.
         self._places = [places[id(leaves[index.fqn])] for index in plan.items[:end]]
         on_host = [id(leaves[index.fqn]) for index in plan.items[end:]]
         self._host_places = [places[each] for each in on_host if each in places]
@@ -87,7 +87,7 @@ class Devices:
             )
 
     def packed_places(self) -> set[int]:
-        """Return the places of the tensors that a GPU packs in the call."""
+        """Return the indices of the tensors that a GPU packs in the call of `save`."""
         return {
             place
             for part in self._plan.on_devices
@@ -95,16 +95,16 @@ class Devices:
         }
 
     def packed_bytes(self, device: torch.device) -> int:
-        """Return the bytes of a GPU's memory that hold packed tensors."""
+        """Return the bytes of a GPU's memory that hold packed small tensors."""
         return sum(copy.packed_bytes for copy in self._copies if copy.device == device)
 
     def leaves_none(
         self, tensors: Sequence[torch.Tensor], copied: Mapping[int, torch.Tensor]
     ) -> bool:
-        """Return True if the CPU has no tensor to digest in the call.
+        """Return True if the CPU need not digest any live tensor in the call of `save`.
 
-        The CPU must have copied all tensors that no GPU digests, and the state must have as many
-        tensors as when it was planned.
+        This is the case if all tensors that no GPU digests are copied to CPU memory already, and
+        the state has as many tensors as the plan.
         """
         if not self._digests or len(tensors) != self._count:
             return False
@@ -130,11 +130,11 @@ class Devices:
         Args:
             tensors: the tensors of the state.
             copied: copies to use in place of some tensors, by the `id` of the live tensor.
-            streams: the streams of the training.
+            streams: the streams on which training runs, by GPU.
             overlaps: whether training continues during the copy.
 
         Returns:
-            One item for each GPU; an empty list if the tensors differ from those of the plan in
+            One item for each GPU; an empty list if the tensors differ from the plan's tensors in
             their order, type, shape or device.
         """
         live = self._live(tensors, copied)
@@ -154,9 +154,10 @@ class Devices:
         return taken
 
     def has_taken(self, taken: Sequence[Taken], sources: Sequence[Any]) -> bool:
-        """Return True if the taken tensors are the plan's tensors, in the plan's order.
+        """Return True if the tensors that `take` copied are the plan's tensors, in its order.
 
-        The order of the state's tensors may have changed since the plan was made.
+        `take` finds tensors by their index, and the order of the state's tensors may have changed
+        since the plan was made.
         """
         return len(taken) == len(self._copies) and all(
             copy.suits(each.sources)
@@ -170,12 +171,12 @@ class Devices:
         )
 
     def resume(self, taken: Sequence[Taken]) -> None:
-        """Record that the call returns after it has waited for the copy."""
+        """Record on each GPU that a call which waited for the copy returns now."""
         for copy, one in zip(self._copies, taken, strict=False):
             copy.resume(one)
 
     def pass_fence(self, taken: Sequence[Taken]) -> None:
-        """Make the current streams wait, on the GPUs, until all tensors are copied or staged."""
+        """Make each GPU's current stream wait until every tensor is copied or staged."""
         for copy, one in zip(self._copies, taken, strict=False):
             copy.pass_fence(one)
 
@@ -186,16 +187,19 @@ class Devices:
         copied: Callable[[int], None],
         ordered: Callable[[], None],
     ) -> None:
-        """Copy the tensors, in a separate thread; return once all copies have ended.
+        """Copy the tensors to the host; return once all copies have ended.
+
+        Call this method in a separate thread.
 
         Args:
             taken: the tensors to copy.
             seat: the buffer that receives the copies.
-            copied: called with the number of bytes copied, counted from the start of the image.
+            copied: called with the number of bytes that are complete, counted from the start of the
+                buffer.
             ordered: called once the copies for which the optimizer's step waits are queued.
         """
-        # The progress counts from the start of the image, so a later GPU reports only after the
-        # earlier ones have ended.
+        # `copied` counts bytes from the start of the buffer. So a later GPU reports its progress
+        # only after the earlier ones have ended.
         running = [
             copy.order(one, seat, copied if number == 0 else _nothing)
             for number, (copy, one) in enumerate(zip(self._copies, taken, strict=True))
@@ -213,7 +217,7 @@ class Devices:
             raise
 
     def settled(self, taken: Sequence[Taken]) -> set[str]:
-        """Return the names of the tensors copied in the call, which may have changed since."""
+        """Return the names of tensors copied in the call, whose later changes do no harm."""
         names: set[str] = set()
         for copy, one in zip(self._copies, taken, strict=False):
             numbers = (*range(copy.part.first, copy.part.direct), *range(one.staged, copy.part.end))
@@ -221,7 +225,7 @@ class Devices:
         return names
 
     def close(self) -> None:
-        """Wait for the GPUs' work, and release the memory."""
+        """Wait for the work on the GPUs, and release their memory."""
         for copy in self._copies:
             copy.close()
         self._copies.clear()
@@ -229,7 +233,7 @@ class Devices:
     def _live(
         self, tensors: Sequence[torch.Tensor], copied: Mapping[int, torch.Tensor]
     ) -> list[torch.Tensor]:
-        """Return the tensors on GPUs, blob by blob; none if the state has fewer tensors."""
+        """Return the tensors of the plan's items on GPUs; none if the state has too few tensors."""
         try:
             found = [tensors[place] for place in self._places]
         except IndexError:
@@ -254,4 +258,4 @@ def current_streams(tensors: Sequence[torch.Tensor]) -> Streams:
 
 
 def _nothing(_: int) -> None:
-    """Ignore the progress."""
+    """Ignore a progress report of the copy."""

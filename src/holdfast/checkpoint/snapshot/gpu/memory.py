@@ -10,9 +10,9 @@ from holdfast.checkpoint.snapshot.plan import OnDevice
 
 _SPARE_SHARE: Final = 0.05
 _SPARE_BYTES: Final = 1 << 30
-"""The GPU memory that stays free: a share of the total, or these bytes if they are more."""
+"""Snapshots leave this share of a GPU's memory free, but no less than these bytes."""
 _ALIGNMENT: Final = 256
-"""The alignment of staged tensors in bytes; copy kernels read 16 at once."""
+"""The alignment of staged tensors in bytes; copy kernels read 16 bytes at once."""
 _Copies = tuple[list[torch.Tensor], list[int]]
 _WORDS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _EXACT: Final = {
@@ -27,12 +27,13 @@ _EXACT: Final = {
 }
 """The types that `torch._foreach_copy_` copies bit for bit.
 
-It converts shorter floats to float32 and back, which changes NaNs, and supports no other integers.
+The function converts shorter floats to float32 and back, which changes NaNs. It does not support
+other integers.
 """
 
 
 def _as_words(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view of the same memory in a type that is copied bit for bit."""
+    """Return a view of `tensor` in a type that `torch._foreach_copy_` copies bit for bit."""
     if tensor.dtype in _EXACT:
         return tensor
     if tensor.dtype.itemsize in _WORDS:
@@ -41,26 +42,28 @@ def _as_words(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def room_bytes(device: torch.device) -> float:
-    """Return the bytes of a GPU's memory that are free, less a reserve."""
+    """Return the free bytes of a GPU's memory, less a reserve that snapshots leave free."""
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
     return free_bytes - max(_SPARE_BYTES, _SPARE_SHARE * total_bytes)
 
 
 class Packed:
-    """Hold small tensors with their heads and tails, so that one copy sends all to the host.
+    """Hold small tensors in one piece of GPU memory, so that one copy sends all to the host.
+
+    The memory also holds the bytes that the file format adds before and after each tensor.
 
     Attributes:
-        offset: the offset of `memory` in the image.
-        memory: the bytes of this part of the image.
+        offset: the offset of `memory` in the snapshot buffer, in bytes.
+        memory: the packed tensors, as bytes.
     """
 
     def __init__(self, image: FileImage, part: OnDevice, sources: Sequence[torch.Tensor]) -> None:
-        """Allocate the memory, and write the heads and tails of the tensors into it.
+        """Allocate the memory, and write the bytes before and after each tensor into it.
 
         Args:
-            image: the whole image.
-            part: the blobs on this GPU.
-            sources: the small tensors of these blobs.
+            image: the layout of the whole snapshot buffer.
+            part: the items of the snapshot that are on this GPU.
+            sources: the small tensors of these items.
 
         Raises:
             torch.cuda.OutOfMemoryError: the GPU lacks memory.
@@ -70,7 +73,8 @@ class Packed:
         frames = bytearray(own.size_bytes)
         own.write_frames(memoryview(frames))
         self.memory = torch.frombuffer(frames, dtype=torch.uint8).to(part.device)
-        # One kernel copies many contiguous tensors of one type; other tensors take a kernel each.
+        # One kernel copies many contiguous tensors of one type. Each other tensor needs a kernel of
+        # its own.
         self._groups: dict[torch.dtype, _Copies] = {}
         self._each: list[tuple[torch.Tensor, int]] = []
         for place, (view, source) in enumerate(zip(own.views(self.memory), sources, strict=True)):
@@ -83,7 +87,7 @@ class Packed:
                 self._each.append((view, place))
 
     def fill(self, sources: Sequence[torch.Tensor]) -> None:
-        """Copy the tensors of a snapshot into the memory, in the current stream."""
+        """Copy a snapshot's small tensors into the memory, in the current stream."""
         for dtype, (views, places) in self._groups.items():
             live = [sources[place] for place in places]
             torch._foreach_copy_(views, live if dtype in _EXACT else list(map(_as_words, live)))
@@ -92,7 +96,7 @@ class Packed:
 
 
 class DeviceStaging:
-    """Hold copies of large tensors, from the blob `first` of the image on."""
+    """Hold copies of large tensors on the GPU until they are copied to the host."""
 
     def __init__(
         self,
@@ -102,12 +106,12 @@ class DeviceStaging:
         device: torch.device,
         stream: torch.cuda.Stream,
     ) -> None:
-        """Allocate the memory.
+        """Allocate memory for the items `first` to `end` (exclusive).
 
         Args:
-            blobs: the blobs of the image.
-            first: the first blob to hold.
-            end: the blob after the last one to hold.
+            blobs: the items of the snapshot, with their sizes.
+            first: the number of the first item to hold.
+            end: the number after the last item to hold.
             device: the GPU.
             stream: the stream that copies the tensors to the host.
 
@@ -127,11 +131,11 @@ class DeviceStaging:
         ]
 
     def view(self, number: int) -> torch.Tensor:
-        """Return the copy of a blob's tensor."""
+        """Return the staged copy of the item with this number."""
         return self._views[number - self.first]
 
     def fill(self, first: int, sources: Sequence[torch.Tensor]) -> None:
-        """Copy the tensors of the blobs from `first` on into the memory, in the current stream."""
+        """Copy the tensors of the items from `first` on into the memory, in the current stream."""
         groups: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
         for view, source in zip(self._views[first - self.first :], sources, strict=True):
             views, found = groups.setdefault(source.dtype, ([], []))

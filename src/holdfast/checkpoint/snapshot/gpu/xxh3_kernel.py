@@ -1,14 +1,15 @@
 """Digest GPU memory on the GPU, with the XXH3-64 that the writing process also computes.
 
-XXH3 (https://github.com/Cyan4973/xxHash, doc/xxhash_spec.md) sums values of the 64-byte stripes in
-each block of 1,024 bytes, and scrambles the sums before the next block. Within a block the order
-does not matter. So all blocks of all pieces are summed at once, at the speed of memory. The
-scrambling is a chain through each piece's sums, a sixteenth of the bytes; the chains of all pieces
-run in parallel.
+A piece is a byte range that is digested separately. XXH3 (https://github.com/Cyan4973/xxHash,
+doc/xxhash_spec.md) splits a piece into blocks of 1,024 bytes. In each block, it sums values of the
+64-byte stripes, and it scrambles the running sums before the next block. The order within a block
+does not matter, so the sums of all blocks of all pieces are computed in parallel, at the speed of
+memory. Scrambling must follow the order of a piece's blocks, which forms a chain. A chain reads
+only the block sums, a sixteenth of the bytes, and the chains of all pieces run in parallel.
 
-One kernel does both. The pieces pass through the kernel in groups whose sums fit the scratch
-memory. While one group's blocks are summed, the chains of the group before run. The chains wait for
-memory most of the time, and would leave the GPU idle alone.
+One kernel computes both. The pieces are divided into groups whose block sums fit the scratch
+memory. Each launch sums the blocks of one group and runs the chains of the previous group. Chains
+wait for memory most of the time, so they would leave the GPU idle if they ran without other work.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +27,7 @@ try:
 except ImportError:  # the kernel below is then never launched
 
     def jit(**_: Any) -> Callable[[Callable[..., Any]], Any]:
-        """Return a decorator that does nothing, in place of Triton's."""
+        """Return a decorator that does nothing, used in place of Triton's if Triton is missing."""
         return lambda function: function
 
     tl = None
@@ -38,17 +39,17 @@ else:  # Triton reads annotations, and recognizes a constant by the name of its 
     tensor, constexpr = getattr(tl, "tensor", None), getattr(tl, "constexpr", None)
 
 LEAST_BYTES: Final = 241
-"""The fewest bytes of a piece; XXH3 hashes fewer bytes in other ways."""
+"""The smallest piece in bytes, because XXH3 hashes shorter input by other algorithms."""
 _BLOCK_BYTES: Final = 1024
 _SUMS_BYTES: Final = 64
-"""The bytes of one block's sums: eight sums of 8 bytes."""
+"""The size in bytes of one block's sums, which are eight sums of 8 bytes."""
 _SECRET: Final = bytes.fromhex(
     "b8fe6c3923a44bbe7c01812cf721ad1cded46de9839097db7240a4a4b7b3671fcb79e64eccc0e578825ad07dccff7221"
     "b8084674f743248ee03590e6813a264c3c2852bb91c300cb88d0658b1b532ea371644897a20df94e3819ef46a9deacd8"
     "a8fa763fe39c343ff9dcbbc7c70b4f1d8a51e04bcdb45931c89f7ec9d9787364eac5ac8334d3ebc3c581a0fffa1363eb"
     "170ddd51b7f0da49d316552629d4689e2b16be587d47a1fc8ff8b8d17ad031ce45cb3a8f95160428afd7fbcabb4b407e"
 )
-"""The default secret of the specification."""
+"""The default secret of the XXH3 specification."""
 _PRIMES_32: Final = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D)
 _PRIMES_64: Final = (
     0x9E3779B185EBCA87,
@@ -64,24 +65,24 @@ _CONSTANTS: Final = (
     + _SECRET[11:75]
     + b"".join(word.to_bytes(8, "little") for word in _INITIAL)
 )
-"""The 48 words of the kernel's constants.
+"""The constants of the kernel, as 48 words of 8 bytes.
 
-| words from | content |
+| first word | content |
 |---|---|
-| 0 | the secret: a stripe's part begins at its number, the scramble's at 16 |
-| 24 | the secret's part for the last stripe |
-| 32 | the secret's part for the merge |
+| 0 | the secret; stripe N uses the words from N on, scrambling uses those from 16 on |
+| 24 | the part of the secret for the last stripe |
+| 32 | the part of the secret for merging the sums |
 | 40 | the initial sums |
 """
 
 
 class Tuning(NamedTuple):
-    """Set how the kernel divides its work.
+    """Set how the kernel divides its work into programs (Triton's unit of parallel work).
 
     Attributes:
-        blocks: the blocks that one program sums.
-        warps: the warps of a program.
-        ahead: the blocks of a chain that are read ahead.
+        blocks: the number of blocks that one program sums.
+        warps: the number of warps of a program.
+        ahead: the number of block sums that a chain reads in advance.
     """
 
     blocks: int = 8
@@ -90,7 +91,7 @@ class Tuning(NamedTuple):
 
     @property
     def pieces(self) -> int:
-        """Return the number of chains that one program computes, each in eight lanes."""
+        """Return the number of pieces whose chains one program computes, each in eight lanes."""
         return 4 * self.warps
 
 
@@ -98,7 +99,10 @@ _BEST: Final = Tuning()
 
 
 class _Group(NamedTuple):
-    """Pieces whose sums are in the scratch memory together, and the tiles of their blocks."""
+    """Number the pieces whose block sums are in scratch memory together, and their tiles.
+
+    A tile is the group of blocks that one program sums.
+    """
 
     first_piece: int
     end_piece: int
@@ -116,10 +120,10 @@ def available() -> bool:
 
 
 class DeviceDigests:
-    """Digest pieces of one GPU's memory by kernels in the current stream.
+    """Digest byte ranges (pieces) of one GPU's memory by kernels in the current stream.
 
-    Keep the object until the work of its last call has ended, because kernels read its tables and
-    its scratch memory until then.
+    Keep the object alive until the kernels of its last call have ended, because they use its tables
+    and its scratch memory.
     """
 
     def __init__(
@@ -134,9 +138,9 @@ class DeviceDigests:
         Args:
             pieces_bytes: the length of each piece, 241 bytes to 16 MiB.
             device: the device of the pieces; the CPU with Triton's interpreter.
-            scratch_bytes: the most scratch memory on the device; a sixteenth of the pieces' bytes
-                is enough.
-            tuning: how the work is divided.
+            scratch_bytes: the limit on scratch memory on the device; a sixteenth of the pieces'
+                bytes is enough.
+            tuning: how the kernel divides its work.
 
         Raises:
             ValueError: a length is out of range, or half of `scratch_bytes` is too small for one
@@ -188,7 +192,7 @@ class DeviceDigests:
 
         Args:
             addresses: the device address of each piece's first byte, divisible by 8. The memory
-                must not change until the stream has passed this call.
+                must not change until the stream has executed the kernels.
             out: a contiguous int64 tensor on the device, which receives the XXH3-64 of each piece.
 
         Raises:
@@ -220,15 +224,19 @@ class DeviceDigests:
             self._idle.record(torch.cuda.current_stream(self._device))
 
     def _upload(self) -> None:
-        """Copy the addresses to the device.
+        """Copy the addresses of the pieces to the device.
 
-        PyTorch reuses pinned memory only after the copy from that memory has ended.
+        A new pinned tensor is safe here, because PyTorch reuses its memory only after the copy has
+        ended.
         """
         pinned = torch.empty_like(self._given, pin_memory=self._device.type != "cpu")
         self._addresses.copy_(pinned.copy_(self._given), non_blocking=True)
 
     def _launch(self, chains: int, before: _Group, group: _Group, out: torch.Tensor) -> None:
-        """Launch `chains` programs for the summed pieces, and further programs that sum `group`."""
+        """Launch one kernel that runs the chains of the group `before` and sums `group`.
+
+        The first `chains` programs run the chains. Each further program sums one tile of `group`.
+        """
         programs = chains + group.end_tile - group.first_tile
         if not programs:
             return
@@ -252,9 +260,10 @@ class DeviceDigests:
 def _grouped(
     counts: Sequence[int], tiles: Sequence[int], half: int
 ) -> tuple[list[_Group], list[int]]:
-    """Return the groups, and the place of each piece's sums in the scratch memory.
+    """Divide the pieces into groups; return these and the place of each piece's sums.
 
-    Neighbouring groups use different halves of the memory.
+    The place is an index in the scratch memory. Consecutive groups use different halves of that
+    memory, since one group's sums are read while the next group's are written.
     """
     groups: list[_Group] = []
     rows: list[int] = []
@@ -291,7 +300,7 @@ def _digest(
     pieces: constexpr,
     ahead: constexpr,
 ) -> None:
-    """Run one program: the chains of `pieces` pieces, or the sums of `blocks` blocks."""
+    """Run one program, which computes either the chains of some pieces or the sums of a tile."""
     program = tl.program_id(0)
     if program < chains:
         piece = first_piece + program * pieces + tl.arange(0, pieces)
@@ -315,7 +324,7 @@ def _sum_up(
     tile: tensor,
     blocks: constexpr,
 ) -> None:
-    """Store the eight sums of each block in a tile."""
+    """Compute and store the eight sums of each block in one tile."""
     piece = tl.load(tile_pieces + tile)
     block = (tile - tl.load(first_tiles + piece).to(tl.int32)) * blocks + tl.arange(0, blocks)
     there = block < (tl.load(sizes + piece).to(tl.int32) - 1) // 1024
@@ -347,7 +356,10 @@ def _follow(
     pieces: constexpr,
     ahead: constexpr,
 ) -> None:
-    """Follow the chains through the sums of some pieces, add their last blocks, and merge."""
+    """Compute the digests of some pieces from their block sums.
+
+    Follow each piece's chain through its block sums, add its last block, and merge the eight sums.
+    """
     size = tl.load(sizes + piece, mask=there, other=1)
     count = ((size - 1) // 1024).to(tl.int32)
     data = tl.load(addresses + piece, mask=there, other=0)
@@ -408,14 +420,20 @@ def _follow(
 
 @jit()
 def _products(words: tensor, secret: tensor) -> tensor:
-    """Return a lane's addition to its own sum: the product of the halves of its mixed word."""
+    """Mix each word with the secret, and return the product of the two halves of the result.
+
+    XXH3 adds this product to the word's own sum.
+    """
     mixed = words ^ secret
     return (mixed & 0xFFFFFFFF) * (mixed >> 32)
 
 
 @jit()
 def _swapped(words: tensor, count: constexpr) -> tensor:
-    """Return each lane's word in its neighbour's place, to which it is added unmixed."""
+    """Exchange the words of each pair of neighbouring lanes.
+
+    XXH3 adds each word, without mixing, to its neighbour's sum.
+    """
     pairs = tl.reshape(words, (count, 4, 2))
     # A pair's sum less each word is the other word.
     return tl.reshape(tl.sum(pairs, axis=2, keep_dims=True) - pairs, (count, 8))
