@@ -1,4 +1,6 @@
-"""Explain a run in order and in plain words: turn the ledger's rows into a `RunStory` and text.
+"""Explain a run in order and in plain words.
+
+The ledger's rows become a `RunStory`, and the story becomes text.
 
 | module | one idea |
 |---|---|
