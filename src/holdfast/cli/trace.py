@@ -1,4 +1,4 @@
-"""`holdfast trace report | check | convert | query | twin | export | formats`."""
+"""Provide `holdfast trace report | check | convert | query | twin | export | formats`."""
 
 import math
 import signal
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 FOLDER = click.Path(path_type=Path, file_okay=False)
 TWINS = ("seren", "kalos")
 TWIN_SAMPLES = 1000
-"""The default number of samples per device: four hours."""
+"""The default number of samples for each device, which is four hours."""
 SIMULATORS = ("sia", "helios", "tiresias", "tethys", "swf")
 
 
 class _Interruptible(click.Group):
-    """A group that removes its scratch folder on Ctrl-C and on SIGTERM, which `scancel` sends."""
+    """A command group that removes its scratch folder on Ctrl-C and on `scancel`'s SIGTERM."""
 
     def invoke(self, context: click.Context) -> Any:
         if threading.current_thread() is threading.main_thread():
@@ -47,7 +47,7 @@ class _Interruptible(click.Group):
 
 
 def _of_the_engine(error: Exception) -> BaseException | None:
-    """Return DuckDB's error as an error for the user; None if its own text suffices."""
+    """Convert an error of DuckDB to an error for the user; None if DuckDB's own text suffices."""
     message = str(error).partition("\n")[0]
     if (
         isinstance(error, RuntimeError) and message == "Query interrupted"
@@ -72,8 +72,8 @@ def command() -> None:
     holdfast trace report jobs.txt -o report
     holdfast trace twin --like seren
 
-    JOBS are files or folders of job records, or ledgers; `holdfast trace formats` lists the forms
-    that are known. NAME=FILE names the cluster of a file.
+    JOBS are files or folders of job records, or ledgers. `holdfast trace formats` lists the
+    supported forms. NAME=FILE sets the name of the cluster that a file is from.
     """
     try:
         import duckdb  # noqa: F401 - what every command here needs first
@@ -151,8 +151,8 @@ def report(
     holdfast trace report jobs.txt -o report
     holdfast trace report jobs.csv --map columns.toml --capacity Borealis=286x8
 
-    The exit code is 4 if no job of a source with a field of GPUs has a GPU: the page then contains
-    nothing about the GPUs of that source.
+    The exit code is 4 if a source has a field for GPUs, but no job of the source has a GPU. The
+    page then contains nothing about the GPUs of that source.
     """
     from holdfast.trace import (
         Assumptions,
@@ -224,7 +224,7 @@ def check(
     \b
     holdfast trace check jobs.txt --strict
 
-    The exit code is 4 if no job of a source with a field of GPUs has a GPU.
+    The exit code is 4 if a source has a field for GPUs, but no job of the source has a GPU.
     """
     from holdfast.trace import beyond_capacity
 
@@ -317,12 +317,12 @@ def query(
 
 
 def _known(cell: Any) -> Any:
-    """Return None for NaN, with which NumPy marks a missing value."""
+    """Return None for NaN, which NumPy uses for a missing value."""
     return None if isinstance(cell, float) and math.isnan(cell) else cell
 
 
 def _finite(value: Any) -> Any:
-    """Return a value for JSON, which has no NaN or infinity: null stands for both."""
+    """Return a value for JSON; None replaces NaN and infinity, which JSON does not have."""
     match value:
         case float():
             return value if math.isfinite(value) else None
