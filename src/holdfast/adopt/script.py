@@ -132,7 +132,7 @@ class Script:
         return self.tree
 
     def free_name(self, wanted: str) -> str:
-        """Return a name that the script does not use: `wanted`, with `holdfast_` before it if needed."""
+        """Return `wanted`, with `holdfast_` before it until the script does not use the name."""
         name = wanted
         while name in self._names:
             name = f"holdfast_{name}"

@@ -59,7 +59,7 @@ def unfit(requirements: list[str]) -> Iterator[Finding]:
 
 
 def gpus(folder: Path) -> Iterator[Finding]:  # noqa: ARG001 - the form of all checks
-    """Check that the PCI bus, the driver and torch show the same GPUs, and that these are healthy."""
+    """Check that the PCI bus, the driver and torch show the same GPUs, and check their health."""
     from holdfast.profile import gpu_memory, has_gpu
 
     on_bus = gpus_on_bus()
