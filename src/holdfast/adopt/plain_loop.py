@@ -358,7 +358,7 @@ def _shift(plan: _Plan, counting: ast.Call, start: str) -> None:
 
 
 def _restore_before(plan: _Plan, statement: ast.stmt) -> None:
-    """Insert the restore before a statement that comes earlier than planned.
+    """Let the restore come before a statement, even if that is earlier than planned.
 
     An example is the statement that creates the loop's progress bar.
     """

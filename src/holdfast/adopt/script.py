@@ -132,7 +132,10 @@ class Script:
         return self.tree
 
     def free_name(self, wanted: str) -> str:
-        """Return `wanted`, with `holdfast_` before it until the script does not use the name."""
+        """Return a name that the script does not use.
+
+        This is `wanted`, with the prefix `holdfast_` if the script uses `wanted` already.
+        """
         name = wanted
         while name in self._names:
             name = f"holdfast_{name}"

@@ -1,4 +1,4 @@
-"""Provide `holdfast doctor`: show what is wrong with this host, and the command that fixes it."""
+"""Provide `holdfast doctor`: show problems of this host, with the commands that fix them."""
 
 from dataclasses import asdict
 from pathlib import Path

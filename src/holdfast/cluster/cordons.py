@@ -81,8 +81,8 @@ def mark(reasons: Mapping[str, str], *, by: str, cordons: Cordons | None = None)
     Args:
         reasons: the reason of each node's cordon, by the name of the node.
         by: the run or the user that cordons the nodes.
-        cordons: sets the marks; by default, those of the scheduler that started this process. If
-            there is no scheduler, nothing is marked.
+        cordons: sets the marks; by default in the scheduler that started this process. If there is
+            no scheduler, nothing is marked.
     """
     cordons = cordons or cordons_here()
     if cordons is None:
@@ -102,7 +102,7 @@ def unmark(node: str, *, cordons: Cordons | None = None) -> list[str]:
 
     Args:
         node: the name of the node.
-        cordons: removes the mark; by default, those of the scheduler that started this process.
+        cordons: removes the mark; by default in the scheduler that started this process.
     """
     cordons = cordons or cordons_here()
     if cordons is None:

@@ -107,7 +107,8 @@ class KubernetesCordons:
     """Mark the Nodes of a Kubernetes cluster; requires the permission to get and patch Nodes.
 
     Args:
-        api: the API server; by default that of KUBECONFIG or of this pod, connected on first use.
+        api: the API server; by default the server of KUBECONFIG or of this pod, connected on first
+            use.
         now_s: returns the time in Unix seconds.
     """
 

@@ -147,7 +147,7 @@ def read_facts(environment: Mapping[str, str] = os.environ, api: Api | None = No
 
     Args:
         environment: the environment variables of this process.
-        api: the API server; by default that of KUBECONFIG or of this pod.
+        api: the API server; by default the server of KUBECONFIG or of this pod.
     """
     facts: list[Fact] = []
     unseen: list[str] = []

@@ -41,7 +41,8 @@ def run_slurm_command(argv: Sequence[str], environment: Mapping[str, str] | None
 
     Args:
         argv: the command with its arguments.
-        environment: the environment variables of the command; None: those of this process.
+        environment: the environment variables of the command; None: the environment of this
+            process.
 
     Raises:
         HoldfastError: the command failed, hung or cannot be run; the message has its error output.

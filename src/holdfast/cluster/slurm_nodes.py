@@ -86,7 +86,7 @@ class SlurmNode:
 def read_slurm_nodes(
     names: Collection[str] = (), command: Callable[..., str] = run_slurm_command
 ) -> dict[str, SlurmNode]:
-    """Read the states of the named nodes from Slurm; without names, of all nodes.
+    """Read the states of the named nodes from Slurm; if no names are given, of all nodes.
 
     Names that do not exist in Slurm are left out of the result.
 

@@ -15,7 +15,9 @@ _LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 def fetch_page() -> bytes:
-    """Fetch the metrics page from `$HOLDFAST_DCGM_EXPORTER`; if unset, from port 9400 of this node.
+    """Fetch the metrics page from the URL in `$HOLDFAST_DCGM_EXPORTER`.
+
+    If the variable is not set, the page is fetched from port 9400 of this node.
 
     Raises:
         OSError: there is no page; the message has the URL and the reason.

@@ -22,7 +22,7 @@ from typing import Any
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PR_SET_CHILD_SUBREAPER = 36
 _LOOKS_BETWEEN_REQUESTS = 20
-"""How often to read two counters again if a rank polled the store between the two reads."""
+"""The most attempts to read two counters while no rank polls the store between the two reads."""
 
 
 def whoami() -> str:

@@ -1,6 +1,6 @@
 """Define a small GPT with learned positions, pre-norm blocks and causal attention.
 
-Shape and initialisation are those of GPT-2 (Radford et al. 2019), but the output layer does not
+It has the shape and initialisation of GPT-2 (Radford et al. 2019), but the output layer does not
 share its weights with the embedding.
 """
 

@@ -30,7 +30,7 @@ def exporter_page(
 
 
 def fake_dcgmi(path: Path, rows: Sequence[Sequence[str]], *, then: str = "sleep 600") -> Path:
-    """Write a program that prints lines like those of `dcgmi dmon`; return its path.
+    """Write a program that imitates the output of `dcgmi dmon`; return its path.
 
     Args:
         path: the path of the program.

@@ -29,7 +29,7 @@ from holdfast.core.errors import HoldfastError
 INTERFACE = "eth0"
 MAX_HOSTS = 250
 _FILES = Path("/etc/netns")
-"""In `ip netns exec NAME`, the files in the subfolder NAME replace those of /etc."""
+"""`ip netns exec NAME` replaces files of /etc by the files in the subfolder NAME of this folder."""
 _NAMESPACE = re.compile(r"^holdfast-(\d+)-[0-9a-f]+-\S+")
 _COMMAND_S = 30.0
 """Seconds within which an `ip` command must end."""

@@ -67,7 +67,7 @@ WEIGHTS: Final[Mapping[Kind, int]] = {
     "network cut": 3,
     "slow rank": 4,
 }
-"""How often each kind occurs among 100 faults.
+"""The number of faults of each kind in 100 faults.
 
 Most faults are exits of ranks, as in the published counts of large trainings.
 """

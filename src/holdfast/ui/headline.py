@@ -10,7 +10,7 @@ from holdfast.core.page import KeyFigure
 def headline(summary: RunSummary) -> str:
     """Return a run's result in one sentence.
 
-    An example: `Survived 3 faults, nobody stepped in, weights identical`.
+    An example is `Survived 3 faults, nobody stepped in, weights identical`.
     """
     return _sentence(summary).replace(words.NBSP, " ")
 

@@ -102,7 +102,7 @@ def curves_of(ledger: Ledger, home: Path, run_id: str) -> Curves:
 
 
 def export(curves: Curves, tracker: Tracker, folder: Path) -> str:
-    """Write the curves into a tracker; return a sentence that says where they are.
+    """Write the curves into a tracker; return a sentence with the place of the result.
 
     Args:
         curves: the curves of the run.

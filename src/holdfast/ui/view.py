@@ -49,7 +49,7 @@ Causes that are not listed belong to a restart and use its colour.
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """The result of the comparison of the final weights with those of the reference run."""
+    """The result of comparing the final weights with the weights of the reference run."""
 
     identical: bool
     rows: tuple[tuple[str, str], ...]

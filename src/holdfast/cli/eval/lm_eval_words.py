@@ -82,7 +82,7 @@ class Line:
     Attributes:
         suite: the tasks; None if the command line names no tasks of lm-eval.
         native: the remaining options, in the spelling of `holdfast eval run`.
-        said: notices on options that request what Holdfast always does.
+        said: notices on options that request Holdfast's fixed behaviour.
         listing: the names of all tasks, if the command line requests a list of them.
     """
 

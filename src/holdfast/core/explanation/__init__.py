@@ -1,6 +1,6 @@
 """Explain a run in order and in plain words.
 
-The ledger's rows become a `RunStory`, and the story becomes text.
+`story` builds a `RunStory` from the ledger's rows, and `telling` prints the story as text.
 
 | module | one idea |
 |---|---|

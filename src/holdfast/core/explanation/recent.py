@@ -1,4 +1,4 @@
-"""Explain a run from the last part of its journal of steps, for messages with a time limit."""
+"""Explain a run from the last part of its journal of steps, so that a message is sent in time."""
 
 from collections.abc import Collection, Sequence
 from pathlib import Path

@@ -19,7 +19,7 @@ from holdfast.core.explanation.training_words import class_note
 from holdfast.core.ledger import Event, Ledger
 
 OF_INCIDENT = ("nodes_tested", "nodes_not_tested", "nodes_marked", "nodes_readmitted")
-"""Kinds of events that are told as part of an incident, if their attempt ended in an incident."""
+"""Kinds of events that become part of an incident, if their attempt ended in an incident."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -137,7 +137,7 @@ def writing(engine: Engine) -> Engine:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of the database driver's message, which says why the query failed."""
+    """Return the first line of the database driver's message, which has the reason of the error."""
     cause = error.orig if isinstance(error, DBAPIError) else error
     return next(iter(str(cause).splitlines()), type(cause).__name__)
 

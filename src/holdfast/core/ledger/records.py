@@ -245,7 +245,7 @@ class LearnedRule:
     """The fields of the rule or filter, as plain JSON values."""
     author: str
     sources: list[str]
-    """Where the rule was learned: ids of incidents, or `good:ID` for good runs."""
+    """The sources of the rule: ids of incidents, or `good:ID` for good runs."""
     made_at_s: float
     withdrawn_at_s: float | None = None
     """The time at which the rule was withdrawn; a withdrawn rule is kept but not used."""

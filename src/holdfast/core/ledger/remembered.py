@@ -40,10 +40,10 @@ class Remembered(ABC):
         """Change the selected rows; return False if no row was selected."""
 
     def add_memory(self, memory: Memory) -> int:
-        """Record the memory of an incident, and return the memory's id.
+        """Store a `Memory` of an incident, and return its id.
 
         An incident of a run has only one memory. If the ledger already has the memory, nothing is
-        recorded, and the id of the existing memory is returned.
+        stored, and the id of the existing memory is returned.
         """
         table = schema.memories
         with self._write() as connection:
