@@ -25,7 +25,7 @@ _WITHOUT_RUN = "m"
 
 @click.group()
 def command() -> None:
-    """List and show incidents; confirm or correct a diagnosis, from which later ones learn.
+    """List and show incidents; confirm or correct a diagnosis, so that later ones improve.
 
     \b
     holdfast incidents ls

@@ -74,7 +74,7 @@ MAX_SUMMARY_LENGTH = 200
 
 @dataclass(frozen=True)
 class Place:
-    """The home folder and the ledger's URL that a command uses; passed as click's context object."""
+    """The home folder and the ledger's URL that a command uses; click's context object."""
 
     home: Path
     ledger: str

@@ -13,8 +13,9 @@ In a pod, `holdfast run` ends with
 | 143 | again | SIGTERM, as for a drain or a preemption: start the pod again, on any free node |
 
 A JobSet sees only the exit code of a pod, in the condition of the failed Job. The termination
-message is one line, for people and for controllers that read pods: `holdfast class=again code=143:
-Stopped by SIGTERM. …`
+message is one line, for people and for controllers that read pods, such as
+
+    holdfast class=again code=143: Stopped by SIGTERM. …
 """
 
 import functools

@@ -188,7 +188,7 @@ def _engine(url: str) -> Engine:
 
 @contextmanager
 def _migration_lock(engine: Engine) -> Iterator[None]:
-    """Hold a lock with which only one process at a time creates or migrates a SQLite file."""
+    """Hold a lock, so that only one process at a time creates or migrates a SQLite ledger."""
     database = engine.url.database
     if engine.url.get_backend_name() != "sqlite" or not database or database == ":memory:":
         yield

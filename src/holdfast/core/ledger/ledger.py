@@ -156,7 +156,7 @@ class Ledger(Remembered, NodeTable, LeadTable, ActionTable):
     # Attempts
 
     def add_attempt(self, attempt: Attempt) -> None:
-        """Record a start of the job."""
+        """Record an attempt, which is one start of the job."""
         if self._may_be_recorded and attempt in self.attempts(attempt.run_id):
             return
         self._insert(schema.attempts, asdict(attempt))
