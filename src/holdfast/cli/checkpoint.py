@@ -1,4 +1,4 @@
-"""`holdfast checkpoint`: list, verify, compare, keep, delete and convert checkpoints."""
+"""Provide `holdfast checkpoint`: list, verify, compare, keep, delete and convert checkpoints."""
 
 import importlib.util
 import os

@@ -95,7 +95,7 @@ def show(place: Place, incident_id: str | None, as_json: bool) -> None:
     holdfast incidents show
     holdfast incidents show 7 --json
 
-    Without ID, the last incident of the newest run.
+    Without ID, show the last incident of the newest run.
     """
     with Ledger.open(place.ledger) as ledger:
         incident_id = incident_id or _last(ledger)

@@ -224,7 +224,7 @@ def stop(place: Place, run_id: str, timeout_s: float, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def approve(place: Place, run_id: str, timeout_s: float, as_json: bool) -> None:
-    """Carry out the proposal of a run of `--mode propose`.
+    """Carry out what a run with `--mode propose` has proposed.
 
     \b
     holdfast runs approve RUN
@@ -242,7 +242,7 @@ def approve(place: Place, run_id: str, timeout_s: float, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def rm(place: Place, run_ids: tuple[str, ...], as_json: bool) -> None:
-    """Forget runs and delete their logs. Their checkpoints stay where the scripts put them.
+    """Delete the records and logs of runs. Their checkpoints stay where the scripts put them.
 
     \b
     holdfast runs rm RUN

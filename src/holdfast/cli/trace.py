@@ -259,10 +259,12 @@ def _note_line(note: "Note") -> str:
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def convert(jobs: tuple[str, ...], reading: dict[str, Any], output: Path, as_json: bool) -> None:
-    """Convert to Parquet, once; the folder then stands for JOBS, and for --metrics.
+    """Convert job records and telemetry to Parquet, once.
 
     \b
     holdfast trace convert jobs.txt --metrics telemetry/ -o store
+
+    Other commands then accept the folder in place of JOBS and --metrics.
     """
     from holdfast.trace import by_cluster, telemetry
     from holdfast.trace import convert as convert_jobs
@@ -392,7 +394,7 @@ def twin(
     column_map: Path | None,
     as_json: bool,
 ) -> None:
-    """Draw a synthetic trace that has the counts of a trace and none of its rows.
+    """Draw a synthetic trace that follows the counts of a trace, but contains none of its rows.
 
     \b
     holdfast trace twin --like seren
@@ -455,7 +457,7 @@ def _offset(utc_offset_h: float) -> str:
 def export(
     jobs: tuple[str, ...], reading: dict[str, Any], form: str, output: Path, as_json: bool
 ) -> None:
-    """Write the jobs in the form of a schedulers' simulator.
+    """Write the jobs in the input format of a scheduling simulator.
 
     \b
     holdfast trace export jobs.txt --to swf -o jobs.swf
@@ -480,7 +482,7 @@ def export(
 @command.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def formats(as_json: bool) -> None:
-    """List the forms of job records, and the metrics of telemetry, that are known.
+    """List the supported forms of job records, and the supported metrics of telemetry.
 
     \b
     holdfast trace formats

@@ -69,7 +69,7 @@ class RateLimit(_Turns):
         self._sleep = sleep
 
     def wait(self, size_bytes: int) -> None:
-        """Wait until the turn of these bytes begins."""
+        """Wait until the caller's turn to write or send `size_bytes` bytes begins."""
         if self.max_bytes_s is None:
             return
         begins_in_s, _ = self._take_turn(size_bytes, self.max_bytes_s)
@@ -94,7 +94,7 @@ class AsyncRateLimit(_Turns):
         self._sleep = sleep
 
     async def wait(self, size_bytes: int) -> None:
-        """Wait until the turn of these bytes has ended."""
+        """Wait until the caller's turn to write or send `size_bytes` bytes has ended."""
         if self.max_bytes_s is None:
             return
         _, ends_in_s = self._take_turn(size_bytes, self.max_bytes_s)

@@ -133,7 +133,7 @@ class FakeNvml:
         return self._value(gpu, "nvmlDeviceGetClockInfo")
 
     def nvmlGpmQueryDeviceSupport(self, gpu: FakeGpu) -> Any:  # noqa: N802
-        """Return an object with `isSupportedDevice`."""
+        """Return an object whose `isSupportedDevice` shows whether the GPU has GPM counters."""
         return SimpleNamespace(isSupportedDevice=int(gpu.has_gpm))
 
     def nvmlGpmSampleAlloc(self) -> Any:  # noqa: N802
@@ -174,7 +174,7 @@ class FakeNvml:
         return wanted
 
     def nvmlDeviceGetPciInfo(self, gpu: FakeGpu) -> Any:  # noqa: N802
-        """Return an object with `busId`."""
+        """Return an object with the GPU's PCI address as `busId`."""
         return SimpleNamespace(busId=gpu.bus)
 
     def nvmlDeviceGetTotalEccErrors(self, gpu: FakeGpu, error_type: int, counter: int) -> int:  # noqa: N802

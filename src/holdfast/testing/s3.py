@@ -37,7 +37,7 @@ def serve() -> Iterator[str]:
 
     class Quiet(WSGIRequestHandler):
         def log(self, type: str, message: str, *args: object) -> None:  # noqa: A002
-            """Log nothing: a program's log must not contain the endpoint's requests."""
+            """Log nothing, because a program's log must not contain the endpoint's requests."""
 
     front = _Front(DomainDispatcherApplication(create_backend_app))
     server = make_server("127.0.0.1", 0, front, threaded=True, request_handler=Quiet)

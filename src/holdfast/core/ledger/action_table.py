@@ -17,11 +17,11 @@ class ActionTable(ABC):
 
     @abstractmethod
     def _write(self) -> AbstractContextManager[Connection]:
-        """Open a transaction that writes."""
+        """Open a transaction that writes; implemented by `Ledger`."""
 
     @abstractmethod
     def _read(self, record: Any, table: Any, where: Any = None, order_by: Any = None) -> list[Any]:
-        """Return the rows of a table as records."""
+        """Return the selected rows of a table as instances of `record`; implemented by `Ledger`."""
 
     def add_action(self, action: ActionRecord) -> int | None:
         """Record an action before the action begins, and return the new record's id.

@@ -16,11 +16,11 @@ class LeadTable(ABC):
 
     @abstractmethod
     def _write(self) -> AbstractContextManager[Connection]:
-        """Open a transaction that writes."""
+        """Open a transaction that writes; implemented by `Ledger`."""
 
     @abstractmethod
     def _read(self, record: Any, table: Any, where: Any = None, order_by: Any = None) -> list[Any]:
-        """Return the rows of a table as records."""
+        """Return the selected rows of a table as instances of `record`; implemented by `Ledger`."""
 
     def lead(self, run_id: str) -> Lead:
         """Return the newest lead of a run; before the first supervisor, a lead of generation 0.

@@ -115,16 +115,16 @@ class Ledger(Remembered, NodeTable, LeadTable, ActionTable):
         """Change columns of a run.
 
         Raises:
-            NotFound: the ledger has no run of this id.
+            NotFound: the ledger has no run with this id.
         """
         if not self._update(schema.runs, schema.runs.c.run_id == run_id, changes):
             raise _no_run(run_id)
 
     def run(self, run_id: str) -> Run:
-        """Return the run of this id.
+        """Return the run with this id.
 
         Raises:
-            NotFound: the ledger has no run of this id.
+            NotFound: the ledger has no run with this id.
         """
         found = self._read(Run, schema.runs, schema.runs.c.run_id == run_id)
         if not found:
@@ -165,7 +165,7 @@ class Ledger(Remembered, NodeTable, LeadTable, ActionTable):
         """Change columns of an attempt.
 
         Raises:
-            NotFound: the run has no attempt of this number.
+            NotFound: the run has no attempt with this number.
         """
         table = schema.attempts
         if not self._update(
@@ -234,7 +234,7 @@ class Ledger(Remembered, NodeTable, LeadTable, ActionTable):
         """Change columns of an incident.
 
         Raises:
-            NotFound: the ledger has no incident of this id.
+            NotFound: the ledger has no incident with this id.
         """
         if not self._update(
             schema.incidents, schema.incidents.c.incident_id == incident_id, changes
@@ -242,10 +242,10 @@ class Ledger(Remembered, NodeTable, LeadTable, ActionTable):
             raise _no_incident(incident_id)
 
     def incident(self, incident_id: int) -> Incident:
-        """Return the incident of this id.
+        """Return the incident with this id.
 
         Raises:
-            NotFound: the ledger has no incident of this id.
+            NotFound: the ledger has no incident with this id.
         """
         found = self._read(
             Incident, schema.incidents, schema.incidents.c.incident_id == incident_id
@@ -289,7 +289,7 @@ class Ledger(Remembered, NodeTable, LeadTable, ActionTable):
         """Record a new evaluation.
 
         Raises:
-            BadUse: the ledger already has an evaluation of this id.
+            BadUse: the ledger already has an evaluation with this id.
         """
         table = schema.evaluations
         with self._write() as connection:
@@ -307,23 +307,23 @@ class Ledger(Remembered, NodeTable, LeadTable, ActionTable):
         """Change columns of an evaluation.
 
         Raises:
-            NotFound: the ledger has no evaluation of this id.
+            NotFound: the ledger has no evaluation with this id.
         """
         table = schema.evaluations
         if not self._update(table, table.c.evaluation_id == evaluation_id, changes):
             raise _no_evaluation(evaluation_id)
 
     def remove_evaluation(self, evaluation_id: str) -> None:
-        """Delete an evaluation; do nothing if the ledger has no evaluation of this id."""
+        """Delete an evaluation; do nothing if the ledger has no evaluation with this id."""
         with self._write() as connection:
             table = schema.evaluations
             connection.execute(table.delete().where(table.c.evaluation_id == evaluation_id))
 
     def evaluation(self, evaluation_id: str) -> EvaluationRecord:
-        """Return the evaluation of this id.
+        """Return the evaluation with this id.
 
         Raises:
-            NotFound: the ledger has no evaluation of this id.
+            NotFound: the ledger has no evaluation with this id.
         """
         table = schema.evaluations
         found = self._read(EvaluationRecord, table, table.c.evaluation_id == evaluation_id)

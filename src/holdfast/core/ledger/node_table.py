@@ -18,7 +18,7 @@ class NodeTable(ABC):
 
     @abstractmethod
     def _write(self) -> AbstractContextManager[Connection]:
-        """Open a transaction that writes."""
+        """Open a transaction that writes; implemented by `Ledger`."""
 
     @abstractmethod
     def _as_ledger_error(self, verb: str) -> AbstractContextManager[None]:
@@ -26,14 +26,14 @@ class NodeTable(ABC):
 
     @abstractmethod
     def _read(self, record: Any, table: Any, where: Any = None, order_by: Any = None) -> list[Any]:
-        """Return the rows of a table as records."""
+        """Return the selected rows of a table as instances of `record`; implemented by `Ledger`."""
 
     def nodes(self) -> list[NodeRecord]:
         """Return the nodes that were tested or cordoned, sorted by name."""
         return self._read(NodeRecord, schema.nodes, order_by=schema.nodes.c.name)
 
     def node(self, name: str) -> NodeRecord:
-        """Return the node of this name.
+        """Return the node with this name.
 
         Raises:
             NotFound: no such node was tested or cordoned.

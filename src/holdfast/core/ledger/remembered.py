@@ -23,7 +23,7 @@ class Remembered(ABC):
 
     @abstractmethod
     def _write(self) -> AbstractContextManager[Connection]:
-        """Open a transaction that writes."""
+        """Open a transaction that writes; implemented by `Ledger`."""
 
     @abstractmethod
     def _as_ledger_error(self, verb: str) -> AbstractContextManager[None]:
@@ -33,7 +33,7 @@ class Remembered(ABC):
     def _read(
         self, record: type[R], table: Table, where: Any = None, order_by: Any = None
     ) -> list[R]:
-        """Return the rows of a table as records."""
+        """Return the selected rows of a table as instances of `record`; implemented by `Ledger`."""
 
     @abstractmethod
     def _update(self, table: Table, where: Any, changes: dict[str, Any]) -> bool:
@@ -59,7 +59,7 @@ class Remembered(ABC):
         """Change columns of a memory.
 
         Raises:
-            NotFound: the ledger has no memory of this id.
+            NotFound: the ledger has no memory with this id.
         """
         table = schema.memories
         with self._write() as connection:
@@ -71,10 +71,10 @@ class Remembered(ABC):
                 self._index_words(connection, memory_id, changes["words"])
 
     def memory(self, memory_id: int) -> Memory:
-        """Return the memory of this id.
+        """Return the memory with this id.
 
         Raises:
-            NotFound: the ledger has no memory of this id.
+            NotFound: the ledger has no memory with this id.
         """
         found = self._read(Memory, schema.memories, schema.memories.c.memory_id == memory_id)
         if not found:
@@ -149,7 +149,7 @@ class Remembered(ABC):
         """Withdraw a learned rule from use.
 
         Raises:
-            NotFound: no rule of this id is in use.
+            NotFound: no rule with this id is in use.
         """
         table = schema.learned_rules
         in_use = (table.c.rule_id == rule_id) & table.c.withdrawn_at_s.is_(None)
