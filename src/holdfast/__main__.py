@@ -1,4 +1,4 @@
-"""`python -m holdfast`: the command line."""
+"""Run the command line as `python -m holdfast`."""
 
 from holdfast.cli.main import main
 

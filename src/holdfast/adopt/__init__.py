@@ -3,16 +3,16 @@
 `adoption_of` reads a training script and returns the diff that adds Holdfast:
 
 - `script`: the bytes, the syntax tree, and edits by positions;
-- `trainers`: Hugging Face's Trainer, Lightning, torchtitan;
-- `training_parts` and `plain_loop`: a loop of the script's own, also with FSDP2;
-- `adoption`: the kind of the script, the diff, the write.
+- `trainers`: scripts that use Hugging Face's Trainer, Lightning or torchtitan;
+- `training_parts` and `plain_loop`: scripts with their own training loop, also with FSDP2;
+- `adoption`: the choice between these kinds, the diff, and the write.
 
-`examine` runs checks of this host, and yields each fault with the command that mends the fault:
+`examine` checks this host, and yields each fault with the command that fixes the fault:
 
-- `doctor.findings`: a check's answer;
+- `doctor.findings`: the result of a check;
 - `doctor.software`, `doctor.limits`, `doctor.machine`, `doctor.schedulers`: the checks;
 - `doctor.checking`: a process that runs checks, and may hang without harm;
-- `doctor.examine`: the limit of each check.
+- `doctor.examine`: the time limit of each check.
 """
 
 from holdfast.adopt.adoption import KINDS, Adoption, adoption_of

@@ -1,4 +1,4 @@
-"""Decide what kind of script a file is, and return the script with Holdfast added, as a diff."""
+"""Determine what kind of script a file is, and return the diff that adds Holdfast to the script."""
 
 import ast
 import difflib
@@ -32,19 +32,19 @@ KINDS: dict[Kind, str] = {
     "fsdp2": "a training loop with FSDP2",
     "loop": "a training loop",
 }
-"""Each kind of script, in words."""
+"""The description of each kind of script, for messages."""
 
 
 @dataclass(frozen=True)
 class Adoption:
-    """A script, and the same script with Holdfast.
+    """A script before and after Holdfast was added.
 
     Attributes:
-        path: the script.
+        path: the path of the script.
         kind: the kind of the script; "adopted" if the script imports Holdfast already.
         before: the bytes of the script.
         after: the bytes with Holdfast; the same as `before` for "adopted".
-        remark: what the change leaves to the user, in a sentence; may be empty.
+        remark: one sentence on what the user still has to do; may be empty.
     """
 
     path: Path
@@ -54,7 +54,7 @@ class Adoption:
     remark: str = ""
 
     def diff(self) -> str:
-        """Return the unified diff, for `git apply` or `patch -p1`; empty without a change."""
+        """Return the change as a unified diff for `git apply` or `patch -p1`; empty if none."""
         name = os.path.relpath(self.path)
         lines = difflib.unified_diff(
             _lines(self.before), _lines(self.after), f"a/{name}", f"b/{name}"
@@ -65,7 +65,7 @@ class Adoption:
         )
 
     def write(self) -> None:
-        """Replace the script, whole or not at all; the permissions stay.
+        """Replace the script, whole or not at all, and keep its permissions.
 
         Raises:
             BadUse: the script has changed since it was read.
@@ -79,11 +79,12 @@ class Adoption:
 
 
 def adoption_of(path: Path) -> Adoption:
-    """Return a script with Holdfast added.
+    """Read a script, and return it with Holdfast added.
 
     Raises:
         NotFound: there is no such file.
-        NotRecognised: the script has a form that is not changed; the message states the form.
+        NotRecognised: `holdfast init` does not change scripts of this form; the message states the
+            form.
     """
     if not path.is_file():
         raise NotFound(f"There is no script {path}. Name a Python file.")

@@ -1,12 +1,12 @@
-"""Add Holdfast to a training loop of a script's own: attach, restore, report each step, save.
+"""Add Holdfast to a script with its own training loop: attach, restore, report each step, save.
 
-The loop is found by the step of its optimizer. From there outwards, the forms are:
+The loop is found by the call of the optimizer's `step`. These forms are recognised:
 
-- `for step in range(...)`: the steps are counted by the loop;
-- `for epoch in range(...)` around `for batch in loader`: the epochs are counted by the loop, and the
-  position in the data is saved with the state. The inner loop may be in a function of its own;
-- `while`: the steps are counted by `step += 1`;
-- one `for batch in loader` alone: a single epoch.
+- `for step in range(...)`: the loop counts the steps.
+- `for epoch in range(...)` around `for batch in loader`: the outer loop counts the epochs, and the
+  position in the data is saved with the state. The inner loop may be in its own function.
+- `while`: the statement `step += 1` counts the steps.
+- `for batch in loader` without an outer loop: the script trains a single epoch.
 """
 
 import ast
@@ -23,28 +23,28 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _COUNTING: Final = ("range", "trange")
 _WRAPPERS: Final = ("enumerate", "tqdm", "track")
 _CHANGES_STATE: Final = ("step", "update", "update_parameters", "zero_grad")
-"""The methods of optimizers, schedules, scalers and averages that change their state."""
+"""Names of methods that change the state of an optimizer, schedule, scaler or average."""
 
 
 @dataclass
 class _Plan:
-    """The lines to add, and the names in them."""
+    """The lines to add to the script, and the names that they use."""
 
     script: Script
     parts: Parts
     block: list[ast.stmt]
-    """The block with the step of the optimizer."""
+    """The list of statements that contains the optimizer's step."""
     last: int
     """The index in `block` of the last statement that changes the state in a step."""
     run: str
     ckpt: str
     state: str
     before: ast.stmt | None = None
-    """The statement before which the restore is inserted."""
+    """The statement before which the lines that restore are inserted."""
     batches: str = ""
     loader: str = ""
     restore: str = ""
-    """The beginning of the line that restores, such as `step = `."""
+    """A format for the line that restores, such as `step = {}`."""
     ending: list[str] = field(default_factory=list)
     reporting: list[str] = field(default_factory=list)
 
@@ -56,10 +56,13 @@ POSITION: Final = (
 
 
 def add_to_loop(script: Script) -> str:
-    """Add Holdfast to the only training loop of a script; return a remark, which may be empty.
+    """Add Holdfast to the only training loop of a script.
+
+    Returns:
+        A remark for the user; may be empty.
 
     Raises:
-        NotRecognised: the script has no such loop, several ones, or one of another form.
+        NotRecognised: the script has no training loop, several ones, or one of another form.
     """
     parts = parts_of(script)
     anchor = _common_statement(script, parts.steps)
@@ -101,7 +104,10 @@ def add_to_loop(script: Script) -> str:
 
 
 def _check_trained_once(script: Script, scope: Scope, loop: Loop) -> None:
-    """Check that a script trains once: a second training would restore the end of the first."""
+    """Check that a script trains only once.
+
+    A second training would restore the state at the end of the first.
+    """
     if isinstance(scope, ast.Module):
         return
     if isinstance(script.parents[scope], ast.ClassDef):
@@ -134,7 +140,11 @@ def _position(plan: _Plan) -> str:
 
 
 def _report(plan: _Plan, count: str, force: str = "") -> list[str]:
-    """Return the lines after a step; `count` is the number of completed steps."""
+    """Return the lines that report and save a step.
+
+    `count` is the expression for the number of completed steps; `force` is the expression for
+    whether the save is forced.
+    """
     loss = f", loss={plan.parts.loss}" if plan.parts.loss else ""
     forced = f", force={force}" if force else ""
     return [
@@ -148,7 +158,7 @@ def _closing(plan: _Plan) -> list[str]:
 
 
 def _plan_count(plan: _Plan, loops: Sequence[Loop]) -> None:
-    """Decide how the steps are counted, and where the loops begin after a restore."""
+    """Plan how the steps are counted, and at which number the loops begin after a restore."""
     script = plan.script
     inner, outer = loops[0], loops[-1]
     if len(loops) > 2:
@@ -189,13 +199,13 @@ def _plan_count(plan: _Plan, loops: Sequence[Loop]) -> None:
 def _plan_saves(
     plan: _Plan, count: str, inner: Loop, within: Loop | _Function, epoch_end: ast.stmt
 ) -> None:
-    """Plan the report and the save of a step, and the last save.
+    """Add to the plan the report and the save of each step, and the last save.
 
     Args:
-        plan: receives the lines.
-        count: the number of completed steps.
-        inner: the loop of the steps.
-        within: the loop or function of an epoch.
+        plan: the plan, which receives the lines.
+        count: the expression for the number of completed steps.
+        inner: the loop over the steps.
+        within: the loop or function that trains an epoch.
         epoch_end: the last statement of an epoch.
     """
     report, save = _report(plan, count)
@@ -210,7 +220,10 @@ def _plan_saves(
 
 
 def _names_left(script: Script, loop: Loop, within: Loop | _Function | None = None) -> set[str]:
-    """Return the names that only a loop sets and that code after the loop, in `within`, reads."""
+    """Return the names that only a loop sets, but that code after the loop reads.
+
+    Only code in `within` counts; None: in the whole function.
+    """
     scope = script.scope_of(loop)
     names = [
         node
@@ -230,10 +243,12 @@ def _names_left(script: Script, loop: Loop, within: Loop | _Function | None = No
 
 
 def _caller_of(script: Script, loops: Sequence[Loop]) -> ast.Call | None:
-    """Return the only call of the function of an epoch, from a loop over epochs; None without.
+    """Return the call of a function that trains one epoch, if the optimizer's step is in one.
+
+    The result is None if the step is not in such a function.
 
     Raises:
-        NotRecognised: an epoch's function has no caller in the script, or several ones.
+        NotRecognised: the function is called nowhere in the script, or more than once.
     """
     scope = script.scope_of(loops[0])
     if isinstance(scope, ast.Module) or len(loops) > 1 or not isinstance(loops[0], ast.For):
@@ -259,10 +274,12 @@ def _calls_of(script: Script, function: _Function) -> list[ast.Call]:
 
 
 def _plan_epochs_of_caller(plan: _Plan, inner: ast.For, call: ast.Call) -> ast.For:
-    """Pass the run, the checkpointer and the batches from the loop over epochs to its function.
+    """Plan for a loop over epochs that calls a function for each epoch.
+
+    The run, the checkpointer and the batches become arguments of the function.
 
     Returns:
-        the loop over the epochs.
+        The loop over the epochs.
     """
     script = plan.script
     function = script.scope_of(inner)
@@ -297,7 +314,7 @@ def _plan_epochs_of_caller(plan: _Plan, inner: ast.For, call: ast.Call) -> ast.F
 
 
 def _arguments(script: Script, function: _Function, call: ast.Call) -> dict[str, str]:
-    """Return the text of the argument for each parameter of a function."""
+    """Return, for each parameter of a function, the text of the argument that a call passes."""
     form = function.args
     if form.posonlyargs or form.vararg or form.kwonlyargs or form.kwarg or not form.args:
         raise script.refuse(function, f"the parameters of `{function.name}` have another form")
@@ -329,7 +346,7 @@ def _count_by_loop(plan: _Plan, loop: ast.For, counting: ast.Call) -> None:
 
 
 def _shift(plan: _Plan, counting: ast.Call, start: str) -> None:
-    """Have a `range` begin later by `start`, which the restore before it sets."""
+    """Change a `range` so that it begins `start` later, a name that the restore sets before."""
     script = plan.script
     _restore_before(plan, script.statement_of(counting))
     first = _first_of(script, counting)
@@ -341,7 +358,10 @@ def _shift(plan: _Plan, counting: ast.Call, start: str) -> None:
 
 
 def _restore_before(plan: _Plan, statement: ast.stmt) -> None:
-    """Move the restore before a statement, such as the one that makes the loop's progress bar."""
+    """Let the restore come before a statement, even if that is earlier than planned.
+
+    An example is the statement that creates the loop's progress bar.
+    """
     assert plan.before is not None
     if statement.lineno >= plan.before.lineno:
         return
@@ -351,7 +371,7 @@ def _restore_before(plan: _Plan, statement: ast.stmt) -> None:
 
 
 def _first_of(script: Script, counting: ast.Call) -> int:
-    """Return the first number of a `range`: 0 or 1."""
+    """Return the first number of a `range`, which must be 0 or 1."""
     if len(counting.args) == 1:
         return 0
     first = counting.args[0] if counting.args else None
@@ -366,13 +386,16 @@ def _first_of(script: Script, counting: ast.Call) -> int:
 
 
 def _counting(script: Script, loop: ast.For) -> ast.Call | None:
-    """Return the call of `range` over which a loop counts, also within `tqdm`; None without."""
+    """Return the call of `range` that a loop iterates over, also inside `tqdm`; else None."""
     found = _unwrapped(script, loop.iter, loop)
     return found if isinstance(found, ast.Call) and called_name(found) in _COUNTING else None
 
 
 def _unwrapped(script: Script, node: ast.expr, loop: ast.For) -> ast.expr:
-    """Return the iterable below `enumerate` and progress bars, also of a bar with a name."""
+    """Return the iterable inside `enumerate` and progress bars.
+
+    A bar may also have been assigned to a name before the loop.
+    """
     while True:
         if isinstance(node, ast.Call) and called_name(node) in _WRAPPERS and node.args:
             node = node.args[0]
@@ -395,7 +418,7 @@ def _bar_of(script: Script, name: str, loop: ast.For) -> ast.Call | None:
 
 
 def _wrap_loader(plan: _Plan, inner: ast.For, outer: Loop) -> None:
-    """Have the inner loop take its batches from `run.batches`."""
+    """Change the inner loop so that it takes its batches from `run.batches`."""
     script = plan.script
     loader = _unwrapped(script, inner.iter, inner)
     if not isinstance(loader, ast.Name | ast.Attribute):
@@ -425,7 +448,7 @@ def _wrap_loader(plan: _Plan, inner: ast.For, outer: Loop) -> None:
 
 
 def _wrap_iterator(plan: _Plan, loop: Loop) -> None:
-    """Wrap the loader of an iterator from which the loop takes batches by `next`."""
+    """Wrap the loader behind an iterator from which the loop takes batches with `next`."""
     script = plan.script
     taken = {
         ast.unparse(call.args[0])
@@ -465,9 +488,11 @@ def _wrap_iterator(plan: _Plan, loop: Loop) -> None:
 
 
 def _counter(plan: _Plan, loops: Sequence[Loop]) -> str:
-    """Return the name that counts the steps from 0, by `NAME += 1` beside the optimizer's step.
+    """Return the name that counts the steps, or an empty text if there is none.
 
-    The name that a condition of the loops reads comes first. The reports follow after the count.
+    The name starts at 0 and is increased by `NAME += 1` beside the optimizer's step. If there are
+    several such names, one that a condition of the loops reads is preferred. The lines that report
+    are inserted after the increase.
     """
     script = plan.script
     scope = script.scope_of(loops[0])
@@ -505,11 +530,11 @@ def _counter(plan: _Plan, loops: Sequence[Loop]) -> str:
 def _last_change(
     script: Script, block: list[ast.stmt], anchor: ast.stmt, loop: Loop, parts: Parts
 ) -> int:
-    """Return the index of the last statement in the block that changes the state in a step.
+    """Return the index in `block` of the last statement that changes the state in a step.
 
     Raises:
         NotRecognised: a schedule or an average changes in another block of the loop, so that no
-            place in the block comes after all changes of a step.
+            place in `block` comes after all changes of a step.
     """
     last = block.index(anchor)
     for statement in block[last + 1 :]:
@@ -533,7 +558,7 @@ def _last_change(
 
 
 def _check_bound(plan: _Plan) -> None:
-    """Check that each name of the state exists where the state is restored."""
+    """Check that each name of the state is assigned before the line that restores the state."""
     script = plan.script
     assert plan.before is not None
     scope = script.scope_of(plan.before)
@@ -564,7 +589,7 @@ def _parameters(scope: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
 
 
 def _assignments(within: ast.AST, *, deep: bool = True) -> Iterator[tuple[str, ast.expr, ast.stmt]]:
-    """Yield each assignment to one name or attribute: the name, the value, the statement."""
+    """Yield each assignment to a single name or attribute, as its name, value and statement."""
     nodes = ast.walk(within) if deep else iter(getattr(within, "body", []))
     for node in nodes:
         if isinstance(node, ast.Assign):
@@ -576,7 +601,7 @@ def _assignments(within: ast.AST, *, deep: bool = True) -> Iterator[tuple[str, a
 
 
 def _common_statement(script: Script, nodes: Sequence[ast.stmt]) -> ast.stmt:
-    """Return the innermost statement that has all nodes."""
+    """Return the innermost statement that contains all nodes."""
     anchor = nodes[0]
     while not set(nodes) <= set(ast.walk(anchor)):
         parent = script.parents[anchor]
@@ -587,7 +612,7 @@ def _common_statement(script: Script, nodes: Sequence[ast.stmt]) -> ast.stmt:
 
 
 def _loops_around(script: Script, statement: ast.stmt) -> list[Loop]:
-    """Return the loops around a statement within its function, the innermost first."""
+    """Return the loops around a statement within its function, innermost first."""
     loops: list[Loop] = []
     node: ast.AST = statement
     scope = script.scope_of(statement)

@@ -1,4 +1,4 @@
-"""Read a script, and change the script by positions, so that all other bytes stay as they are."""
+"""Parse a script, and edit it by positions, so that all other bytes stay as they are."""
 
 import ast
 import io
@@ -14,7 +14,7 @@ Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class NotRecognised(BadUse):
-    """The script has a form that `holdfast init` does not change."""
+    """`holdfast init` does not change scripts of this form."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class _Edit:
 
 @dataclass
 class Script:
-    """The text of a script, its syntax tree, and the edits so far.
+    """A script with its bytes, its syntax tree, and the edits so far.
 
     Args:
         path: the path of the script, for messages.
@@ -79,12 +79,15 @@ class Script:
         self._names |= set(self.imports)
 
     def refuse(self, node: ast.AST | None, why: str) -> NotRecognised:
-        """Return the error for a form that is not recognised; `why` is a sentence without its end."""
+        """Return the error for a script of a form that is not recognised.
+
+        `why` is a sentence without its full stop; the error adds the line of `node`.
+        """
         where = f", line {node.lineno}" if node is not None and hasattr(node, "lineno") else ""
         return NotRecognised(f"{self.path}{where}: {why}. {BY_HAND}")
 
     def resolved(self, node: ast.AST) -> str:
-        """Return the dotted path that an expression names by the imports; empty if there is none.
+        """Return the full dotted name of an expression, according to the imports; empty if unknown.
 
         `nn.Linear` is `torch.nn.Linear` after `from torch import nn`.
         """
@@ -95,25 +98,25 @@ class Script:
         return ""
 
     def calls(self, within: ast.AST | None = None) -> list[ast.Call]:
-        """Return the calls in a node, by default in the script, in the order of the text."""
+        """Return the calls in a node, or in the whole script, in the order of the text."""
         found = [node for node in ast.walk(within or self.tree) if isinstance(node, ast.Call)]
         return sorted(found, key=lambda call: (call.lineno, call.col_offset))
 
     def statement_of(self, node: ast.AST) -> ast.stmt:
-        """Return the innermost statement that has a node."""
+        """Return the innermost statement that contains a node."""
         while not isinstance(node, ast.stmt):
             node = self.parents[node]
         return node
 
     def block_of(self, statement: ast.stmt) -> list[ast.stmt]:
-        """Return the list of statements that has a statement."""
+        """Return the list of statements that contains a statement."""
         for value in vars(self.parents[statement]).values():
             if isinstance(value, list) and statement in value:
                 return value
         raise AssertionError("a statement is in a list of its parent")
 
     def around(self, node: ast.AST) -> list[ast.AST]:
-        """Return the nodes around a node, the innermost first."""
+        """Return the nodes that contain a node, innermost first."""
         found = []
         while node is not self.tree:
             node = self.parents[node]
@@ -121,7 +124,7 @@ class Script:
         return found
 
     def scope_of(self, node: ast.AST) -> Scope:
-        """Return the function that has a node, else the module."""
+        """Return the function that contains a node; outside a function, the module."""
         while node is not self.tree:
             node = self.parents[node]
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -129,7 +132,10 @@ class Script:
         return self.tree
 
     def free_name(self, wanted: str) -> str:
-        """Return a name that the script does not use: `wanted`, or `holdfast_` and `wanted`."""
+        """Return a name that the script does not use.
+
+        This is `wanted`, with the prefix `holdfast_` if the script uses `wanted` already.
+        """
         name = wanted
         while name in self._names:
             name = f"holdfast_{name}"
@@ -137,22 +143,22 @@ class Script:
         return name
 
     def text(self, node: ast.expr) -> str:
-        """Return the text of an expression, as the script has it."""
+        """Return the text of an expression as it is in the script."""
         start, end = self._span(node)
         return self.data[start:end].decode("utf-8")
 
     def replace(self, node: ast.expr, text: str) -> None:
-        """Put `text` in place of an expression."""
+        """Replace an expression by `text`."""
         self._edits.append(_Edit(*self._span(node), text))
 
     def add_argument(self, call: ast.Call, argument: str) -> None:
-        """Add an argument at the end of a call, in the form of the arguments before."""
+        """Add an argument at the end of a call, laid out like the arguments before it."""
         self._added.setdefault(call, []).append(argument)
 
     def add_parameters(
         self, function: ast.FunctionDef | ast.AsyncFunctionDef, names: Sequence[str]
     ) -> None:
-        """Add parameters that are given by name, after the parameters of a function."""
+        """Add keyword-only parameters after the parameters of a function."""
         parts: list[ast.arg | ast.expr] = [*function.args.args, *function.args.defaults]
         ends = [
             self._starts[node.end_lineno - 1] + node.end_col_offset
@@ -176,7 +182,7 @@ class Script:
         self._edits.append(_Edit(at, at, text))
 
     def add_import(self, line: str) -> None:
-        """Insert an import after the imports at the beginning of the script."""
+        """Insert an import after the imports at the start of the script."""
         last = None
         for statement in self.tree.body:
             if isinstance(statement, ast.Import | ast.ImportFrom):
@@ -190,7 +196,7 @@ class Script:
         self.insert_after(last, [line])
 
     def changed(self) -> bytes:
-        """Return the bytes of the script with all edits."""
+        """Return the bytes of the script after all edits."""
         parts, at = [], 0
         edits = [*self._edits, *(self._arguments(*one) for one in self._added.items())]
         for edit in sorted(edits, key=lambda edit: edit.start):  # equal starts: as they came
@@ -232,21 +238,21 @@ class Script:
         return start, self._starts[node.end_lineno - 1] + node.end_col_offset
 
     def _place(self, row: int, column: int) -> int:
-        """Return the offset in bytes of a token's place, which counts characters."""
+        """Convert the row and column of a token, which count characters, to an offset in bytes."""
         if row < 1 or row > len(self._lines):
             return len(self.data)
         return self._starts[row - 1] + len(self._lines[row - 1][:column].encode("utf-8"))
 
 
 def called_name(call: ast.Call) -> str:
-    """Return the last part of the name of a called function; empty without a name."""
+    """Return the last part of a called function's name; empty if the function has no name."""
     if isinstance(call.func, ast.Name):
         return call.func.id
     return call.func.attr if isinstance(call.func, ast.Attribute) else ""
 
 
 def keyword_of(call: ast.Call, name: str) -> ast.expr | None:
-    """Return the value of a keyword argument; None if the call lacks the keyword."""
+    """Return the value of a keyword argument; None if the call does not pass the keyword."""
     return next((one.value for one in call.keywords if one.arg == name), None)
 
 

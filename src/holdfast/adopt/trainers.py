@@ -7,13 +7,13 @@ from typing import Final
 from holdfast.adopt.script import Script, keyword_of
 
 EVERY: Final = 100
-"""Steps between two saves, where the script names no number."""
+"""The number of steps between two saves if the script names no number."""
 _INTEGRATIONS: Final = "holdfast.checkpoint.integrations"
 _LIGHTNING: Final = ("lightning.Trainer", "lightning.pytorch.Trainer")
 
 
 def huggingface_trainers(script: Script) -> list[ast.Call]:
-    """Return the calls that make a Trainer of transformers, or of a class that inherits from one."""
+    """Return the calls that create a Trainer of transformers, or of a class derived from one."""
     own = {
         node.name
         for node in ast.walk(script.tree)
@@ -33,9 +33,10 @@ def _is_trainer(path: str) -> bool:
 
 
 def add_to_huggingface(script: Script) -> str:
-    """Add the callback, turn the Trainer's own saves off, and have `train` resume.
+    """Add the callback, turn the Trainer's own saves off, and let `train` resume.
 
-    The three functions return a remark for the user, which may be empty.
+    Returns:
+        A remark for the user; may be empty.
 
     Raises:
         NotRecognised: the script has several Trainers, or one of another form.
@@ -83,7 +84,7 @@ def add_to_huggingface(script: Script) -> str:
 
 
 def lightning_trainers(script: Script) -> list[ast.Call]:
-    """Return the calls that make a Trainer of Lightning.
+    """Return the calls that create a Trainer of Lightning.
 
     Raises:
         NotRecognised: the script imports the older package `pytorch_lightning`.
@@ -103,7 +104,10 @@ def lightning_trainers(script: Script) -> list[ast.Call]:
 
 
 def add_to_lightning(script: Script) -> str:
-    """Add the callback and the plugin to the Trainer, and have `fit` resume.
+    """Add the callback and the plugin to the Trainer, and let `fit` resume.
+
+    Returns:
+        A remark for the user; may be empty.
 
     Raises:
         NotRecognised: the script has several Trainers, or one of another form.
@@ -142,7 +146,11 @@ def torchtitan_configs(script: Script) -> list[ast.Call]:
 
 
 def add_to_torchtitan(script: Script) -> str:
-    """Put Holdfast's checkpoint manager in place of torchtitan's, in each config, and enable it."""
+    """Replace torchtitan's checkpoint manager by Holdfast's in each config, and enable it.
+
+    Returns:
+        A remark for the user, which is empty.
+    """
     manager = "HoldfastCheckpointManager"
     script.add_import(f"from {_INTEGRATIONS}.torchtitan import {manager}")
     for config in torchtitan_configs(script):
@@ -163,7 +171,7 @@ def _only(script: Script, calls: Iterable[ast.Call], what: str) -> ast.Call:
 
 
 def _assigned(script: Script, call: ast.Call, what: str) -> tuple[ast.stmt, str]:
-    """Return the statement that assigns a call's result, and the name that is assigned."""
+    """Return the statement that assigns the result of a call, and the name that it assigns."""
     statement = script.parents[call]
     targets: list[ast.expr] = []
     if isinstance(statement, ast.Assign):

@@ -22,15 +22,15 @@ _NAMES_OF_MODELS: Final = ("model", "net", "network")
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of the training, as expressions of the script.
+    """The parts of a training, as expressions in the script.
 
     Attributes:
-        steps: the statements in which the optimizer makes a step.
+        steps: the statements that call the optimizer's `step`.
         optimizer: the optimizer.
-        entries: the state to save, by its name in the checkpoint.
+        entries: the objects whose state is saved, by their names in the checkpoint.
         names: the names and attributes in `entries`.
-        loss: the name of the loss; empty if the loss has none.
-        is_sharded: True if the script shards a model by `fully_shard`.
+        loss: the name of the loss; empty if the loss has no name.
+        is_sharded: True if the script shards a model with `fully_shard`.
     """
 
     steps: list[ast.stmt]
@@ -45,7 +45,7 @@ def parts_of(script: Script) -> Parts:
     """Return the parts of the only training in a script.
 
     Raises:
-        NotRecognised: there is none, there are several, or another framework trains.
+        NotRecognised: there is no training, there are several, or another framework trains.
     """
     _refuse_others(script)
     steps: list[ast.stmt] = []
@@ -107,9 +107,10 @@ def _refuse_others(script: Script) -> None:
 
 
 def _optimizers(script: Script) -> Iterator[str]:
-    """Yield the names of optimizers.
+    """Yield the names of optimizers in the script.
 
-    An optimizer is made by `torch.optim`, or from a model's parameters, or zeroes gradients.
+    An object counts as an optimizer if it is created by `torch.optim` or from a model's parameters,
+    or if its `zero_grad` is called.
     """
     for node in ast.walk(script.tree):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
@@ -159,7 +160,10 @@ def _models_in(script: Script, call: ast.Call) -> Iterator[str]:
 
 
 def _schedules(script: Script, optimizer: str) -> Iterator[str]:
-    """Yield what makes steps of its own and is made of the optimizer, or has a schedule's name."""
+    """Yield the objects that are stepped like a learning-rate schedule.
+
+    Such an object was created from the optimizer, or has `sched` in its name.
+    """
     made = {
         ast.unparse(target)
         for node in ast.walk(script.tree)
@@ -191,7 +195,10 @@ def _averages(script: Script) -> Iterator[str]:
 
 
 def _loss(script: Script, step: ast.stmt) -> str:
-    """Return the name whose gradients are computed, without scaling and division."""
+    """Return the name of the loss on which `backward` is called, without its scaling or division.
+
+    The result is empty if the loss has no name.
+    """
     scope = script.scope_of(step)
     for call, receiver in _methods(script, "backward", scope):
         if script.scope_of(call) is not scope:  # a closure, whose names the loop does not have
@@ -213,7 +220,7 @@ def _loss(script: Script, step: ast.stmt) -> str:
 def _methods(
     script: Script, name: str, within: ast.AST | None = None
 ) -> Iterator[tuple[ast.Call, str]]:
-    """Yield the calls of a method, with the text of the object."""
+    """Yield the calls of methods with this name, each with the text of the method's object."""
     for call in script.calls(within):
         if isinstance(call.func, ast.Attribute) and call.func.attr == name:
             yield call, script.text(call.func.value)

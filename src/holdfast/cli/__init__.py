@@ -1,1 +1,1 @@
-"""The command line: one file per command parses, calls its room and prints."""
+"""Provide the command line; each command's file parses arguments, calls a room and prints."""

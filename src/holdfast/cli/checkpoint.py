@@ -1,4 +1,4 @@
-"""`holdfast checkpoint`: list, verify, compare, keep, delete and convert checkpoints."""
+"""Provide `holdfast checkpoint`: list, verify, compare, keep, delete and convert checkpoints."""
 
 import importlib.util
 import os
@@ -32,11 +32,11 @@ JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 
 
 class _AbsolutePath(click.Path):
-    """Resolve to an absolute path, since `.` has no step number in its name."""
+    """Convert a path to an absolute one, because a path such as `.` has no step number."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        # An empty path comes from a variable that is not set: `prune` must not take the working
-        # directory instead.
+        # An empty path usually comes from a shell variable that is not set. `prune` must not use
+        # the working directory instead.
         try:
             path = local_path(
                 value,
@@ -51,7 +51,7 @@ PATH = _AbsolutePath()
 
 
 class _OutputPath(_AbsolutePath):
-    """An absolute path at which a file or folder can be written."""
+    """Convert to an absolute path, and check that a file or folder can be written there."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         path = super().convert(value, param, ctx)
@@ -84,7 +84,7 @@ def ls(place: Place, folder: Path | None, *, as_json: bool) -> None:
     \b
     holdfast checkpoint ls checkpoints/
 
-    Without DIR, those of the newest run.
+    Without DIR, list the checkpoints of the newest run.
     """
     folder = folder or _newest_of_run(place).parent
     _check_folder(folder)
@@ -96,7 +96,7 @@ def ls(place: Place, folder: Path | None, *, as_json: bool) -> None:
 @JSON
 @click.pass_obj
 def verify(place: Place, path: Path | None, *, as_json: bool) -> int:
-    """Check every byte of a checkpoint, or of all in a folder.
+    """Check every byte of a checkpoint, or of all checkpoints in a folder.
 
     \b
     holdfast checkpoint verify checkpoints/
@@ -104,7 +104,7 @@ def verify(place: Place, path: Path | None, *, as_json: bool) -> int:
     Without a path, check all checkpoints of the newest run.
 
     The exit code is 1 if a checkpoint is damaged or incomplete, and 4 if a checkpoint that PyTorch
-    wrote by itself cannot be checked in full.
+    wrote without Holdfast cannot be checked in full.
     """
     path = path or _newest_of_run(place).parent
     _check_folder(path)
@@ -141,7 +141,7 @@ def show(place: Place, checkpoint: Path | None, *, with_tensors: bool, as_json: 
     \b
     holdfast checkpoint show checkpoints/step-200 --tensors
 
-    Without CHECKPOINT, those of the newest checkpoint of the newest run.
+    Without CHECKPOINT, show the newest checkpoint of the newest run.
     """
     _check_torch()
     checkpoint = checkpoint or _newest_of_run(place)
@@ -164,8 +164,8 @@ def diff(a: Path, b: Path, *, as_json: bool) -> int:
     \b
     holdfast checkpoint diff checkpoints/step-100 checkpoints/step-200
 
-    The exit code is that of diff(1): 0 for equal checkpoints, 1 for different ones, 2 if one cannot
-    be read.
+    The exit code is 0 if the checkpoints are equal, 1 if they differ, and 2 if one cannot be read,
+    as for diff(1).
     """
     try:
         _check_torch()
@@ -234,8 +234,8 @@ def prune(
     \b
     holdfast checkpoint prune checkpoints/ --last 3 --every 1000 --dry-run
 
-    These stay whatever the rules: the newest, the newest verified, the pinned, the wanted and the
-    damaged checkpoints. The exit code is 1 if a checkpoint could not be deleted.
+    Some checkpoints stay under any rules: the newest, the newest verified, the pinned, the wanted
+    and the damaged ones. The exit code is 1 if a checkpoint could not be deleted.
     """
     from holdfast.checkpoint import prune as prune_folder
 
@@ -358,7 +358,7 @@ def restore(checkpoint: Path, output: Path, entries: tuple[str, ...], *, as_json
 )
 @JSON
 def import_(source: Path, folder: Path, step: int, *, as_json: bool) -> None:
-    """Copy a checkpoint that PyTorch wrote by itself into DIR for Checkpointer.restore.
+    """Copy a checkpoint that PyTorch wrote without Holdfast into DIR, for Checkpointer.restore.
 
     \b
     holdfast checkpoint import old/step_200 --to checkpoints --step 200
@@ -385,7 +385,7 @@ def import_(source: Path, folder: Path, step: int, *, as_json: bool) -> None:
 
 
 def _newest_of_run(place: Place) -> Path:
-    """Return the newest checkpoint of the newest run, as the ledger has it."""
+    """Return the newest checkpoint of the newest run, according to the ledger."""
     from holdfast.core.ledger import Ledger
 
     with Ledger.open(place.ledger) as ledger:
@@ -413,10 +413,10 @@ def _check_folder(folder: Path) -> None:
 
 
 def _is_taken_for_dcps(path: Path) -> bool:
-    """Return True for a checkpoint that PyTorch wrote by itself.
+    """Return True for a checkpoint that PyTorch wrote without Holdfast.
 
-    Such a checkpoint has no manifest, and either its name has no step or Holdfast did not write its
-    files.
+    Such a checkpoint has no manifest, and either its name has no step or its files are not
+    Holdfast's.
     """
     if not has_only_metadata(path):
         return False

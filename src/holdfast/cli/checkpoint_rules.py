@@ -1,4 +1,4 @@
-"""The options of `holdfast checkpoint prune`, and the policy that they make."""
+"""Define the options of `holdfast checkpoint prune`, and convert them to a retention policy."""
 
 import re
 from collections.abc import Callable
@@ -14,7 +14,10 @@ _TIME = re.compile(r"(\d+(?:\.\d+)?) ?(s|min|h|d|w)")
 _LESS_IS_BETTER = {"loss", "perplexity", "ppl", "error"}
 _MORE_IS_BETTER = {"acc", "accuracy", "match", "f1", "score", "reward"}
 _SAY_NOTHING = {"norm", "none"}
-"""Words in lm-evaluation-harness's metric names for the normalisation and the filter."""
+"""Words in a metric's name that do not show whether more is better, and are skipped.
+
+lm-evaluation-harness appends them for the normalisation and the filter.
+"""
 _OPTIONS = (
     click.option("--last", type=click.IntRange(min=1), metavar="N", help="Keep the newest N."),
     click.option(
@@ -37,7 +40,7 @@ _OPTIONS = (
 
 
 def RULES(function: Callable[..., Any]) -> Callable[..., Any]:  # noqa: N802 - beside the other options
-    """Add the options to a command."""
+    """Add the options for retention rules to a command."""
     for option in reversed(_OPTIONS):
         function = option(function)
     return function
@@ -46,7 +49,7 @@ def RULES(function: Callable[..., Any]) -> Callable[..., Any]:  # noqa: N802 - b
 def policy_of(
     *, last: int | None, every_steps: int | None, best: tuple[str, ...], within: str | None
 ) -> Retention:
-    """Return the policy of the options.
+    """Return the retention policy that the options describe.
 
     Raises:
         BadUse: an option is malformed.
@@ -81,7 +84,7 @@ def _best(text: str) -> Best:
 
 
 def _mode_of(metric: str) -> Literal["min", "max"]:
-    """Return whether less or more of a metric is better.
+    """Return "min" if smaller values of a metric are better, "max" if larger ones are.
 
     Raises:
         BadUse: the name does not show which; a wrong guess would delete the best checkpoint.

@@ -33,7 +33,7 @@ def mib(size_bytes: int) -> str:
 
 
 def marks_in_words(marks: Annotations) -> str:
-    """Return a checkpoint's marks in words, the most important first."""
+    """Return the marks of a checkpoint as text, the most important first."""
     phrases = []
     if marks.damaged is not None:
         phrases.append("found damaged")
@@ -168,7 +168,7 @@ def print_comparison(a: Path, b: Path, compared: "CheckpointComparison", *, as_j
 
 
 def print_pin(path: Path, *, pinned: bool, as_json: bool) -> None:
-    """Print whether a checkpoint is pinned now."""
+    """Print whether a checkpoint is now pinned."""
     if as_json:
         print_json("pin", {"path": str(path), "pinned": pinned})
         return
@@ -178,7 +178,7 @@ def print_pin(path: Path, *, pinned: bool, as_json: bool) -> None:
 
 
 def print_pruned(folder: Path, pruned: "PruneResult", *, dry_run: bool, as_json: bool) -> None:
-    """Print the checkpoints that go, and why the others stay."""
+    """Print the checkpoints that are deleted, and why each of the others stays."""
     going = [verdict.info for verdict in pruned.verdicts if not verdict.stays]
     if as_json:
         rows = [

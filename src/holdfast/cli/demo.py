@@ -1,4 +1,4 @@
-"""`holdfast demo`: show a run that survives real faults."""
+"""Provide `holdfast demo`: show a run that survives real faults."""
 
 import importlib.util
 import time
@@ -24,7 +24,7 @@ NAMES = {
 }
 FAULTS = 5
 CAUSE_LIMIT = 160
-"""The most characters of a cause in a line of the terminal."""
+"""The most characters of a cause that is printed in a line of the terminal."""
 
 
 @click.command()
@@ -56,11 +56,11 @@ def command(seed: int, out: Path, steps: int, as_json: bool) -> int:
     holdfast demo
     holdfast demo --seed 3 --steps 84 --out demo-report
 
-    Three runs on this machine. The first run has two nodes and a spare node: a rank is killed, a
-    checkpoint is damaged, a rank is frozen, a batch of bad data makes the loss NaN, and a node
-    turns bad. The second run fails by an error in its script, which a restart does not mend. The
-    third run has no faults, for comparison. As root each node is a network namespace with an
-    address of its own; else all nodes are on this host.
+    The demonstration makes three runs on this machine. The first run has two nodes and a spare
+    node: a rank is killed, a checkpoint is damaged, a rank is frozen, a batch of bad data makes the
+    loss NaN, and a node becomes faulty. The second run fails because of an error in its script,
+    which a restart cannot fix. The third run has no faults, for comparison. If you are root, each
+    node is a network namespace with its own address; otherwise all nodes are on this host.
 
     The exit code is 0 if the run with injected faults and the run without faults end with the same
     weights, to the last bit. The run without faults also leaves out the bad batches that the run
@@ -91,7 +91,7 @@ def command(seed: int, out: Path, steps: int, as_json: bool) -> int:
 
 
 class _Display:
-    """Progress bars with the incidents above them; plain lines without a terminal."""
+    """Show progress bars with the incidents above them; without a terminal, print plain lines."""
 
     def __init__(self, steps: int, own_error_steps: int, *, quiet: bool) -> None:
         from rich.console import Console
@@ -145,7 +145,7 @@ class _Display:
             self._print(text)
 
     def _line(self, kind: str, data: Mapping[str, Any]) -> str | None:
-        """Return the line for an event; None for an event without one."""
+        """Return the line to print for an event; None if the event has no line."""
         match kind:
             case "hosts" if data["why_one_host"] is None:
                 return f"nodes: {', '.join(data['nodes'])} (the spare); a network namespace each"

@@ -1,4 +1,4 @@
-"""`holdfast diagnose`: from a failed job's output to its root and a safe next action."""
+"""Provide `holdfast diagnose`: find why a job failed, and a safe next action."""
 
 import glob
 import os
@@ -28,22 +28,22 @@ STDIN = "-"
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """The options that hold for each job."""
+    """The options that apply to each diagnosed job."""
 
     around: bool
     explain: bool
     compressed: bool
     rules: "RuleSet"
     ledger: "Ledger | None"
-    """The ledger that records the incident and has past ones; None: no ledger."""
+    """The ledger that holds past incidents and records this one; None: no ledger."""
     known: "Known | None"
-    """The rules and incidents that the ledger has learned; None without a ledger."""
+    """The rules and incidents that were learned from past incidents; None without a ledger."""
     endpoint: "Endpoint | None"
-    """The endpoint of a language model; None: no model."""
+    """The endpoint of a language model to ask; None: no model."""
 
     @property
     def needs_text(self) -> bool:
-        """Return whether the compressed log is needed."""
+        """True if the diagnosis needs the compressed log."""
         return self.compressed or self.ledger is not None or self.endpoint is not None
 
 
@@ -92,10 +92,10 @@ def command(
     holdfast diagnose logs/ dmesg.txt sacct.json
     kubectl logs job/train --prefix | holdfast diagnose -
 
-    All PATHs belong to one job: its log, one file a rank, its output folder, a kernel log, sacct
-    --json, Flight Recorder dumps. A file may be plain, .gz or .zst. A PATH may be a pattern in
-    quotes, or - for standard input. The exit code is 0 for every diagnosis, also for Unknown. With
-    --json, an error is a JSON object, too.
+    All PATHs belong to one job: its log, one file for each rank, its output folder, a kernel log,
+    the output of sacct --json, Flight Recorder dumps. A file may be plain, .gz or .zst. A PATH may
+    be a pattern in quotes, or - for standard input. The exit code is 0 for every diagnosis, also
+    for Unknown. With --json, an error is also printed as a JSON object.
     """
     as_json |= each
     if compressed and explain and not as_json:
@@ -146,7 +146,7 @@ def _print_object(fields: dict[str, Any]) -> None:
 
 
 def _print_each(paths: Iterable[str], wanted: Wanted) -> int:
-    """Print a line for each path; return 0 if any was answered."""
+    """Print one line for each path; return 0 if at least one path could be diagnosed."""
     answered = False
     for path in paths:
         fields: dict[str, Any]
@@ -164,7 +164,7 @@ def _print_each(paths: Iterable[str], wanted: Wanted) -> int:
 
 
 def _expanded(paths: Iterable[str]) -> list[str]:
-    """Return the paths, each pattern replaced with the paths that it matches."""
+    """Replace each pattern among the paths with the paths that it matches."""
     found = []
     for path in paths:
         fits = (
@@ -178,9 +178,9 @@ def _expanded(paths: Iterable[str]) -> list[str]:
 
 @contextmanager
 def _readable(paths: Iterable[str], wanted: Wanted) -> Iterator[None]:
-    """Make standard input readable twice if the command reads it twice.
+    """Make standard input readable twice if the command must read it twice.
 
-    The lines around the root and the compressed log each need a second pass.
+    The lines around the root and the compressed log each need a second pass over the input.
     """
     from holdfast.diagnose.study import stdin_kept
 
@@ -211,7 +211,7 @@ def _studied(paths: Iterable[str], wanted: Wanted) -> "Study":
 def _beyond_rules(
     diagnosis: "Diagnosis", compressed: "Compressed", wanted: Wanted, show: Progress
 ) -> "Diagnosis":
-    """Return the diagnosis after the ledger's incidents and the model, as far as wanted."""
+    """Add what past incidents and the model contribute to a diagnosis, if requested."""
     suggested = None
     if diagnosis.ended_well:  # there is no cause to look for, and no incident
         return diagnosis
@@ -255,7 +255,7 @@ def _rules(known: "Known | None", folder: Path | None) -> "RuleSet":
 
 
 def asked_endpoint() -> "Endpoint":
-    """Return the model for `--model`.
+    """Return the endpoint of the model that `--model` uses.
 
     Raises:
         BadUse: the environment names no model, or one that cannot be used.
@@ -271,7 +271,7 @@ def asked_endpoint() -> "Endpoint":
 
 
 def _fields(study: "Study", wanted: Wanted) -> dict[str, Any]:
-    """Return the answer as JSON, with the requested extras."""
+    """Return the diagnosis as fields for JSON, with the extras that the options request."""
     fields = study.diagnosis.to_json()
     if wanted.explain:
         from holdfast.cli.diagnosis_why import as_json

@@ -1,4 +1,4 @@
-"""Print a diagnosis for a person: cause, fault, action and the lines that show them."""
+"""Print a diagnosis for a person: cause, faulty part, action and the log lines that show them."""
 
 import os
 import sys
@@ -37,9 +37,9 @@ OUTCOMES: Final[Mapping[Outcome, str]] = {
 }
 FOLLOWED_SHOWN: Final = 8
 ASIDE_SHOWN: Final = 2
-"""The most lines shown of recovered failures and of the teardown."""
+"""The most lines to show of recovered failures, and of the job's teardown."""
 _RANGE_SHOWN: Final = 16
-"""Parts of a list of ranks that are written out."""
+"""The most parts to show of a list of ranges of ranks."""
 
 
 def print_diagnosis(study: Study, *, why: bool = False) -> None:
@@ -47,7 +47,7 @@ def print_diagnosis(study: Study, *, why: bool = False) -> None:
 
     Args:
         study: the diagnosis and its explanation.
-        why: also print how the rules found the root.
+        why: True to also print how the rules found the root.
     """
     console = Console(
         width=None if sys.stdout.isatty() else PIPE_WIDTH,
@@ -84,7 +84,7 @@ def _print(console: Console, study: Study, *, why: bool) -> None:
 
 
 def _headline(found: Diagnosis) -> str:
-    """Return how the job ended, or why it failed, as one sentence."""
+    """Return one sentence on how the job ended or why it failed."""
     unknown = found.reason == "Unknown" and not found.root_text
     if found.outcome not in ENDS_IN_WORDS and unknown:
         return "No cause was found."
@@ -131,7 +131,7 @@ def _add_hint(table: Table, study: Study) -> None:
 
 
 def _outcome(study: Study) -> str:
-    """Return how the job ended, with the line that states the end."""
+    """Return text on how the job ended, with the log line that states the end."""
     found = study.diagnosis
     name = OUTCOMES[found.outcome]
     return name if found.end_line is None else f"{name} ({_place(study, found.end_line)})"
@@ -144,7 +144,7 @@ def _sure(found: Diagnosis) -> str:
 
 
 def at_fault(scope: Mapping[str, Any]) -> str:
-    """Return the place of the fault in words: `rank 3, node gn07, GPU 0000:b3:00`."""
+    """Format the place of the fault, such as `rank 3, node gn07, GPU 0000:b3:00`."""
     names = {
         "rank": "rank",
         "local_rank": "local rank",
@@ -166,7 +166,7 @@ def at_fault(scope: Mapping[str, Any]) -> str:
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """Format numbers as `0-3, 7` for 0, 1, 2, 3, 7; cut a long list."""
+    """Format numbers as ranges, such as `0-3, 7` for 0, 1, 2, 3, 7; cut a list that is too long."""
     parts: list[list[int]] = []
     for number in sorted(set(numbers)):
         if parts and number == parts[-1][-1] + 1:
@@ -211,7 +211,7 @@ def _root(study: Study) -> Table | None:
 
 
 def _followed(study: Study) -> Iterator[tuple[str, Text]]:
-    """Yield the effects of the root: one row per kind of line, with the number of ranks."""
+    """Yield the consequences of the root: one row for each rule, with the number of ranks."""
     if not study.by_rules:  # then only the diagnosis itself knows
         for one in study.diagnosis.evidence:
             if one.role == "cascade":
@@ -236,7 +236,10 @@ def _followed(study: Study) -> Iterator[tuple[str, Text]]:
 
 
 def _times(clusters: Sequence[Cluster]) -> str:
-    """Return the number of ranks that print such lines; without known ranks, the number of logs."""
+    """Return on how many ranks the lines occur, such as `x 8 ranks`.
+
+    If the ranks are unknown, return in how many logs the lines occur. For one, return no text.
+    """
     events = [event for cluster in clusters for event in cluster.events]
     ranks = {rank for cluster in clusters for rank in cluster.ranks}
     for event in events:
@@ -253,7 +256,10 @@ def _cited(study: Study, role: Role) -> Table:
 
 
 def _place(study: Study, line: LogLine) -> str:
-    """Return a line with its number, and with several logs its file below their common folder."""
+    """Return a line with its line number; if there are several logs, with its file as well.
+
+    The file's path is shown relative to the common folder of the logs.
+    """
     if len(study.files) == 1:
         return f"line {line.line}: {line.text}"
     folder = os.path.commonpath([file.path.parent.absolute() for file in study.files])
@@ -300,5 +306,5 @@ def _notes(notes: Iterable[str]) -> Table:
 
 
 def _one_line(text: str, style: str = "") -> Text:
-    """Return a line that is cut at the width of the terminal."""
+    """Return a text that the terminal cuts at its width instead of wrapping it."""
     return Text(clean(text).replace("\n", " "), style=style, no_wrap=True, overflow="ellipsis")

@@ -1,4 +1,4 @@
-"""Explain the choice of a root: list each candidate and the points against it."""
+"""Explain why a line was chosen as the root: list the candidates and the points against each."""
 
 from typing import Any, Final
 
@@ -9,11 +9,11 @@ from holdfast.core.words import clean, percent, plainly, shorten
 from holdfast.diagnose import Cluster, Explanation, Reckoning
 
 SHOWN: Final = 4
-"""The number of candidates that are printed."""
+"""The most candidates that are printed for a person."""
 _LISTED: Final = 8
-"""The number of candidates in the JSON."""
+"""The most candidates in the JSON output."""
 _NAMED: Final = 4
-"""The most other lines that are named for each relation to a candidate."""
+"""The most rules that are named for each relation between a candidate and other lines."""
 INTRODUCTION: Final = (
     "Each line that may have begun the failure is tried as its root, and what speaks against it is added up: 1 point"
     " more is 2.7 times less likely. The least sum is the root; where in the log a line stands plays no part."
@@ -26,7 +26,7 @@ HOW: Final = {
 
 
 def in_words(explanation: Explanation) -> Table:
-    """Return a table of the likeliest candidates."""
+    """Return a table of the most likely candidates, for printing."""
     table = Table.grid(padding=(0, 2))
     table.add_column(justify="right", no_wrap=True)
     table.add_column(overflow="fold")
@@ -51,7 +51,7 @@ def in_words(explanation: Explanation) -> Table:
 
 
 def as_json(explanation: Explanation) -> list[dict[str, Any]]:
-    """Return the likeliest candidates, the root first."""
+    """Return the most likely candidates for the JSON output; the first one is the root."""
     return [
         {
             "rule": cluster.first.rule.id,
@@ -90,7 +90,7 @@ def _headline(cluster: Cluster, share: float) -> str:
 
 
 def _doubts(cluster: Cluster) -> str:
-    """Return the extra points against a candidate, in words."""
+    """Return a clause on the extra points against a candidate; empty if there are none."""
     if cluster.first.demoted:
         return ", though another line of the same traceback says it better"
     if cluster.first.recovered:

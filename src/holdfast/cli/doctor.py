@@ -1,4 +1,4 @@
-"""`holdfast doctor`: show what is wrong with this host, and the command that mends it."""
+"""Provide `holdfast doctor`: show problems of this host, with the commands that fix them."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -22,8 +22,8 @@ def command(folder: Path, *, as_json: bool) -> int:
     srun holdfast doctor /shared/checkpoints
 
     FOLDER is the folder for checkpoints, whose storage is measured. Each check ends within a
-    minute. Leaves with 0 if nothing is wrong, 1 if something is, and 4 if something could not be
-    looked at.
+    minute. The exit code is 0 if nothing is wrong, 1 if something is wrong, and 4 if something
+    could not be checked.
     """
     from holdfast.adopt import examine
 

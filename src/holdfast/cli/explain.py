@@ -1,4 +1,4 @@
-"""`holdfast explain`: the whole chain of a run, in order and in plain words."""
+"""Provide `holdfast explain`: tell the story of a run, in order and in plain words."""
 
 from dataclasses import asdict
 from typing import Any
@@ -24,7 +24,7 @@ def command(place: Place, run_id: str | None, as_json: bool) -> None:
     holdfast explain
     holdfast explain RUN --json
 
-    Without RUN, the newest run.
+    Without RUN, explain the newest run.
     """
     with Ledger.open(place.ledger) as ledger:
         story = explain(ledger, place.home, run_id or ledger.newest_run().run_id)
@@ -63,7 +63,7 @@ def _link(one: IncidentStory | Note) -> dict[str, Any]:
 
 
 def _account(lost: LostTime) -> dict[str, Any]:
-    """Return the account; all are seconds of ranks, as `ranks` times the wall time."""
+    """Return the rank-seconds by cause for JSON; they add up to `ranks` times the wall time."""
     return {
         "rank_s": lost.total_s,
         "gpu_hours": gpu_hours(lost.total_s),

@@ -1,4 +1,4 @@
-"""`holdfast incidents ls | show | confirm | correct`."""
+"""Provide `holdfast incidents ls | show | confirm | correct`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from holdfast.diagnose.memory import Judged
 
 _WITHOUT_RUN = "m"
-"""The first character of the id of an incident without a run."""
+"""The first character of the id of an incident that was diagnosed without a run."""
 
 
 @click.group()
 def command() -> None:
-    """List and show incidents; confirm or correct a diagnosis, from which later ones learn.
+    """List and show incidents; confirm or correct a diagnosis, so that later ones improve.
 
     \b
     holdfast incidents ls
@@ -38,7 +38,7 @@ def command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def ls(place: Place, run_id: str | None, as_json: bool) -> None:
-    """List the incidents, oldest first; m and a number are those diagnosed without a run.
+    """List the incidents, oldest first. An id such as m3 is of an incident without a run.
 
     \b
     holdfast incidents ls
@@ -95,7 +95,7 @@ def show(place: Place, incident_id: str | None, as_json: bool) -> None:
     holdfast incidents show
     holdfast incidents show 7 --json
 
-    Without ID, the last incident of the newest run.
+    Without ID, show the last incident of the newest run.
     """
     with Ledger.open(place.ledger) as ledger:
         incident_id = incident_id or _last(ledger)
@@ -144,7 +144,7 @@ def show(place: Place, incident_id: str | None, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def confirm(place: Place, incident_id: str, action: str, as_json: bool) -> None:
-    """Say that the diagnosis of an incident was right. The next answer about its like is surer.
+    """Confirm the diagnosis of an incident, so that similar incidents get a surer diagnosis.
 
     \b
     holdfast incidents confirm m3
@@ -183,19 +183,19 @@ def correct(
     \b
     holdfast incidents correct 7 --reason NetworkError --line logs/rank-3.log:812
 
-    Holdfast learns a rule from the reason, unless the rule would spoil another answer.
+    Holdfast learns a rule from the reason, unless the rule would make another diagnosis wrong.
     """
     _judge(place, incident_id, reason=reason, lines=lines, action=action, as_json=as_json)
 
 
 def judge_incident(place: Place, incident_id: str, *, reason: str = "", by: str) -> str:
-    """Record a person's verdict on an incident, learn from the verdict, and return the result.
+    """Record a person's verdict on an incident, and learn from it; return a sentence on the result.
 
     Args:
-        place: the place of the records.
+        place: the home and the ledger of the records.
         incident_id: the incident's id.
         reason: the true cause; empty to confirm the diagnosis.
-        by: the person.
+        by: the name of the person.
 
     Raises:
         NotFound: the ledger has no such incident.
@@ -257,7 +257,7 @@ def _judge(
 
 
 def _kept(place: Place, incident: Incident | None) -> "list[Kept]":
-    """Return the compressed log of a run's incident while its files exist."""
+    """Return the compressed log of a run's incident; None if the log files are gone."""
     if incident is None:
         return []
     folder = RunPaths(place.home, incident.run_id).attempt_logs(incident.attempt)
@@ -269,7 +269,10 @@ def _kept(place: Place, incident: Incident | None) -> "list[Kept]":
 
 
 def _line_at(place: str, incident: Incident | None) -> str:
-    """Return the text of `FILE:LINE` from the file, else from the diagnosis."""
+    """Return the text of the line that `FILE:LINE` names.
+
+    The line is read from the file. If the file is gone, it is taken from the diagnosis.
+    """
     name, _, number = place.rpartition(":")
     if not name or not number.isdigit() or int(number) < 1:
         raise BadUse(

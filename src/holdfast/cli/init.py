@@ -1,4 +1,4 @@
-"""`holdfast init SCRIPT`: show the lines that add Holdfast to a training script."""
+"""Provide `holdfast init SCRIPT`: show the lines that add Holdfast to a training script."""
 
 import shlex
 from pathlib import Path
@@ -21,8 +21,8 @@ def command(script: Path, *, write: bool, as_json: bool) -> None:
     holdfast init train.py
     holdfast init train.py --write
 
-    Scripts of these kinds are recognised: a training loop of the script's own, also with FSDP2,
-    and the trainers of Hugging Face, Lightning and torchtitan.
+    These kinds of scripts are recognised: a script with its own training loop, also with FSDP2, and
+    scripts that use a trainer of Hugging Face, Lightning or torchtitan.
     """
     from holdfast.adopt import KINDS, adoption_of
 

@@ -1,4 +1,4 @@
-"""`holdfast ledger downgrade`."""
+"""Provide `holdfast ledger downgrade`."""
 
 import click
 
@@ -31,8 +31,8 @@ def downgrade(place: Place, version: str, *, force: bool, as_json: bool) -> None
     holdfast ledger downgrade 0005
 
     VERSION is the version that the earlier Holdfast names in its error. Back up the ledger first,
-    stop all runs, evaluations and consoles, and install the earlier Holdfast afterwards: any use of
-    the ledger by this Holdfast migrates the ledger again.
+    and stop all runs, evaluations and consoles. Install the earlier Holdfast right afterwards,
+    because any use of the ledger by this Holdfast migrates the ledger again.
     """
     deleted = downgrade_ledger(place.ledger, version, force=force)
     if as_json:

@@ -1,4 +1,4 @@
-"""`holdfast logs`: print the output of a run's ranks."""
+"""Provide `holdfast logs`: print the output of a run's ranks."""
 
 import sys
 import time
@@ -45,7 +45,7 @@ def command(
     holdfast logs
     holdfast logs RUN --rank 3 --follow
 
-    Without RUN, of the newest run.
+    Without RUN, print the output of the newest run.
     """
     if follow and as_json:
         raise BadUse("--follow and --json do not go together. Leave one of them out.")
@@ -104,7 +104,7 @@ def _nothing(paths: RunPaths, attempt: int, rank: int | None) -> str:
 
 
 def _show(tail: LogTail) -> None:
-    """Print all lines that were not shown yet."""
+    """Print all lines of the log that were not printed yet."""
     for chunk, _ in tail.read():
         sys.stdout.buffer.write(chunk)
     sys.stdout.buffer.flush()
@@ -113,7 +113,7 @@ def _show(tail: LogTail) -> None:
 def _follow(
     place: Place, paths: RunPaths, rank: int | None, attempt: int | None, *, launcher: bool
 ) -> None:
-    """Print the log and follow it over rotations and restarts until the run ends."""
+    """Print a log, and follow it across rotations and restarts until the run ends."""
     tails: dict[Path, LogTail] = {}
     with Ledger.open(place.ledger) as ledger, ExitStack() as opened:
         shown = attempt or max((one.number for one in ledger.attempts(paths.run_id)), default=1)

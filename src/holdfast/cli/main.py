@@ -1,6 +1,7 @@
-"""`holdfast`: find the command, and turn errors into one sentence and an exit code.
+"""Run the `holdfast` program: find the command, and turn an error into a message and an exit code.
 
-0 done, 1 the job failed for the user's reason, 2 bad use, 3 budget spent, 4 incomplete.
+The exit codes are 0 done, 1 the job failed for the user's reason, 2 bad use, 3 budget spent, 4
+incomplete.
 """
 
 import errno
@@ -62,15 +63,18 @@ COMMANDS = {
         "List, verify, compare, prune and convert checkpoints.",
     ),
 }
-"""The module of each command, imported only when it is called: `--help` answers at once."""
+"""The module and the summary of each command.
+
+A module is imported only when its command is called, so that `--help` answers at once.
+"""
 
 MAX_SUMMARY_LENGTH = 200
-"""In characters. A test finds a summary that is longer."""
+"""The most characters of a command's summary; a test checks this."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """The place of the records: click's context object."""
+    """The home folder and the ledger's URL that a command uses; click's context object."""
 
     home: Path
     ledger: str
@@ -89,7 +93,7 @@ class _Commands(click.Group):
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Complete a command's name without importing the commands."""
+        """Complete the name of a command without importing the commands' modules."""
         names = [
             CompletionItem(name, help=help_text)
             for name, (_, help_text) in COMMANDS.items()
@@ -103,7 +107,7 @@ class _Commands(click.Group):
 
 
 def _keep_summaries_whole(command: click.Command) -> None:
-    """Set the summary of every subcommand, which click would cut to the width of the terminal."""
+    """Set the summary of every subcommand, which click would cut at the terminal width."""
     for subcommand in getattr(command, "commands", {}).values():
         subcommand.short_help = subcommand.get_short_help_str(limit=MAX_SUMMARY_LENGTH)
         _keep_summaries_whole(subcommand)
@@ -124,9 +128,9 @@ def cli(context: click.Context, ledger: str | None) -> None:
 
 
 def _open_closed_streams() -> None:
-    """Open the null device where a standard stream is closed (`>&-`).
+    """Open the null device in place of each standard stream that is closed (`>&-`).
 
-    Otherwise the next file that is opened would get the number of the stream.
+    Otherwise the next file that is opened would get the file descriptor of the stream.
     """
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -146,24 +150,24 @@ def main() -> None:
         code = _exit_code(asks_for_json(sys.argv[1:]))
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader of a pipe (`| head`) left: no error can be shown, not even the one of Python's
-        # flush at the end.
+        # The reader of the pipe (`| head`) has ended. No error can be shown, not even the error of
+        # Python's final flush.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     sys.exit(code)
 
 
 def asks_for_json(words: Sequence[str]) -> bool:
-    """Return True if a command line asks for JSON, also if the command line is wrong.
+    """Return True if a command line requests JSON, even if the command line is wrong.
 
-    The words after `--` belong to the user's own command.
+    The words after `--` belong to the user's own command and do not count.
     """
     own = itertools.takewhile(lambda word: word != "--", words)
     return any(word in ("--json", "--each") for word in own)
 
 
 def _exit_code(as_json: bool) -> int:
-    """Run the command, print its error if it fails, and return the exit code."""
+    """Run the command, and return its exit code; print the error if the command fails."""
     try:
         code = cli.main(standalone_mode=False)
         return code if isinstance(code, int) else 0

@@ -1,4 +1,4 @@
-"""`holdfast nodes check | ls | cordon | return`."""
+"""Provide `holdfast nodes check | ls | cordon | return`."""
 
 import time
 from collections.abc import Mapping, Sequence, Set
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 CANNOT_TELL = 4
 MAX_LENGTH = 255
-"""The most characters of a name and of a reason, as the ledger stores a name."""
+"""The most characters of a node's name and of a reason, which is the limit of the ledger."""
 
 
 @click.group()
@@ -219,7 +219,7 @@ def _row(node: NodeRecord) -> Sequence[object]:
 
 
 def _one_line(text: str, what: str) -> str:
-    """Return a text without the blanks at both ends.
+    """Check a text, and return it without blanks at its ends.
 
     Raises:
         BadUse: the text is blank, too long for the ledger, or has control characters.
@@ -240,7 +240,7 @@ def _one_line(text: str, what: str) -> str:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def cordon(place: Place, name: str, why: str, as_json: bool) -> None:
-    """Have no run launch anything on a node.
+    """Keep runs from launching anything on a node.
 
     \b
     holdfast nodes cordon node7 --why "a fan is broken"
@@ -272,7 +272,7 @@ def return_cordoned_node(place: Place, name: str, *, force: bool) -> Sequence[st
 
     Raises:
         NotFound: no such node was tested or cordoned.
-        BadUse: the node has passed no test since, and `force` is false.
+        BadUse: the node has passed no test since its cordon, and `force` is False.
     """
     name = _one_line(name, "NODE")
     with Ledger.open(place.ledger) as ledger:
@@ -300,6 +300,6 @@ def return_(place: Place, name: str, force: bool, as_json: bool) -> None:
 
 
 def _print(sentences: Sequence[str]) -> None:
-    """Print on standard error, which is no part of the output of --json."""
+    """Print sentences on standard error, because standard output may hold JSON."""
     for sentence in sentences:
         click.echo(sentence, err=True)

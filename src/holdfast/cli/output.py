@@ -1,4 +1,4 @@
-"""Print results: one JSON object for programs, tables for people."""
+"""Print results, as one JSON object for programs or as tables for people."""
 
 import json
 import re
@@ -12,15 +12,15 @@ import click
 
 _LAST_SENTENCE = re.compile(r"(?s)(.*[.?!)])\s+((?:[A-Z`]|--).*?\S)$")
 _PIECE = re.compile(r"[^\s/]*/|[^\s/]+|\s+")
-"""A part of a text that stays on one line: a word, or a part of a path up to the next `/`."""
+"""Match a part of a text that must stay on one line: a word, or a path's part up to a `/`."""
 _LEAST_OF_LAST = 20
-"""Characters from which a word of the last column may be cut in two: a pattern, a log line."""
+"""The least width at which words of the last column, such as log lines, may be cut in two."""
 PIPE_WIDTH = 240
-"""Characters per line if standard output is no terminal."""
+"""The number of characters in a line if standard output is no terminal."""
 
 
 def print_json(schema: str, fields: dict[str, Any], *, version: int = 1) -> None:
-    """Print one object, with the name and version of its schema first.
+    """Print one JSON object; the name and version of its schema come first.
 
     The schemas are in the folder `schemas` beside this module.
     """
@@ -35,9 +35,9 @@ def print_error(message: str, next_step: str = "", *, as_json: bool) -> None:
     """Print an error: for people on standard error, for programs as an object on standard output.
 
     Args:
-        message: one sentence, and the next step if `next_step` is empty.
-        next_step: what to do.
-        as_json: whether to print the object.
+        message: one sentence on the error; it also contains the next step if `next_step` is empty.
+        next_step: what the user can do next.
+        as_json: True to print the object.
     """
     if as_json:
         print_json("error", error_object(message, next_step))
@@ -48,7 +48,7 @@ def print_error(message: str, next_step: str = "", *, as_json: bool) -> None:
 def error_object(message: str, next_step: str = "") -> dict[str, Any]:
     """Return an error for programs: `{"error": {"message", "next_step"}}`.
 
-    The next step is the last sentence of the message unless it is given.
+    If `next_step` is empty, the last sentence of the message becomes the next step.
     """
     message = message.strip()
     if not next_step and (parted := _LAST_SENTENCE.match(message)):
@@ -57,11 +57,11 @@ def error_object(message: str, next_step: str = "") -> dict[str, Any]:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table in which every id is whole, so that ids can be copied.
+    """Print a table in which no id is split, so that ids can be copied.
 
-    Long columns fold between words, and paths after a `/`; only the last column may fold within a
-    long word. A table that is still too wide for the terminal is printed as one block for each row,
-    with a line for each cell.
+    Long cells are folded between words, and paths after a `/`. Only in the last column may a long
+    word be split. A table that is still too wide for the terminal is printed as one block for each
+    row, with a line for each cell.
     """
     from rich import box
     from rich.console import Console
@@ -86,7 +86,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
 
 
 def _widths(by_column: Sequence[Sequence[str]], room: int) -> list[int] | None:
-    """Return the widths of columns that fit into `room`; None if they cannot."""
+    """Return widths of the columns with which they fit into `room`; None if there are none."""
     least = [max(map(_longest_piece, texts)) for texts in by_column]
     least[-1] = min(least[-1], _LEAST_OF_LAST)
     widths = [max(map(_longest_line, texts)) for texts in by_column]
@@ -111,7 +111,7 @@ def _longest_line(text: str) -> int:
 
 
 def _folded(text: str, width: int) -> str:
-    """Return a text with line breaks between its pieces, so that it fits into a width."""
+    """Break a text into lines of at most `width`, between its words."""
     from rich.cells import cell_len
 
     lines = []
@@ -126,7 +126,10 @@ def _folded(text: str, width: int) -> str:
 
 
 def _print_blocks(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a block for each row: a line for each cell that is not empty, after its column."""
+    """Print a block for each row, with one line for each cell that is not empty.
+
+    The line has the name of the column before the cell.
+    """
     margin = max(map(len, columns))
     for row in rows:
         click.echo()
@@ -137,13 +140,13 @@ def _print_blocks(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None
 
 
 def near(path: str | Path) -> str:
-    """Return a path for people: relative where it lies below the current folder."""
+    """Return a path for people, relative to the current folder if the path is inside the folder."""
     absolute = Path(path).absolute()
     return str(absolute.relative_to(Path.cwd()) if absolute.is_relative_to(Path.cwd()) else path)
 
 
 def when(at_s: float | None) -> str:
-    """Format a time in the local time zone."""
+    """Format a Unix time in the local time zone."""
     return (
         ""
         if at_s is None

@@ -1,4 +1,7 @@
-"""The types of options that name what a command writes; checked before the command does any work."""
+"""Define the types of options that name an output file or folder.
+
+The path is checked before the command does any work.
+"""
 
 import os
 import tempfile
@@ -11,7 +14,7 @@ from holdfast.core.errors import BadUse
 
 
 class _Output(click.Path):
-    """A path at which a file or folder can be written."""
+    """Check that a file or folder can be written at the path."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
@@ -24,7 +27,7 @@ OUTPUT_FOLDER = _Output(path_type=Path, file_okay=False)
 
 
 def check_output(path: Path) -> None:
-    """Check that a file or folder can be written at a path, where nothing is changed.
+    """Check that a file or folder can be written at a path, without changing anything there.
 
     Raises:
         BadUse: nothing can be written there.

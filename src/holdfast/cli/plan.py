@@ -1,4 +1,4 @@
-"""`holdfast plan`: interval, spares and timeouts for the next job, from the ledger."""
+"""Provide `holdfast plan`: advice on interval, spares and timeouts for the next job."""
 
 import itertools
 from collections.abc import Sequence
@@ -81,8 +81,8 @@ def command(
     holdfast plan
     holdfast plan --gpus 1024
 
-    The job is simulated with the failure rate of the records, and with the uncertainty of this
-    rate. The tornado chart shows how much each input changes the effective training time.
+    The job is simulated with the failure rate that the records show, and with the uncertainty of
+    this rate. The tornado chart shows how much each input changes the effective training time.
     """
     from holdfast.simulate.pretrain import advise, write_plan
 
@@ -109,9 +109,10 @@ def records_of(place: Place, runs: Sequence[str], trace: str | None = None) -> "
     """Read the records of runs from the ledger and the journals, or from job records.
 
     Args:
-        place: the ledger and the folder of the journals.
-        runs: the runs; all runs if none is named.
-        trace: job records to read instead; pretraining jobs alone if the records have types.
+        place: the home folder, which holds the journals, and the ledger.
+        runs: the ids of the runs; if empty, all runs.
+        trace: the path of job records to read instead; if they have job types, only pretraining
+            jobs count.
 
     Raises:
         NotFound: the ledger has no such run.
@@ -152,7 +153,7 @@ def _of_jobs(path: str) -> "Records":
 
 
 def _why(name: str, longest_s: float | None, limit_s: float) -> str:
-    """Return the reason for a limit."""
+    """Return the reason for the advised value of a time limit."""
     if longest_s is None:
         return f"no {name} is known: the default"
     if 2 * longest_s < limit_s - 1:

@@ -1,4 +1,4 @@
-"""Show the progress of work that takes more than two seconds: a bar, else plain lines."""
+"""Show the progress of work that takes over two seconds: a bar, or lines without a terminal."""
 
 import sys
 import time
@@ -8,15 +8,15 @@ from contextlib import contextmanager
 import click
 
 QUIET_S = 2.0
-"""Shorter work shows no progress; plain lines come at most this often."""
+"""Work shorter than this, in seconds, shows no progress; also the time between plain lines."""
 
 Progress = Callable[[str, float, float | None], None]
-"""`progress(what, done, total)`: the work and its amount; total is None if it is unknown."""
+"""`progress(what, done, total)`: the name and the amount of the work; total is None if unknown."""
 
 
 @contextmanager
 def shown() -> Iterator[Progress]:
-    """Yield a `Progress` that shows on standard error."""
+    """Yield a `Progress` function that shows the progress on standard error."""
     if not sys.stderr.isatty():
         yield _plain_lines()
         return

@@ -1,4 +1,4 @@
-"""`holdfast rules ls | show | withdraw | check | good add | good ls`."""
+"""Provide `holdfast rules ls | show | withdraw | check | good add | good ls`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -66,7 +66,7 @@ def ls(place: Place, learned: bool, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def show(place: Place, rule_id: str, as_json: bool) -> None:
-    """Show a rule in the form of its file, and the source of a learned rule.
+    """Show a rule in the form of its file; for a learned rule, also where it was learned.
 
     \b
     holdfast rules show python-key-error
@@ -113,7 +113,7 @@ def withdraw(place: Place, rule_id: str, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def check(place: Place, file: Path, as_json: bool) -> None:
-    """Check a file of your own rules: its form, and its examples with the packaged rules.
+    """Check a file of your own rules: the form, and the examples together with the packaged rules.
 
     \b
     holdfast rules check fluxfs.yaml
@@ -137,7 +137,7 @@ def check(place: Place, file: Path, as_json: bool) -> None:
 
 @command.group()
 def good() -> None:
-    """Record and list runs that ended well: their lines are routine, and no failure's root.
+    """Record and list runs that ended well, whose lines cannot be the root of a failure.
 
     \b
     holdfast rules good add logs/
@@ -188,7 +188,11 @@ def good_add(place: Place, paths: tuple[str, ...], model: bool, as_json: bool) -
 def _ask_for_filters(
     place: Place, ledger: Ledger, paths: Sequence[str], good_id: int, endpoint: "Endpoint"
 ) -> tuple[list[str], tuple[str, ...]]:
-    """Return the ids of the filters that a model's votes added, and notes on refusals."""
+    """Let a model vote on filters for the lines of a good run.
+
+    Returns:
+        The ids of the filters that were added, and notes on filters that were refused.
+    """
     from holdfast.diagnose import find_files
     from holdfast.diagnose.agents import propose_filters, segments_of
     from holdfast.diagnose.memory import Known, keep_filters
@@ -239,7 +243,7 @@ def _topics(place: Place) -> "list[Topic]":
 
 
 def _plain(topic: Any, rule: Any, *, whole: bool = False) -> dict[str, Any]:
-    """Return the fields of a packaged rule or of one of the user's own."""
+    """Return the fields of a packaged rule, or of a user's own rule."""
     fields = {
         "id": rule.id,
         "author": topic.name,

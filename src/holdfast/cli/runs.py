@@ -1,4 +1,4 @@
-"""`holdfast runs --watch | ls | show | stop | approve | rm | report | summary | export`."""
+"""Provide `holdfast runs --watch | ls | show | stop | approve | rm | report | summary | export`."""
 
 import socket
 from collections.abc import Callable
@@ -56,9 +56,10 @@ def command(context: click.Context, watch: bool) -> None:
 
 
 def state_by_host(home: Path) -> Callable[[str, str, str], str]:
-    """Return a function from a run's id, ledger state and host to the run's state.
+    """Return a function that returns the actual state of a run.
 
-    A run of another host has the state of the ledger, because its processes cannot be seen here.
+    The function takes the run's id, its state in the ledger and its host. For a run of another host
+    it returns the state in the ledger, because that host's processes cannot be seen here.
     """
     here = socket.gethostname()
     return lambda run_id, state, host: (
@@ -130,7 +131,7 @@ def show(place: Place, run_id: str | None, as_json: bool) -> None:
     holdfast runs show
     holdfast runs show RUN --json
 
-    Without RUN, the newest run.
+    Without RUN, show the newest run.
     """
     with Ledger.open(place.ledger) as ledger:
         run_id = run_id or ledger.newest_run().run_id
@@ -175,7 +176,7 @@ def show(place: Place, run_id: str | None, as_json: bool) -> None:
 
 
 def _figures(summary: RunSummary) -> dict[str, Any]:
-    """Return the totals of the run's records, named as in the JSON."""
+    """Return the totals of the run's records, with their names in the JSON output."""
     return {
         "wall_s": summary.wall_s,
         "ettr": summary.ettr,
@@ -223,7 +224,7 @@ def stop(place: Place, run_id: str, timeout_s: float, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def approve(place: Place, run_id: str, timeout_s: float, as_json: bool) -> None:
-    """Carry out the proposal of a run of `--mode propose`.
+    """Carry out what a run with `--mode propose` has proposed.
 
     \b
     holdfast runs approve RUN
@@ -241,7 +242,7 @@ def approve(place: Place, run_id: str, timeout_s: float, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def rm(place: Place, run_ids: tuple[str, ...], as_json: bool) -> None:
-    """Forget runs and delete their logs. Their checkpoints stay where the scripts put them.
+    """Delete the records and logs of runs. Their checkpoints stay where the scripts put them.
 
     \b
     holdfast runs rm RUN
@@ -270,7 +271,7 @@ def report(place: Place, run_ids: tuple[str, ...], output: Path | None, as_json:
     holdfast runs report
     holdfast runs report RUN -o run.html
 
-    Without RUN, about the newest run.
+    Without RUN, report on the newest run.
     """
     from holdfast.ui import write_report
 
@@ -352,7 +353,7 @@ def export(
 ) -> None:
     """Write the curves of a run into an experiment tracker, each step once.
 
-    Without RUN, the curves of the newest run.
+    Without RUN, export the curves of the newest run.
 
     \b
     holdfast runs export RUN --to tensorboard
@@ -378,7 +379,7 @@ AGES_S = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 
 
 def begin_of(since: str, now_s: float) -> float:
-    """Return the Unix time of an age before `now_s`, or of a date.
+    """Convert an age, such as 24h, or a date to a Unix time before `now_s`.
 
     Raises:
         BadUse: the text is neither an age nor a date before `now_s`.

@@ -1,4 +1,7 @@
-"""`holdfast runs --watch`: the page Now in a terminal, live; plain lines into a pipe."""
+"""Provide `holdfast runs --watch`: the console's page Now, live in a terminal.
+
+If standard output is a pipe, the changes are printed as plain lines.
+"""
 
 import sys
 import time
@@ -23,17 +26,17 @@ COLUMNS = (
 BAD_STATES = ("lost", "failed")
 
 ReadPage = Callable[[], dict[str, Any]]
-"""Returns the page Now; raises `LedgerError`."""
+"""A function that returns the content of the page Now, or raises `LedgerError`."""
 
 
 def watch_runs(read: ReadPage, *, wait: Callable[[float], None] = time.sleep) -> None:
     """Show the page Now until Ctrl-C.
 
-    A ledger that cannot be read for a while is reported, and read again.
+    If the ledger cannot be read, the error is shown and the ledger is read again.
 
     Args:
-        read: reads the page.
-        wait: waits for so many seconds; Ctrl-C raises `KeyboardInterrupt` there.
+        read: returns the content of the page.
+        wait: waits for a number of seconds, and raises `KeyboardInterrupt` on Ctrl-C.
     """
     try:
         if sys.stdout.isatty():
@@ -85,7 +88,7 @@ def _rows(page: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _needs(page: Mapping[str, Any]) -> list[str]:
-    """Return what waits for a person, a sentence each."""
+    """Return a sentence for each thing that a person must do."""
     said = [
         f"{one['run_id']} waits for an approval: {one['text']} holdfast runs approve {one['run_id']}"
         for one in page.get("proposals", ())
@@ -118,7 +121,7 @@ def _figure(value: float | None) -> str:
 
 
 def _line(row: Mapping[str, Any]) -> str:
-    """Return a run as one line, without the age of its last step, which changes always."""
+    """Return a run as one line, without the age of its last step, which would change each time."""
     run_id, state, *cells = _cells({**row, "step_at_s": None}, 0.0)
     named = zip(COLUMNS[2:], cells, strict=True)
     return "  ".join([run_id, state, *(f"{name} {cell}" for name, cell in named if cell)])

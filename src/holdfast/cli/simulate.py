@@ -1,4 +1,4 @@
-"""`holdfast simulate`: a cluster's jobs, a training job, or an evaluation in virtual time."""
+"""Provide `holdfast simulate`: simulate a cluster's jobs, a training job or an evaluation."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 NAMES = ("manual", "study", "holdfast")
 OWN = "own"
 SHOWN = 8
-"""The number of causes of failures that are printed."""
+"""The most causes of failures that are printed."""
 
 
 @click.group()
@@ -183,7 +183,7 @@ def _rates(place: Place, name: str, trace: str | None, gpus: int) -> "Rates":
 
 
 def _wanted(changes: Sequence[str]) -> dict[str, Any]:
-    """Return the assumptions of `--set`.
+    """Return the assumptions that `--set` changes, with their new values.
 
     Raises:
         BadUse: a name or a value is wrong.

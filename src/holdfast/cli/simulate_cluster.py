@@ -1,4 +1,4 @@
-"""`holdfast simulate cluster`: how long jobs would wait under a scheduling policy."""
+"""Provide `holdfast simulate cluster`: how long jobs would wait under a scheduling policy."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -67,7 +67,8 @@ def cluster(
 ) -> None:
     """Replay a trace's jobs: waits by type, use of the GPUs, and the effect of evaluation on both.
 
-    JOBS are job records in a form that `holdfast trace` recognises, or a twin.
+    JOBS are job records in a form that `holdfast trace` recognises, or a synthetic trace of
+    `holdfast trace twin`.
 
     \b
     holdfast simulate cluster twin/trace_kalos.csv --decoupled
@@ -123,10 +124,10 @@ def cluster(
 
 
 def _numbers(option: str, given: Sequence[str]) -> dict[str, int]:
-    """Return the numbers of NAME=NUMBER.
+    """Parse the values of an option, each of the form NAME=NUMBER.
 
     Raises:
-        BadUse: one is not of this form.
+        BadUse: a value has another form.
     """
     found: dict[str, int] = {}
     for text in given:

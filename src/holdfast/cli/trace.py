@@ -1,4 +1,4 @@
-"""`holdfast trace report | check | convert | query | twin | export | formats`."""
+"""Provide `holdfast trace report | check | convert | query | twin | export | formats`."""
 
 import math
 import signal
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 FOLDER = click.Path(path_type=Path, file_okay=False)
 TWINS = ("seren", "kalos")
 TWIN_SAMPLES = 1000
-"""The default number of samples per device: four hours."""
+"""The default number of samples for each device, which is four hours."""
 SIMULATORS = ("sia", "helios", "tiresias", "tethys", "swf")
 
 
 class _Interruptible(click.Group):
-    """A group that removes its scratch folder on Ctrl-C and on SIGTERM, which `scancel` sends."""
+    """A command group that removes its scratch folder on Ctrl-C and on `scancel`'s SIGTERM."""
 
     def invoke(self, context: click.Context) -> Any:
         if threading.current_thread() is threading.main_thread():
@@ -47,7 +47,7 @@ class _Interruptible(click.Group):
 
 
 def _of_the_engine(error: Exception) -> BaseException | None:
-    """Return DuckDB's error as an error for the user; None if its own text suffices."""
+    """Convert an error of DuckDB to an error for the user; None if DuckDB's own text suffices."""
     message = str(error).partition("\n")[0]
     if (
         isinstance(error, RuntimeError) and message == "Query interrupted"
@@ -72,8 +72,8 @@ def command() -> None:
     holdfast trace report jobs.txt -o report
     holdfast trace twin --like seren
 
-    JOBS are files or folders of job records, or ledgers; `holdfast trace formats` lists the forms
-    that are known. NAME=FILE names the cluster of a file.
+    JOBS are files or folders of job records, or ledgers. `holdfast trace formats` lists the
+    supported forms. NAME=FILE sets the name of the cluster that a file is from.
     """
     try:
         import duckdb  # noqa: F401 - what every command here needs first
@@ -151,8 +151,8 @@ def report(
     holdfast trace report jobs.txt -o report
     holdfast trace report jobs.csv --map columns.toml --capacity Borealis=286x8
 
-    The exit code is 4 if no job of a source with a field of GPUs has a GPU: the page then contains
-    nothing about the GPUs of that source.
+    The exit code is 4 if a source has a field for GPUs, but no job of the source has a GPU. The
+    page then contains nothing about the GPUs of that source.
     """
     from holdfast.trace import (
         Assumptions,
@@ -224,7 +224,7 @@ def check(
     \b
     holdfast trace check jobs.txt --strict
 
-    The exit code is 4 if no job of a source with a field of GPUs has a GPU.
+    The exit code is 4 if a source has a field for GPUs, but no job of the source has a GPU.
     """
     from holdfast.trace import beyond_capacity
 
@@ -259,10 +259,12 @@ def _note_line(note: "Note") -> str:
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def convert(jobs: tuple[str, ...], reading: dict[str, Any], output: Path, as_json: bool) -> None:
-    """Convert to Parquet, once; the folder then stands for JOBS, and for --metrics.
+    """Convert job records and telemetry to Parquet, once.
 
     \b
     holdfast trace convert jobs.txt --metrics telemetry/ -o store
+
+    Other commands then accept the folder in place of JOBS and --metrics.
     """
     from holdfast.trace import by_cluster, telemetry
     from holdfast.trace import convert as convert_jobs
@@ -317,12 +319,12 @@ def query(
 
 
 def _known(cell: Any) -> Any:
-    """Return None for NaN, with which NumPy marks a missing value."""
+    """Return None for NaN, which NumPy uses for a missing value."""
     return None if isinstance(cell, float) and math.isnan(cell) else cell
 
 
 def _finite(value: Any) -> Any:
-    """Return a value for JSON, which has no NaN or infinity: null stands for both."""
+    """Return a value for JSON; None replaces NaN and infinity, which JSON does not have."""
     match value:
         case float():
             return value if math.isfinite(value) else None
@@ -392,7 +394,7 @@ def twin(
     column_map: Path | None,
     as_json: bool,
 ) -> None:
-    """Draw a synthetic trace that has the counts of a trace and none of its rows.
+    """Draw a synthetic trace that follows the counts of a trace, but contains none of its rows.
 
     \b
     holdfast trace twin --like seren
@@ -455,7 +457,7 @@ def _offset(utc_offset_h: float) -> str:
 def export(
     jobs: tuple[str, ...], reading: dict[str, Any], form: str, output: Path, as_json: bool
 ) -> None:
-    """Write the jobs in the form of a schedulers' simulator.
+    """Write the jobs in the input format of a scheduling simulator.
 
     \b
     holdfast trace export jobs.txt --to swf -o jobs.swf
@@ -480,7 +482,7 @@ def export(
 @command.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def formats(as_json: bool) -> None:
-    """List the forms of job records, and the metrics of telemetry, that are known.
+    """List the supported forms of job records, and the supported metrics of telemetry.
 
     \b
     holdfast trace formats

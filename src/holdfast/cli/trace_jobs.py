@@ -1,4 +1,4 @@
-"""Read job records for `holdfast trace`: the argument JOBS, the options, and the trace."""
+"""Read job records for `holdfast trace`, from the argument JOBS and the options for reading."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
@@ -90,7 +90,7 @@ READING = (
         help="What the engine may hold in memory; the rest spills to disk.",
     ),
 )
-"""The options for job records: fields of `holdfast.trace.LoadOptions` with the same names."""
+"""The options for reading job records, named like the fields of `holdfast.trace.LoadOptions`."""
 READING_NAMES = (
     "metrics", "metrics_step_s", "metrics_folder", "format", "column_map", "reasons", "types", "capacity", "zone",
     "since", "until", "duration", "bad_rows", "memory_limit_mb",
@@ -98,7 +98,10 @@ READING_NAMES = (
 
 
 def reads_jobs(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add JOBS and the options of `READING`; the command gets them as `jobs` and `reading`."""
+    """Add the argument JOBS and the options of `READING` to a command.
+
+    The command receives them as `jobs` and `reading`.
+    """
 
     @functools.wraps(function)
     def gathered(*arguments: Any, **given: Any) -> Any:
@@ -116,10 +119,10 @@ def reads_jobs(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def loaded(jobs: tuple[str, ...], reading: Mapping[str, Any]) -> "Iterator[Trace]":
-    """Read the trace of JOBS and the options of `READING`.
+    """Read the trace of JOBS, with the options of `READING`.
 
     Raises:
-        BadUse: --since and --until left no job. Further, as `holdfast.trace.load`.
+        BadUse: no job is between --since and --until, or for a reason of `holdfast.trace.load`.
     """
     from holdfast.trace import load
 
@@ -130,7 +133,7 @@ def loaded(jobs: tuple[str, ...], reading: Mapping[str, Any]) -> "Iterator[Trace
 
 
 def refuse_nothing(jobs: int, reading: Mapping[str, Any]) -> None:
-    """Raise BadUse where --since and --until left no job."""
+    """Raise BadUse if no job is between --since and --until."""
     if not jobs and (reading["since"] or reading["until"]):
         given = " and ".join(
             f"{name} {reading[name]}" for name in ("since", "until") if reading[name]
@@ -139,9 +142,9 @@ def refuse_nothing(jobs: int, reading: Mapping[str, Any]) -> None:
 
 
 def lacks_gpus(trace: "Trace") -> "list[Note]":
-    """Return the notes on sources that have a field of GPUs and no job with a GPU.
+    """Return the notes on sources that have a field for GPUs, but no job with a GPU.
 
-    Clusters that only serve as a comparison do not count.
+    Clusters that are only read for comparison do not count.
     """
     from holdfast.trace import NO_GPUS
 

@@ -1,4 +1,4 @@
-"""`holdfast ui`: serve the console, and carry out its actions."""
+"""Provide `holdfast ui`: serve the console, and carry out the actions of its users."""
 
 import socket
 from collections.abc import Callable, Sequence
@@ -88,7 +88,7 @@ def command(
 
 
 def backend_of(place: Place, ledger: Ledger) -> Backend:
-    """Return the console's functions over a ledger."""
+    """Return the functions with which the console reads and changes a ledger."""
     actions: dict[ActionName, Callable[[Order], str]] = {
         "confirm": lambda order: judge_incident(place, order.target, by=order.by),
         "correct": lambda order: judge_incident(place, order.target, reason=order.why, by=order.by),

@@ -1,18 +1,18 @@
 """Spread independent tasks over workers, place long-lived processes on nodes, mark faulty nodes.
 
 - Tasks: each `Task` is a command that writes one result file, whole or not at all. Each task
-  yields a `Finished` as the task ends. A task whose result exists is not run again, so a run that
-  was cut off goes on from there.
+  yields a `Finished` when the task ends. A task whose result exists is not run again, so the next
+  run continues where an interrupted run stopped.
 - Places: one command becomes a `Placement`, which reports the state of its processes, one per node.
 - Cordons: a faulty node is marked in the scheduler.
-- Kubernetes: the reports about a node and a pod, and the exit codes of a pod, which Jobs act on.
+- Kubernetes: conditions of a node and a pod are read; a pod ends with exit codes that Jobs act on.
 
 The modules:
 
 - `tasks` (a task and its end), `placement` (the interface of places), `choose` (`workers` and
   `places`, each of "local", "slurm" or "ray");
-- the workers: `local`; `slurm`, with `slurm_task` as its far end; `ray`;
-- the places: `places_local`; `places_slurm`, with `slurm_place` as its far end; `places_ray`;
+- the workers: `local`; `slurm`, which starts `slurm_task` on the nodes; `ray`;
+- the places: `places_local`; `places_slurm`, which starts `slurm_place` on the nodes; `places_ray`;
 - `leash`: runs a command whose processes all end when their owner ends;
 - `slurm_jobs` (single jobs of Slurm) and `slurm_nodes` (the states of Slurm's nodes);
 - `cordons` (marks in the scheduler, and the choice of the scheduler), `slurm_cordons` and

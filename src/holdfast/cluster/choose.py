@@ -1,4 +1,4 @@
-"""Choose workers or places by the name of their kind."""
+"""Create the workers or places of a kind: "local", "slurm" or "ray"."""
 
 from collections.abc import Sequence
 
@@ -10,13 +10,14 @@ WORKER_KINDS = ("local", "slurm", "ray")
 
 
 def workers(on: str, *, limit: int | None = None, sbatch_options: Sequence[str] = ()) -> Workers:
-    """Return workers of a kind, ready to run tasks.
+    """Create workers of a kind, ready to run tasks.
 
     Args:
         on: "local" (processes of this machine), "slurm" (a job array) or "ray" (the cluster at
-            RAY_ADDRESS if set, else a Ray of this machine, started and stopped for the run).
-        limit: the most tasks at a time; None: the number of cores (local, and ray on this machine),
-            else the cluster's own limit.
+            RAY_ADDRESS; if RAY_ADDRESS is not set, a Ray that is started on this machine for the
+            run).
+        limit: the most tasks that run at the same time; None: the number of cores (local, and Ray
+            on this machine) or the cluster's own limit.
         sbatch_options: options for sbatch, for slurm only, such as "--partition=cpu" or
             "--time=30".
 
@@ -58,12 +59,12 @@ def places(
     sbatch_options: Sequence[str] = (),
     linger_s: float = 0.0,
 ) -> Places:
-    """Return nodes of a kind, ready to have a process placed on each.
+    """Create places of a kind: nodes, on each of which one process can be placed.
 
     Args:
         on: "local" (processes of this machine, each of which sees the whole machine), "slurm" (one
-            allocation) or "ray" (a placement group in the cluster at RAY_ADDRESS, else in a Ray of
-            this machine).
+            allocation) or "ray" (a placement group in the cluster at RAY_ADDRESS; if RAY_ADDRESS is
+            not set, in a Ray that is started on this machine).
         nodes: the number of nodes.
         gpus_per_node: the GPUs to reserve on each node; ignored for local.
         cpus_per_node: the CPUs to reserve on each node, None for the cluster's default; ignored for

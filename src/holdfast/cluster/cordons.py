@@ -1,8 +1,8 @@
-"""Mark a cordoned node in the scheduler, too, so that the scheduler starts nothing more there.
+"""Mark a cordoned node in the scheduler, so that the scheduler starts no new jobs there.
 
-The ledger decides where runs launch. The mark in the scheduler keeps other jobs off a faulty node,
-and shows the operators the reason. A mark is a help, never a condition: where Holdfast lacks the
-permission, the sentence has the command for an administrator.
+The ledger decides where runs launch. The mark in the scheduler also keeps other jobs off a faulty
+node, and shows the reason to the operators. A run does not depend on the mark. If Holdfast lacks
+the permission to set it, the result contains the command that an administrator can run.
 """
 
 import os
@@ -13,21 +13,21 @@ from holdfast.core.errors import HoldfastError
 
 
 class NotMarked(HoldfastError):
-    """The scheduler did not take the mark; the message has the command for an administrator."""
+    """The scheduler did not accept the mark; the message has the command for an administrator."""
 
 
 class Cordons(Protocol):
-    """The marks on nodes of one kind of scheduler. Each call blocks for at most some seconds."""
+    """Set and remove marks on the nodes of one scheduler; each call blocks for seconds at most."""
 
     @property
     def scheduler(self) -> str:
         """Return the name of the scheduler for messages, such as "Slurm"."""
 
     def cordon(self, node: str, *, reason: str, by: str) -> None:
-        """Have the scheduler start nothing more on a node; jobs that run there go on.
+        """Mark a node so that no new jobs start there; jobs that run on the node continue.
 
         Args:
-            node: the name of the node, as the scheduler has it.
+            node: the scheduler's name for the node.
             reason: one line for the operators.
             by: the run or the user that cordons the node.
 
@@ -36,7 +36,7 @@ class Cordons(Protocol):
         """
 
     def uncordon(self, node: str) -> bool:
-        """Take back the mark that `cordon` has set; marks that others have set stay.
+        """Remove the mark that `cordon` has set; marks that others have set stay.
 
         Returns:
             False if the node had no mark of Holdfast.
@@ -47,7 +47,7 @@ class Cordons(Protocol):
 
 
 def cordons_here(environment: Mapping[str, str] = os.environ) -> Cordons | None:
-    """Return the marks of the scheduler that has started this process; None without a scheduler."""
+    """Return the `Cordons` of the scheduler that started this process; None without a scheduler."""
     from holdfast.cluster.slurm_cordons import SlurmCordons, slurm_is_here
 
     if slurm_is_here(environment):  # first: the nodes of a Slurm may be pods
@@ -58,10 +58,10 @@ def cordons_here(environment: Mapping[str, str] = os.environ) -> Cordons | None:
 
 
 def cordons_of_operator(environment: Mapping[str, str] = os.environ) -> Cordons | None:
-    """Return the marks of the scheduler that an operator's command reaches; None without one.
+    """Return the `Cordons` of the scheduler that an operator's command can reach; None without one.
 
-    Outside of the cluster KUBECONFIG gives the scheduler. A run never uses KUBECONFIG alone: the
-    run's nodes may belong to another cluster, even with the same names.
+    Outside a cluster, KUBECONFIG selects the scheduler. A run never uses KUBECONFIG for this,
+    because the run's nodes may belong to another cluster, even if they have the same names.
     """
     here = cordons_here(environment)
     return _of_kubernetes() if here is None and environment.get("KUBECONFIG") else here
@@ -76,12 +76,13 @@ def _of_kubernetes() -> Cordons:
 def mark(reasons: Mapping[str, str], *, by: str, cordons: Cordons | None = None) -> list[str]:
     """Mark nodes in the scheduler; return one sentence for each node.
 
-    The sentence states the mark, or the reason why there is no mark.
+    The sentence states that the node is marked, or why the node is not marked.
 
     Args:
-        reasons: the reason of each node's cordon.
+        reasons: the reason of each node's cordon, by the name of the node.
         by: the run or the user that cordons the nodes.
-        cordons: the marks; by default of the scheduler here. Without a scheduler nothing is marked.
+        cordons: sets the marks; by default in the scheduler that started this process. If there is
+            no scheduler, nothing is marked.
     """
     cordons = cordons or cordons_here()
     if cordons is None:
@@ -97,11 +98,11 @@ def mark(reasons: Mapping[str, str], *, by: str, cordons: Cordons | None = None)
 
 
 def unmark(node: str, *, cordons: Cordons | None = None) -> list[str]:
-    """Take back Holdfast's mark on a node; return the sentences for the user.
+    """Remove Holdfast's mark from a node; return the sentences to show to the user.
 
     Args:
         node: the name of the node.
-        cordons: the marks; by default of the scheduler here.
+        cordons: removes the mark; by default in the scheduler that started this process.
     """
     cordons = cordons or cordons_here()
     if cordons is None:

@@ -1,7 +1,7 @@
-"""Send requests to the API server of Kubernetes, as a pod or as a person with a kubeconfig.
+"""Send requests to the API server of Kubernetes, from a pod or with a kubeconfig.
 
-Everything that Holdfast reads or changes there is optional for a run. So each request has a short
-time limit, and each failure is one sentence.
+A run works without the results of these requests. So each request has a short time limit, and each
+failure is reported in one sentence.
 """
 
 import json
@@ -20,7 +20,7 @@ CONFLICT = 409
 class ApiError(HoldfastError):
     """The API server refused a request or cannot be reached.
 
-    `status` is the HTTP status; 0 without an answer.
+    `status` is the HTTP status of the answer, or 0 if there was no answer.
     """
 
     def __init__(self, text: str, status: int = 0) -> None:
@@ -29,17 +29,17 @@ class ApiError(HoldfastError):
 
 
 class Api(Protocol):
-    """The requests that Holdfast sends; paths begin with `/api/` or `/apis/`."""
+    """Send the requests that Holdfast needs; each path begins with `/api/` or `/apis/`."""
 
     def get(self, path: str) -> dict[str, Any]:
-        """Return an object.
+        """Return the object at a path.
 
         Raises:
             ApiError: the server does not answer, or does not return the object.
         """
 
     def patch(self, path: str, change: Mapping[str, Any]) -> dict[str, Any]:
-        """Merge a change into an object (RFC 7386); return the object.
+        """Merge a change into the object at a path (RFC 7386); return the changed object.
 
         Raises:
             ApiError: the server does not answer, or does not return the object.
@@ -47,7 +47,11 @@ class Api(Protocol):
 
 
 def namespace(environment: Mapping[str, str] = os.environ) -> str:
-    """Return this pod's namespace: POD_NAMESPACE, else the service account's, else "default"."""
+    """Return the namespace of this pod.
+
+    The first of these that exists counts: POD_NAMESPACE, the namespace of the service account,
+    "default".
+    """
     if named := environment.get("POD_NAMESPACE"):
         return named
     try:
@@ -57,17 +61,17 @@ def namespace(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def node_path(name: str) -> str:
-    """Return the path of a node."""
+    """Return the API path of a node."""
     return f"/api/v1/nodes/{name}"
 
 
 def pod_path(name: str, in_namespace: str) -> str:
-    """Return the path of a pod."""
+    """Return the API path of a pod."""
     return f"/api/v1/namespaces/{in_namespace}/pods/{name}"
 
 
 def connect(environment: Mapping[str, str] = os.environ) -> Api:
-    """Return the API server of KUBECONFIG if that is set, else of this pod's service account.
+    """Connect to the API server of KUBECONFIG; if unset, to the one of this pod's service account.
 
     Raises:
         ApiError: the client is not installed, or there are no credentials.
@@ -97,7 +101,10 @@ def connect(environment: Mapping[str, str] = os.environ) -> Api:
 
 
 class _Client:
-    """The official client, without its models: these drop the fields of newer servers."""
+    """Send requests with the official client, but without its models, which drop unknown fields.
+
+    Newer servers send fields that the models lack.
+    """
 
     def __init__(self, client: Any) -> None:
         self._client = client

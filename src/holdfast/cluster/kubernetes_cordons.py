@@ -1,4 +1,4 @@
-"""Cordon and taint Nodes of Kubernetes, and take back Holdfast's own marks alone.
+"""Cordon and taint Nodes of Kubernetes, and remove only Holdfast's own marks.
 
 A cordoned Node has
 
@@ -8,8 +8,8 @@ A cordoned Node has
 - the annotation `holdfast.dev/cordon`: the run or user, the reason, and whether Holdfast set
   `unschedulable`.
 
-Pods that run on the Node go on. `plan_cordon` and `plan_return` are pure: a Node goes in, and the
-change comes out.
+Pods that run on the Node continue. `plan_cordon` and `plan_return` are pure functions that compute
+the change of a Node.
 """
 
 import json
@@ -24,14 +24,14 @@ from holdfast.cluster.kubernetes_api import CONFLICT, Api, ApiError, connect, no
 TAINT = "holdfast.dev/faulty"
 ANNOTATION = "holdfast.dev/cordon"
 ATTEMPTS = 4
-"""The most tries of a change while others change the Node at the same time."""
+"""The most attempts at a change that fails because others change the Node at the same time."""
 MAX_LABEL_LENGTH = 63
-"""The most characters of the value of a taint or a label."""
+"""The most characters that the value of a taint or a label may have."""
 MAX_REASON_LENGTH = 1024
 
 
 def cause_of(reason: str) -> str:
-    """Return a reason as the value of a taint: letters, digits and dashes, at most 63."""
+    """Convert a reason to a taint's value: letters, digits and dashes, at most 63 characters."""
     words = re.sub(r"[^A-Za-z0-9]+", "-", reason)[:MAX_LABEL_LENGTH]
     return words.strip("-") or "faulty"
 
@@ -65,9 +65,9 @@ def plan_cordon(node: Mapping[str, Any], *, reason: str, by: str, at_s: float) -
 
 
 def plan_return(node: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the change (RFC 7386) that takes back a cordon of Holdfast; None if the Node has none.
+    """Return the change (RFC 7386) that removes Holdfast's cordon; None if the Node has none.
 
-    A Node that was cordoned before Holdfast cordoned it stays cordoned.
+    A Node that was already cordoned when Holdfast cordoned it stays cordoned.
 
     Args:
         node: the Node, as the API server returns it.
@@ -104,11 +104,12 @@ def _version(node: Mapping[str, Any]) -> dict[str, str]:
 
 
 class KubernetesCordons:
-    """The marks on the Nodes of a cluster; needs the permission to get and patch Nodes.
+    """Mark the Nodes of a Kubernetes cluster; requires the permission to get and patch Nodes.
 
     Args:
-        api: the API server; by default of KUBECONFIG or of this pod, connected on the first use.
-        now_s: the time in Unix seconds.
+        api: the API server; by default the server of KUBECONFIG or of this pod, connected on first
+            use.
+        now_s: returns the time in Unix seconds.
     """
 
     scheduler = "Kubernetes"
@@ -123,7 +124,8 @@ class KubernetesCordons:
         """Cordon and taint a Node.
 
         Raises:
-            NotMarked: no permission, no such Node, or no answer; with the kubectl commands.
+            NotMarked: there is no permission, no such Node, or no answer; the message has the
+                kubectl commands.
         """
         by_hand = f"kubectl cordon {node} && kubectl taint node {node} {TAINT}={cause_of(reason)}:NoSchedule"
 
@@ -133,10 +135,11 @@ class KubernetesCordons:
         self._change(node, plan, f"{node} is not cordoned in Kubernetes", by_hand)
 
     def uncordon(self, node: str) -> bool:
-        """Take back Holdfast's cordon and taint of a Node.
+        """Remove Holdfast's cordon and taint from a Node.
 
         Raises:
-            NotMarked: no permission, no such Node, or no answer; with the kubectl commands.
+            NotMarked: there is no permission, no such Node, or no answer; the message has the
+                kubectl commands.
         """
         by_hand = f"kubectl taint node {node} {TAINT}- && kubectl uncordon {node}"
         return self._change(

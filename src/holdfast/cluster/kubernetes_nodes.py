@@ -1,7 +1,7 @@
-"""Read the state of a node and a pod from Kubernetes: conditions, taints, cordons, and a pod's end.
+"""Read from Kubernetes the conditions, taints and cordon of a node, and the end of a pod.
 
-`node_facts` and `pod_facts` are pure: an object of the API server goes in, and facts come out.
-`read_facts` reads the objects. A fact is a report of the cluster, not an advice.
+`node_facts` and `pod_facts` are pure functions that extract facts from an object of the API server.
+`read_facts` reads the objects. A fact is a report of the cluster, and contains no advice.
 """
 
 import os
@@ -14,9 +14,9 @@ from holdfast.cluster.kubernetes_api import Api, ApiError, connect, namespace, n
 from holdfast.cluster.kubernetes_cordons import ANNOTATION, TAINT
 
 GOOD_IF_TRUE = frozenset({"Ready", "Initialized", "PodScheduled", "ContainersReady"})
-"""The conditions whose good state is True.
+"""The conditions that are good if their status is True.
 
-All others, also the conditions of a node-problem-detector, report a problem.
+A True status of any other condition is a problem, for example of a node-problem-detector's.
 """
 ENDS_POD = "DisruptionTarget"
 _OUTDATED_WITH_POD = frozenset({"Initialized", "PodReadyToStartContainers", "ContainersReady"})
@@ -30,8 +30,11 @@ AUTOSCALER_TAINTS = frozenset(
         "karpenter.sh/disruption",
     }
 )
-"""The taints of nodes that an autoscaler is about to delete: cluster-autoscaler, and Karpenter since
-and before 1.0. A node that is only a candidate for a deletion has others."""
+"""The taints of nodes that an autoscaler is about to delete.
+
+They are the taints of cluster-autoscaler, and of Karpenter since and before 1.0. A node that is
+only a candidate for deletion has other taints.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,13 +43,13 @@ class Fact:
 
     Attributes:
         subject: "node" or "pod".
-        name: the name of the subject.
-        kind: the type of the condition, such as "Ready" or "KernelDeadlock"; else "cordoned",
-            "taint" or "deleted".
-        is_bad: True if the report is of a problem; None if the status is Unknown.
+        name: the name of the node or pod.
+        kind: the type of a condition, such as "Ready" or "KernelDeadlock"; for other reports
+            "cordoned", "taint" or "deleted".
+        is_bad: True if the report is of a problem; None if the condition's status is Unknown.
         detail: the reason and message of the report.
-        since_s: the beginning of the report, in Unix seconds of the cluster's clock; None if
-            unknown.
+        since_s: the time since which the report holds, in Unix seconds of the cluster's clock; None
+            if unknown.
     """
 
     subject: Literal["node", "pod"]
@@ -59,14 +62,14 @@ class Fact:
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """The facts that could be read, and one sentence for each object that could not be read."""
+    """The facts that were read, and one sentence for each object that could not be read."""
 
     facts: tuple[Fact, ...]
     unseen: tuple[str, ...] = ()
 
 
 def node_facts(node: Mapping[str, Any]) -> list[Fact]:
-    """Return the conditions of a Node, its taints, and its cordon unless Holdfast set the cordon.
+    """Extract the conditions of a Node, its taints, and its cordon unless Holdfast set the cordon.
 
     Args:
         node: the Node, as the API server returns it.
@@ -83,9 +86,9 @@ def node_facts(node: Mapping[str, Any]) -> list[Fact]:
             continue  # Holdfast's own taint, and the taint that repeats the cordon
         words = f"{key}={taint['value']}" if taint.get("value") else key
         effect = str(taint.get("effect", ""))
-        # A running pod tolerates the taints of a reserved node, and a lack of resources is a
-        # condition already. So only the taints by which Kubernetes itself ends pods, and those of
-        # autoscalers, report a problem.
+        # Most taints are no problem for a running pod, which tolerates the taints of a reserved
+        # node. A lack of resources is reported as a condition. So only the taints with which
+        # Kubernetes or an autoscaler ends pods report a problem.
         is_bad = key in AUTOSCALER_TAINTS or (
             key.startswith("node.kubernetes.io/") and effect == "NoExecute"
         )
@@ -105,10 +108,10 @@ def node_facts(node: Mapping[str, Any]) -> list[Fact]:
 
 
 def pod_facts(pod: Mapping[str, Any]) -> list[Fact]:
-    """Return the conditions of a Pod, and a fact if the Pod is being deleted.
+    """Extract the conditions of a Pod; add a fact if the Pod is being deleted.
 
-    DisruptionTarget is bad: the Pod is about to be ended by preemption, a drain, or the loss of its
-    node.
+    The condition DisruptionTarget is bad, because it means that preemption, a drain, or the loss of
+    the node is about to end the Pod.
 
     Args:
         pod: the Pod, as the API server returns it.
@@ -137,13 +140,14 @@ def pod_facts(pod: Mapping[str, Any]) -> list[Fact]:
 
 
 def read_facts(environment: Mapping[str, str] = os.environ, api: Api | None = None) -> Look:
-    """Return the facts of this pod and its node; blocks for some seconds at most.
+    """Read the facts of this pod and its node; block for some seconds at most.
 
-    The names are in HOLDFAST_NODE_NAME (or NODE_NAME) and POD_NAME, from the downward API.
+    The names are in HOLDFAST_NODE_NAME (or NODE_NAME) and POD_NAME, which the pod's manifest sets
+    from the downward API.
 
     Args:
-        environment: the variables of this process.
-        api: the API server; by default of KUBECONFIG or of this pod.
+        environment: the environment variables of this process.
+        api: the API server; by default the server of KUBECONFIG or of this pod.
     """
     facts: list[Fact] = []
     unseen: list[str] = []

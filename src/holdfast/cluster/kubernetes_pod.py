@@ -5,7 +5,7 @@ In a pod, `holdfast run` ends with
 | code | class | meaning |
 |---|---|---|
 | 0 | completed | the job completed |
-| 1 | failed | the job failed, and a restart would not mend it |
+| 1 | failed | the job failed, and a restart would not help |
 | 2 | misuse | wrong use; nothing was started |
 | 3 | budget-spent | the budget of restarts is spent |
 | 4 | stopped | a person has stopped the run |
@@ -13,8 +13,9 @@ In a pod, `holdfast run` ends with
 | 143 | again | SIGTERM, as for a drain or a preemption: start the pod again, on any free node |
 
 A JobSet sees only the exit code of a pod, in the condition of the failed Job. The termination
-message is one line, for people and for controllers that read pods:
-`holdfast class=again code=143: Stopped by SIGTERM. …`
+message is one line, for people and for controllers that read pods, such as
+
+    holdfast class=again code=143: Stopped by SIGTERM. …
 """
 
 import functools
@@ -38,35 +39,35 @@ UNAVAILABLE = 75
 AGAIN = 143
 BY_SIGTERM = "Stopped by SIGTERM"
 MESSAGE_BYTES = 4096
-"""The most bytes that the kubelet keeps of a termination message."""
+"""The most bytes of a termination message that the kubelet keeps."""
 ENV_MESSAGE = "HOLDFAST_TERMINATION_LOG"
 MESSAGE_PATH = "/dev/termination-log"
-"""The default of a container's `terminationMessagePath`; the kubelet makes the file."""
+"""The default of a container's `terminationMessagePath`; the kubelet creates the file."""
 
 
 class PodUnavailable(HoldfastError):
-    """Something outside the job has failed in this pod; another start may find it mended."""
+    """Something outside the job failed in this pod, so starting the pod again may help."""
 
     exit_code = UNAVAILABLE
 
 
 def is_in_pod(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return True if Kubernetes has started this process.
+    """Return True if Kubernetes started this process.
 
-    False in a Slurm job whose nodes are pods.
+    The result is False in a Slurm job, even if the nodes of Slurm are pods.
     """
     return "KUBERNETES_SERVICE_HOST" in environment and "SLURM_JOB_ID" not in environment
 
 
 def end_of_pod(exit_code: int, sentence: str, environment: Mapping[str, str] = os.environ) -> int:
-    """Write the termination message, and return the exit code of the pod.
+    """Write the termination message, and return the exit code for the pod.
 
-    Outside a pod nothing is written, and the code does not change.
+    Outside a pod, nothing is written and the exit code is not changed.
 
     Args:
         exit_code: the exit code of the run.
         sentence: the outcome of the run.
-        environment: the variables of this process.
+        environment: the environment variables of this process.
     """
     if not is_in_pod(environment):
         return exit_code
@@ -86,9 +87,10 @@ _P = ParamSpec("_P")
 
 
 def ends_pod(command: Callable[_P, int]) -> Callable[_P, int]:
-    """Return a command that ends a pod by this module's codes if the command raises an error.
+    """Decorate a command so that its errors end the pod with one of this module's exit codes.
 
-    An error of the user keeps its code. All other errors may pass, so the pod is to start again.
+    An error that the user must fix keeps its exit code. Any other error may be temporary, so its
+    code requests that the pod be started again.
     """
 
     @functools.wraps(command)

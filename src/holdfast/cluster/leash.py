@@ -1,15 +1,15 @@
 """Run a command that ends, with all its descendants, when its owner ends.
 
-`python -m holdfast.cluster.leash LINGER_S OWNER ARGV…` runs the command and exits as the command
-exits. The leash is this process's standard input, a pipe whose other end only the caller holds. One
-byte means that the caller releases the command. The end of the pipe without a byte means that the
-caller died; then the command has `LINGER_S` more seconds. After either, every process that the
-command started is killed, also a process that left the session or lost its parent. Killing the
-leash has the same effect at once.
+`python -m holdfast.cluster.leash LINGER_S OWNER ARGV…` runs the command, and exits as the command
+exits. The leash is this process's standard input: a pipe whose other end only the caller holds. One
+byte in the pipe means that the caller releases the command. The end of the pipe without a byte
+means that the caller died, and the command first gets `LINGER_S` seconds to end by itself. In both
+cases every process that the command started is then killed, also a process that left the session or
+lost its parent. Killing the process that holds the leash has the same effect at once.
 
-A caller may act for another process, as an actor of Ray does. Then OWNER is the address of that
-process's `sign_of_life`, and the command lingers only if that process died too. Otherwise OWNER is
-empty.
+A caller may act for another process, as an actor of Ray does. Then OWNER is the address that
+`sign_of_life` returned in that process. If the caller dies and OWNER is still alive, the command is
+killed at once; if both died, the command has its `LINGER_S` seconds. Otherwise OWNER is empty.
 """
 
 import os
@@ -40,10 +40,10 @@ def start_on_leash(
     linger_s: float = 0.0,
     owner: str = "",
 ) -> subprocess.Popen[bytes]:
-    """Start the command in a session of its own, with its output in `log`.
+    """Start the command in its own session, with its output in the file `log`.
 
-    `release` ends the command early. If this process and the owner (if named) die, the command has
-    `linger_s` seconds to end by itself.
+    `release` ends the command early. If this process dies, and also the owner if one is named, the
+    command has `linger_s` seconds to end by itself.
     """
     with log.open("ab" if append else "wb") as output:
         return subprocess.Popen(
@@ -58,14 +58,14 @@ def start_on_leash(
 
 
 def release(leashed: subprocess.Popen[bytes]) -> int:
-    """End a leashed command and its descendants, if still running; return the exit code."""
+    """End a command on a leash and its descendants, if they still run; return the exit code."""
     child_process.release(leashed)
     # The limit is longer than any kill takes, unless a process is stuck in the kernel.
     return child_process.end_within(leashed, _RELEASE_TIMEOUT_S)
 
 
 def release_all(leashed: Iterable[subprocess.Popen[bytes]]) -> None:
-    """End several leashed commands at the same time."""
+    """End several commands on leashes at the same time."""
     leashed = list(leashed)
     for each in leashed:
         child_process.release(each)
@@ -81,7 +81,7 @@ def run_on_leash(
     environment: Mapping[str, str] | None = None,
     working_folder: Path | None = None,
 ) -> int:
-    """Run the command to its end; return the exit code, negative for a signal."""
+    """Run the command to its end; return the exit code, which is negative for a signal."""
     leashed = start_on_leash(
         command, log, append=append, environment=environment, working_folder=working_folder
     )
@@ -94,10 +94,10 @@ def run_on_leash(
 
 @cache
 def sign_of_life(host: str) -> str:
-    """Return an address that accepts connections as long as this process lives.
+    """Return an address that accepts connections as long as this process is alive.
 
-    A process that can connect has proof that this process lives. The kernel completes the
-    connections; no code here accepts, reads or answers them.
+    Another process can connect to the address to check whether this process is alive. The kernel
+    accepts the connections; no code of this process reads or answers them.
 
     Raises:
         OSError: the host is no address of this machine.
@@ -109,17 +109,17 @@ def sign_of_life(host: str) -> str:
 
 
 def main(linger_s: float, owner: str, command: Sequence[str]) -> None:
-    """Run the command and exit as the command exits; end the command when the leash demands so."""
-    # Two processes: Ray may kill the first, as a child of a worker that ends, and so may the kernel
-    # when memory runs out. The second, which no caller has the id of, then kills the descendants.
+    """Run the command, and exit as the command exits; kill the command as the leash requires."""
+    # Two processes: Ray may kill the first as a child of an ending worker, and the kernel may kill
+    # it when memory runs out. Then the second kills the descendants; no caller has its id.
     if guard := os.fork():
         _, status = os.waitpid(guard, 0)
         exit_as(os.waitstatus_to_exitcode(status))
     os.setsid()
     become_subreaper()
     try:
-        # Safe with one thread. `die_with_parent` is for a kill of this process itself, which could
-        # then not kill the descendants.
+        # `preexec_fn` is safe here, because this process has one thread. If this process itself is
+        # killed, it cannot kill the descendants; `die_with_parent` then ends the command.
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent)  # noqa: PLW1509
     except OSError as error:
         print(f"holdfast: cannot start {command[0]}: {error.strerror}", file=sys.stderr)  # noqa: T201  into the log

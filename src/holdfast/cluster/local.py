@@ -1,4 +1,4 @@
-"""Run tasks as processes of this machine, a limited number at a time."""
+"""Run tasks as processes of this machine, with a limit on how many run at the same time."""
 
 import os
 import queue
@@ -13,9 +13,9 @@ from holdfast.cluster.tasks import Finished, Task, check_tasks, log_of, settle, 
 
 
 def core_count() -> int:
-    """Return the number of cores that this process may use.
+    """Return the number of CPU cores that this process may use.
 
-    In a container or under a scheduler, the machine may have more.
+    In a container or under a scheduler, this can be less than the number of the machine's cores.
     """
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
@@ -24,7 +24,10 @@ def core_count() -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalWorkers:
-    """Run up to `limit` tasks at a time as processes of this machine, each in its own session."""
+    """Run up to `limit` tasks at the same time as processes of this machine.
+
+    Each task has its own session.
+    """
 
     limit: int
 

@@ -1,4 +1,4 @@
-"""Place processes on this machine, each on a leash."""
+"""Place processes on this machine, each on a leash (see `leash`)."""
 
 import os
 import socket
@@ -35,7 +35,7 @@ class LocalPlaces:
 
 
 class LocalPlacement:
-    """One leashed process for each place."""
+    """Run one process on a leash for each place."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Place processes on the nodes of a Ray cluster: one actor a node, in one placement group."""
+"""Place processes on the nodes of a Ray cluster: one actor on each node of a placement group."""
 
 import os
 import socket
@@ -21,8 +21,8 @@ class RayPlaces:
 
     Attributes:
         nodes: the number of nodes.
-        gpus_per_node: the GPUs of each actor; Ray shows the command only these GPUs, by
-            CUDA_VISIBLE_DEVICES.
+        gpus_per_node: the GPUs of each actor; Ray sets CUDA_VISIBLE_DEVICES, so that the command
+            sees only these GPUs.
         cpus_per_node: the CPUs of each actor; None means 1.
         linger_s: the seconds that placed processes have to end by themselves after the death of
             this process.
@@ -69,7 +69,10 @@ _STOP_TIMEOUT_S = 10.0
 
 
 def _has_cluster() -> bool:
-    """Return True if there is a Ray to join, without importing Ray, which takes a second."""
+    """Return True if there is a Ray cluster to join.
+
+    The function does not import Ray, because the import takes a second.
+    """
     return bool(os.environ.get("RAY_ADDRESS")) or (
         "ray" in sys.modules and sys.modules["ray"].is_initialized()
     )
@@ -77,7 +80,7 @@ def _has_cluster() -> bool:
 
 @dataclass(kw_only=True)
 class _Actor:
-    """A requested actor, and the futures of its host and of its command's exit code."""
+    """A requested actor, with the futures of its host name and of its command's exit code."""
 
     handle: Any
     host: Any
@@ -85,9 +88,9 @@ class _Actor:
 
 
 class RayPlacement:
-    """One actor for each place.
+    """Run one actor for each place.
 
-    After the death of this process, Ray ends the actors at once, and each leash ends its command.
+    If this process dies, Ray ends the actors at once, and each actor's leash ends its command.
     """
 
     def __init__(
@@ -103,8 +106,8 @@ class RayPlacement:
         self._ray, self._nodes = ray, places.nodes
         self._command, self._environment, self._folder = command, environment, folder
         self._linger_s = places.linger_s
-        # An actor may end although this process lives. Then its command must not run on beside the
-        # command of the actor that replaces it.
+        # An actor may end while this process is alive. Then its command must not continue next to
+        # the command of the actor that replaces it.
         self._owner = sign_of_life(host) if places.linger_s > 0 else ""
         self._needs = {"CPU": places.cpus_per_node or 1}
         if places.gpus_per_node:
@@ -126,10 +129,10 @@ class RayPlacement:
         return [self._place(index) for index in range(self._nodes)]
 
     def restart(self, index: int) -> bool:
-        """See `Placement.restart`.
+        """Start an ended process again; see `Placement.restart`.
 
-        If the node died, the new process waits until Ray has another node. Before Ray has noticed
-        the death, the new process ends at once, as the old one did.
+        If the node died, the new process waits until Ray has another node. If Ray has not yet
+        noticed the death, the new process ends at once, as the old one did.
         """
         if self._connection is None or self._place(index).state != "ended":
             return False
@@ -166,8 +169,8 @@ class RayPlacement:
             )
             .remote()
         )
-        # Passed to the actor's method, not to its constructor, whose arguments Ray's head node
-        # keeps.
+        # The environment may hold secrets. It is passed to the actor's method, because Ray's head
+        # node keeps the arguments of an actor's constructor.
         log = str(log_of_place(index, self._folder))
         environment = {**self._environment, ENV_PLACE: str(index)}
         host = handle.start.remote(
@@ -205,7 +208,7 @@ class RayPlacement:
 
 
 class _Leashed:
-    """The actor: a process that runs the command on a leash."""
+    """Run the command on a leash; an actor of Ray."""
 
     def start(
         self,
@@ -227,7 +230,7 @@ class _Leashed:
     def wait(self) -> int:
         exit_code = self._leashed.wait()
         assert self._leashed.stdin is not None
-        # Close without a byte: Ray may have killed only the leash, while it ends this actor because
-        # its owner died.
+        # Close without a byte, as after a caller's death. The leash's process may have been killed
+        # by Ray, which also ends this actor because its owner died.
         self._leashed.stdin.close()
         return exit_code

@@ -1,10 +1,10 @@
 """Place processes on the nodes of one Slurm allocation.
 
-One batch job has one step, which starts `slurm_place` on each node. With --no-kill a dead node
-leaves the allocation and the other nodes go on, also if the dead node ran the batch script. The job
-is not requeued, because the requeued processes would use a token that no caller has any more. As
-with `slurm`, all files of a submission are in FOLDER/slurm-TOKEN, and the next caller finds the job
-by its name if the submitter is gone.
+One batch job has one step, which starts `slurm_place` on each node. With --no-kill, a dead node
+leaves the allocation and the other nodes continue, even if the dead node ran the batch script. The
+job is not requeued, because the requeued processes would have a token that no caller has any more.
+All files of a submission are in FOLDER/slurm-TOKEN, and the job's name contains the token, as in
+`slurm`. So the next start in the same folder can find and cancel the job if its caller has died.
 """
 
 import logging
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 class SlurmCommand(Protocol):
-    """A call that runs one of Slurm's commands, as `run_slurm_command` does."""
+    """The type of a function that runs one of Slurm's commands, such as `run_slurm_command`."""
 
     def __call__(self, argv: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
         """Run a command; return its standard output."""
@@ -53,13 +53,13 @@ class SlurmCommand(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmPlaces:
-    """Places in one allocation of `nodes` nodes, which `start` submits.
+    """Provide places in one allocation of `nodes` nodes, which `start` submits.
 
     Attributes:
         nodes: the number of nodes.
         gpus_per_node: the value of --gpus-per-node; 0 leaves the option out.
-        cpus_per_node: the value of --cpus-per-task; None leaves the option out, so the cluster's
-            defaults and `sbatch_options` hold.
+        cpus_per_node: the value of --cpus-per-task; None leaves the option out, so that the
+            cluster's defaults and `sbatch_options` hold.
         sbatch_options: options for sbatch, passed before all others.
         clock: the clock; tests pass their own.
         command: runs Slurm's commands; tests pass their own.
@@ -80,10 +80,10 @@ class SlurmPlaces:
             demand_slurm()
 
     def address_host(self) -> str:
-        """Return this machine's address on the way to the cluster's nodes.
+        """Return the address of this machine's network interface towards the cluster's nodes.
 
-        The nodes reach this machine by the same address. The address is a loopback address only if
-        every node is this very machine. See `Places.address_host`.
+        The nodes can reach this machine at this address. The result is a loopback address only if
+        this machine is the only node. See `Places.address_host`.
 
         Raises:
             BadUse: Slurm does not answer.
@@ -131,8 +131,8 @@ class SlurmPlaces:
         far_end = shlex.join(
             [sys.executable, "-m", "holdfast.cluster.slurm_place", str(submission), *command]
         )
-        # Without --cpus-per-task a step has all cores that the job has on a node; --cpu-bind must
-        # not narrow them to one core.
+        # Without --cpus-per-task, a step has all cores of the job on a node. --cpu-bind must not
+        # reduce them to one core.
         step = "srun --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0 --cpu-bind=none --export=ALL"
         script = submission / "job.sh"
         script.write_text(f"#!/bin/sh\nexec {step} --input=none {far_end}\n")
@@ -157,12 +157,12 @@ class SlurmPlaces:
 
 @dataclass(frozen=True, kw_only=True)
 class _Job:
-    """The state of the job in Slurm.
+    """The state of the allocation's job in Slurm.
 
     Attributes:
         awaited: True while the job waits for its nodes.
-        nodes: the names of the job's nodes; empty before the job's start and after its end.
-        why: the reason why the job waits or has ended, in words.
+        nodes: the names of the job's nodes; empty before the job starts and after it has ended.
+        why: the reason why the job waits or has ended, as text.
     """
 
     awaited: bool
@@ -171,9 +171,9 @@ class _Job:
 
 
 class SlurmPlacement:
-    """The processes of one allocation.
+    """Control the processes of one allocation.
 
-    Their records give the state of the processes; Slurm lists the nodes that are still there.
+    Each process writes its state to a record file. Slurm lists the nodes that the job still has.
     """
 
     def __init__(self, places: SlurmPlaces, job_id: str, submission: Path) -> None:
@@ -184,7 +184,7 @@ class SlurmPlacement:
         self._stopped = False
 
     def poll(self) -> list[Place]:
-        """Return the places; see `Placement.poll`. Slurm notices a dead node only later."""
+        """Return the places; see `Placement.poll`. Slurm notices a dead node with a delay."""
         now_s = self._places.clock.monotonic_s()
         if not self._stopped and (self._asked_s is None or now_s - self._asked_s >= _ASK_EVERY_S):
             self._asked_s = now_s
@@ -197,7 +197,7 @@ class SlurmPlacement:
     def restart(self, index: int) -> bool:
         """Start a process again; see `Placement.restart`.
 
-        Possible for two minutes after the end of the process, unless the exit code was 0.
+        This is possible for two minutes after the end of the process, unless the exit code was 0.
         """
         record = read_record(self._submission, index)
         if record is None or record.exit_code is None or record.over or not self._has(record):
@@ -234,9 +234,10 @@ class SlurmPlacement:
         return Place(index=index, host=record.node, state="ended", why=why)
 
     def _has(self, record: PlaceRecord) -> bool:
-        """Return True if the job has the record's node, or still waits for nodes.
+        """Return True if the record's node still belongs to the job.
 
-        A record may appear before the next request to Slurm.
+        The result is also True while the job waits for nodes, because the record of a new process
+        may appear before the job's state is read from Slurm again.
         """
         return self._job.awaited or record.node in self._job.nodes
 
@@ -271,7 +272,7 @@ class SlurmPlacement:
 
 
 def _own_address_towards(host: str) -> str:
-    """Return this machine's address on the way to a host; empty if there is no way."""
+    """Return the local address that packets to a host have; empty if there is no route."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:

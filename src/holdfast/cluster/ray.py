@@ -33,8 +33,8 @@ class RayWorkers:
     """Run each task as a remote function with one CPU.
 
     Attributes:
-        limit: the most tasks at a time; None: as many as the cluster, or this machine's cores,
-            allow.
+        limit: the most tasks that run at the same time; None: as many as the cluster, or this
+            machine's cores, allow.
 
     Raises:
         BadUse: Ray is not installed.
@@ -46,10 +46,11 @@ class RayWorkers:
         demand_ray()
 
     def run(self, tasks: Sequence[Task], *, folder: Path) -> Generator[Finished, None, None]:
-        """See `Workers.run`.
+        """Run the tasks; see `Workers.run`.
 
         Raises:
-            BadUse: also, on the first step, if no Ray answers at RAY_ADDRESS.
+            BadUse: see `Workers.run`; also, when the first result is requested, if no Ray answers
+                at RAY_ADDRESS.
         """
         check_tasks(tasks)
         folder.mkdir(parents=True, exist_ok=True)
@@ -91,7 +92,7 @@ class RayWorkers:
 def _run_task(
     command: Sequence[str], result: str, log: str, environment: dict[str, str], working_folder: str
 ) -> int:
-    """Run a task on a worker, with the driver's environment in place of the worker's own."""
+    """Run a task on a worker, with the driver's environment instead of the worker's."""
     if Path(result).exists():  # the worker died after the command's end
         return 0
     return run_on_leash(
@@ -103,10 +104,10 @@ def _run_task(
 def connected(limit: int | None) -> Iterator[Any]:
     """Connect to Ray; after the block, disconnect, and stop a Ray that was started here.
 
-    A connection that the caller already has is used, and stays open.
+    If the caller is already connected, that connection is used, and stays open.
 
     Args:
-        limit: the CPUs of a Ray that is started here; None: this machine's cores.
+        limit: the number of CPUs of a Ray that is started here; None: this machine's cores.
 
     Raises:
         BadUse: no Ray answers at RAY_ADDRESS, or none starts here.

@@ -1,9 +1,10 @@
-"""Workers of a Slurm cluster: one job array, watched by polling.
+"""Run tasks on a Slurm cluster as one job array, and watch the array by polling.
 
-Needs sbatch, squeue, scontrol and scancel, and no accounting. The files that a task leaves record
-the task's result (`slurm_task`); Slurm only lists the elements of the array that have not ended.
-All files of one submission are in FOLDER/slurm-TOKEN, and the job is named holdfast-TOKEN. So the
-next run in the same folder finds and cancels a submission whose caller was killed.
+This needs sbatch, squeue, scontrol and scancel, but not Slurm's accounting. The outcome of a task
+is in the files that the task leaves (`slurm_task`); Slurm is only used to list the array elements
+that have not ended. All files of one submission are in FOLDER/slurm-TOKEN, and the job is named
+holdfast-TOKEN. So the next run in the same folder finds and cancels a submission whose caller was
+killed.
 """
 
 import logging
@@ -29,7 +30,7 @@ _COMMAND_TIMEOUT_S = 120.0
 _DEFAULT_MAX_ARRAY_SIZE = 1001  # slurm.conf(5), MaxArraySize
 _FIRST_POLL_S, _LONGEST_POLL_S, _POLL_GROWTH = 1.0, 20.0, 1.5
 FORGOTTEN = "Invalid job id specified"
-"""The error of squeue for a job whose record slurmctld has deleted."""
+"""The error of squeue for a job that slurmctld no longer has a record of."""
 _OUTPUT_SHOWN_CHARS = 4000
 
 _log = logging.getLogger(__name__)
@@ -39,11 +40,12 @@ def run_slurm_command(argv: Sequence[str], environment: Mapping[str, str] | None
     """Run one of Slurm's commands; return its standard output.
 
     Args:
-        argv: the command.
-        environment: the variables of the command; None for this process's variables.
+        argv: the command with its arguments.
+        environment: the environment variables of the command; None: the environment of this
+            process.
 
     Raises:
-        HoldfastError: the command failed, hung or cannot be run; with its error output.
+        HoldfastError: the command failed, hung or cannot be run; the message has its error output.
     """
     try:
         done = subprocess.run(
@@ -68,7 +70,7 @@ def run_slurm_command(argv: Sequence[str], environment: Mapping[str, str] | None
 
 
 def demand_slurm() -> None:
-    """Refuse a machine that cannot submit jobs.
+    """Check that this machine can submit jobs.
 
     Raises:
         BadUse: there is no sbatch.
@@ -80,9 +82,9 @@ def demand_slurm() -> None:
 
 
 def without_job(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables without the variables of a surrounding job.
+    """Return the environment without the variables that Slurm set for the surrounding job.
 
-    srun would use the sizes of the surrounding job for a job that is submitted there.
+    If they stayed, srun in a newly submitted job would use the sizes of the surrounding job.
     """
     kept = {"SLURM_CONF", "SLURM_CLUSTERS"}
     return {
@@ -93,17 +95,18 @@ def without_job(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def job_name(submission: Path) -> str:
-    """Return the name of a submission's job; the next caller finds the job by this name."""
+    """Return the job name of a submission, by which the next caller finds the job."""
     return f"holdfast-{submission.name.removeprefix('slurm-')}"
 
 
 def cancel_submission(
     submission: Path, command: Callable[[Sequence[str]], str] = run_slurm_command
 ) -> None:
-    """End the job of a submission, if the job has not ended, and delete the submission's folder.
+    """Cancel the job of a submission, if the job has not ended, and delete the submission's folder.
 
     Raises:
-        HoldfastError: the job could not be cancelled; the folder stays, for another try.
+        HoldfastError: the job could not be cancelled; the folder stays, so that a later call can
+            try again.
     """
     name = job_name(submission)
     try:
@@ -114,7 +117,7 @@ def cancel_submission(
 
 
 def describe_job(job_id: str, command: Callable[[Sequence[str]], str] = run_slurm_command) -> str:
-    """Return Slurm's facts about a job's state, or the error in place of the facts."""
+    """Return the facts that Slurm shows about a job's state; if Slurm fails, return its error."""
     try:
         record = command(["scontrol", "--oneliner", "show", "job", job_id])
     except HoldfastError as error:
@@ -125,16 +128,16 @@ def describe_job(job_id: str, command: Callable[[Sequence[str]], str] = run_slur
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmWorkers:
-    """Workers that run tasks as one job array, at most `limit` elements at a time.
+    """Run tasks as one job array, at most `limit` elements at a time.
 
     Attributes:
-        limit: the most elements that run at a time; None for no limit.
+        limit: the most elements that run at the same time; None for no limit.
         sbatch_options: options for sbatch, passed before all others.
         grace_s: seconds that a task's result or record may take to appear here after the task's
-            element left the queue; network file systems cache for up to a minute (nfs(5),
+            element has left the queue; network file systems cache for up to a minute (nfs(5),
             acdirmax).
         clock: the clock; tests pass their own.
-        sleep: waits some seconds; tests pass their own.
+        sleep: waits for a number of seconds; tests pass their own.
         command: runs Slurm's commands; tests pass their own.
 
     Raises:
@@ -156,8 +159,10 @@ class SlurmWorkers:
         """Run the tasks; see `Workers.run`.
 
         Raises:
-            BadUse: also, on the first step, if sbatch refuses the array.
-            HoldfastError: also, on closing early, if the array could not be cancelled.
+            BadUse: see `Workers.run`; also, when the first result is requested, if sbatch refuses
+                the array.
+            HoldfastError: see `Workers.run`; also, when the generator is closed early, if the array
+                could not be cancelled.
         """
         check_tasks(tasks)
         folder.mkdir(parents=True, exist_ok=True)
@@ -260,8 +265,8 @@ class SlurmWorkers:
                     continue  # a signal may be Slurm's, about to requeue the element
                 why = None
                 if not exit_code and not task.result.exists():
-                    # The exit code is 0 or unknown: a result may still be on its way through the
-                    # file system.
+                    # The exit code is 0 or unknown, and a network file system may show the result
+                    # with a delay.
                     since_s = unexplained_since_s.setdefault(number, self.clock.monotonic_s())
                     if self.clock.monotonic_s() - since_s < self.grace_s:
                         continue
@@ -271,7 +276,10 @@ class SlurmWorkers:
                 yield settle(task, exit_code or 0, folder, why=why)
 
     def _queued_elements(self, array: "_Array") -> set[int] | None:
-        """Return the elements that wait, run or end; None if Slurm does not answer."""
+        """Return the array elements that are pending, running or completing.
+
+        The result is None if Slurm does not answer.
+        """
         try:
             output = self.command(
                 ["squeue", "--noheader", "--array", f"--jobs={array.job_id}", "--format=%K"]

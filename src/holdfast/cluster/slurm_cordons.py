@@ -1,4 +1,4 @@
-"""Drain cordoned nodes in Slurm, and undrain those that Holdfast has drained."""
+"""Drain cordoned nodes in Slurm, and undrain nodes that Holdfast has drained."""
 
 import re
 import shlex
@@ -16,7 +16,7 @@ _CONFIGURATIONS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
 
 
 def slurm_is_here(environment: Mapping[str, str]) -> bool:
-    """Return True in a Slurm job, and on a host that is configured for a Slurm cluster."""
+    """Return True in a Slurm job, or on a host that is configured for a Slurm cluster."""
     if "SLURM_JOB_ID" in environment:
         return True
     is_configured = "SLURM_CONF" in environment or any(map(Path.exists, map(Path, _CONFIGURATIONS)))
@@ -24,19 +24,22 @@ def slurm_is_here(environment: Mapping[str, str]) -> bool:
 
 
 class SlurmCordons:
-    """The drains that Holdfast sets; see `cordons.Cordons`.
+    """Mark nodes by draining them in Slurm; see `cordons.Cordons`.
 
-    A drained node finishes its running jobs.
+    A drained node finishes its running jobs, and gets no new ones.
     """
 
     scheduler = "Slurm"
 
     def __init__(self, command: Callable[..., str] = run_slurm_command) -> None:
-        """Use `command` to run a command of Slurm, as `run_slurm_command` does."""
+        """Store `command`, which runs Slurm's commands as `run_slurm_command` does."""
         self._command = command
 
     def cordon(self, node: str, *, reason: str, by: str) -> None:
-        """Drain a node; see `cordons.Cordons.cordon`. A drain by others keeps its reason."""
+        """Drain a node; see `cordons.Cordons.cordon`.
+
+        A node that others have drained keeps their reason.
+        """
         known = self._node(node)
         if known is None:
             raise NotMarked(f"Slurm has no node {node}: it is cordoned for Holdfast's runs alone.")

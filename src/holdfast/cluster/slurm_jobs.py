@@ -1,7 +1,7 @@
 """Submit, look up and end single Slurm jobs.
 
-A job in the state COMPLETING is never touched: some versions of Slurm lose records of such a job,
-or crash.
+A job in the state COMPLETING is never changed, because some versions of Slurm lose records of such
+a job, or crash.
 """
 
 import os
@@ -48,11 +48,11 @@ OVER = frozenset(
 )
 """The states of a job that has ended, as squeue(1) prints them.
 
-A job in any other state may still have, or get, nodes.
+A job in any other state still has nodes, or may get nodes.
 """
 EXPEDITE = "--requeue=expedite"
 EXPEDITE_SINCE = (25, 11)
-"""The version of Slurm that has `EXPEDITE`, according to the release notes of Slurm."""
+"""The first version of Slurm that supports `EXPEDITE`, according to Slurm's release notes."""
 RESERVED = frozenset(
     [
         "--nodes",
@@ -76,8 +76,8 @@ class JobState:
     """The state of a job.
 
     Attributes:
-        name: the word that squeue(1) prints; empty for a job that Slurm no longer lists.
-        reason: the reason for which the job waits.
+        name: the state as squeue(1) prints it; empty for a job that Slurm no longer lists.
+        reason: the reason why the job waits.
         nodes: the names of the job's nodes.
     """
 
@@ -102,14 +102,14 @@ class JobState:
 
 
 class SlurmJobs:
-    """The jobs of this user in a Slurm cluster.
+    """Manage this user's jobs in a Slurm cluster.
 
     Raises:
         BadUse: there is no sbatch on this machine.
     """
 
     def __init__(self, command: Callable[..., str] = run_slurm_command) -> None:
-        """Use `command` to run a command of Slurm, as `run_slurm_command` does."""
+        """Store `command`, which runs Slurm's commands as `run_slurm_command` does."""
         self.command = command
         if command is run_slurm_command:
             demand_slurm()
@@ -129,14 +129,14 @@ class SlurmJobs:
     ) -> str:
         """Submit a batch script as one allocation; return the job's number.
 
-        The allocation goes on without nodes that die.
+        If a node dies, the allocation continues without the node.
 
         Args:
             script: the batch script.
             name: the name of the job.
-            nodes: the number of nodes, or the least and the most, such as `4-5`.
+            nodes: the number of nodes, or the minimum and the maximum, such as `4-5`.
             options: the user's options for sbatch.
-            environment: variables in addition to this process's variables.
+            environment: environment variables in addition to this process's variables.
             working_folder: the working folder of the script.
             logs: the folder for `slurm-JOB.out` and `slurm-JOB.err`.
             after: the number of a job that must have ended before this one may start.
@@ -180,7 +180,7 @@ class SlurmJobs:
         return JobState(name=name, reason=reason, nodes=self.host_names(nodes))
 
     def host_names(self, nodes: str) -> tuple[str, ...]:
-        """Return the names in a list of nodes such as `n[1-4]`.
+        """Expand a list of nodes such as `n[1-4]` to the names of the nodes.
 
         Raises:
             HoldfastError: scontrol cannot be run.
@@ -190,7 +190,7 @@ class SlurmJobs:
         return tuple(self.command(["scontrol", "show", "hostnames", nodes]).split())
 
     def named(self, name: str) -> list[str]:
-        """Return the numbers of this user's jobs of a name that wait or run, oldest first.
+        """Return the numbers of this user's waiting and running jobs with this name, oldest first.
 
         Raises:
             HoldfastError: Slurm does not answer.
@@ -200,7 +200,7 @@ class SlurmJobs:
         return [job_id for job_id, state in jobs if state in WAITING | RUNNING]
 
     def end(self, job_id: str) -> bool:
-        """End a job that waits or runs; leave any other job alone, and return False.
+        """Cancel a job that waits or runs; return False if the job is in any other state.
 
         Raises:
             HoldfastError: Slurm does not answer.
@@ -212,14 +212,14 @@ class SlurmJobs:
         return True
 
     def describe(self, job_id: str) -> str:
-        """Return Slurm's facts about a job, or the error in place of the facts."""
+        """Return the facts that Slurm shows about a job's state, or Slurm's error if it fails."""
         return describe_job(job_id, self.command)
 
     def check_options(self, options: Sequence[str]) -> None:
         """Check a user's options for sbatch.
 
         Raises:
-            BadUse: an option that `submit` sets, or that this version of Slurm lacks.
+            BadUse: Holdfast itself sets an option, or this version of Slurm does not support it.
         """
         for option in options:
             if option.partition("=")[0] in RESERVED:
@@ -235,7 +235,7 @@ class SlurmJobs:
             )
 
     def version(self) -> tuple[int, int]:
-        """Return the version of Slurm, such as (22, 5); (0, 0) for a version that cannot be read.
+        """Return the version of Slurm, such as (22, 5); (0, 0) if the version cannot be parsed.
 
         Raises:
             HoldfastError: scontrol cannot be run.
@@ -245,5 +245,5 @@ class SlurmJobs:
 
 
 def is_exclude(option: str) -> bool:
-    """Return True for an option of sbatch that excludes nodes."""
+    """Return True if an option of sbatch excludes nodes."""
     return option.startswith(("--exclude=", "-x="))

@@ -8,22 +8,23 @@ from holdfast.cluster.slurm import run_slurm_command
 from holdfast.core.errors import HoldfastError
 
 PREFIX = "holdfast:"
-"""The beginning of the reason of each drain that Holdfast sets."""
+"""The start of the reason that Holdfast gives when it drains a node."""
 KUBERNETES = "k8s:"
-"""The beginning of the reason of each drain that follows a cordon in Kubernetes.
+"""The start of the reason of a drain that follows a cordon in Kubernetes.
 
 Such drains exist in clusters that run Slurm in Kubernetes.
 """
 LOST = frozenset(
     ["DOWN", "ERROR", "FAIL", "FUTURE", "POWERED_DOWN", "POWERING_DOWN", "REBOOT_ISSUED"]
 )
-"""The words for a node on which nothing runs.
+"""The state words of a node on which nothing runs.
 
-Without NOT_RESPONDING, since that state passes after a start of slurmctld.
+NOT_RESPONDING is not among them, because a node also has that state for a short time after a start
+of slurmctld.
 """
 DRAINED = frozenset(["DRAIN", "DRAINED", "DRAINING"])
 LEAVING = DRAINED | {"FAILING", "MAINT", "MAINTENANCE", "REBOOT", "REBOOT_REQUESTED"}
-"""The words for a node that takes no new jobs, and is about to be repaired or restarted."""
+"""The state words of a node that takes no new jobs and is about to be repaired or restarted."""
 _FLAGS = {
     "*": "NOT_RESPONDING",
     "~": "POWERED_DOWN",
@@ -32,7 +33,7 @@ _FLAGS = {
     "^": "REBOOT_ISSUED",
     "$": "MAINT",
 }
-"""The signs behind a state, see "NODE STATE CODES" in sinfo(1)."""
+"""The meaning of the signs after a state; see "NODE STATE CODES" in sinfo(1)."""
 _SET_BY = re.compile(r"(?P<reason>.*?)\s*\[(?P<user>[^\[\]@]*)@(?P<at>[^\[\]]*)\]\s*")
 
 
@@ -43,9 +44,9 @@ class SlurmNode:
     Attributes:
         name: the name of the node in Slurm.
         states: the words of the state, such as {"IDLE", "DRAIN"}.
-        reason: the reason that a person or a program has given for the state; may be empty.
-        set_by: the user who has given the reason; may be empty.
-        reservation: the name of the reservation that has the node; may be empty.
+        reason: the reason that a person or a program gave for the state; may be empty.
+        set_by: the user who gave the reason; may be empty.
+        reservation: the name of the reservation that includes the node; may be empty.
     """
 
     name: str
@@ -61,19 +62,19 @@ class SlurmNode:
 
     @property
     def is_leaving(self) -> bool:
-        """Return True if Slurm gives the node to no new job."""
+        """Return True if Slurm assigns no new jobs to the node."""
         return bool(self.states & LEAVING)
 
     @property
     def is_drained(self) -> bool:
-        """Return True if a person or a program has drained the node; running jobs may go on."""
+        """Return True if a person or a program has drained the node; running jobs may continue."""
         return bool(self.states & DRAINED)
 
     @property
     def source(self) -> str:
-        """Return the origin of the reason: "holdfast", "kubernetes" or "person".
+        """Return who gave the reason: "holdfast", "kubernetes" or "person".
 
-        Empty without a reason.
+        The result is empty if there is no reason.
         """
         if not self.reason:
             return ""
@@ -85,9 +86,9 @@ class SlurmNode:
 def read_slurm_nodes(
     names: Collection[str] = (), command: Callable[..., str] = run_slurm_command
 ) -> dict[str, SlurmNode]:
-    """Return the nodes of these names, by default all nodes.
+    """Read the states of the named nodes from Slurm; if no names are given, of all nodes.
 
-    A name that Slurm does not have is left out.
+    Names that do not exist in Slurm are left out of the result.
 
     Raises:
         HoldfastError: Slurm does not answer.
@@ -104,7 +105,7 @@ def read_slurm_nodes(
 
 
 def parse_nodes(output: str) -> dict[str, SlurmNode]:
-    """Return the nodes in the output of `scontrol --oneliner show node`, by name."""
+    """Parse the output of `scontrol --oneliner show node`; return the nodes by name."""
     nodes = (_parse(line) for line in output.splitlines())
     return {node.name: node for node in nodes if node is not None}
 

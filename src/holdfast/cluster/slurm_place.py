@@ -1,9 +1,9 @@
 """Run a placed command on one node of a Slurm allocation, for `places_slurm`.
 
-Each node runs `python -m holdfast.cluster.slurm_place SUBMISSION COMMAND…`, which runs the command
-on a leash and keeps its record, SUBMISSION/places/INDEX. After an exit code other than 0, the
-process waits two minutes for a file that requests another start (`request_of`), and then starts the
-command again.
+Each node runs `python -m holdfast.cluster.slurm_place SUBMISSION COMMAND…`. That process runs the
+command on a leash, and records its state in SUBMISSION/places/INDEX. After an exit code other than
+0, the process waits two minutes for a file that requests another start (`request_of`). If the file
+appears, the command is started again.
 """
 
 import os
@@ -24,13 +24,13 @@ _LOOK_S = 0.5
 
 
 class PlaceRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The record of a placed command.
+    """The state of a placed command, as its node records it.
 
     Attributes:
         node: the name of the node in Slurm.
         starts: the number of starts so far.
         exit_code: the exit code of the last start; None while the command runs.
-        over: True if no further start can follow, because the process on the node ends.
+        over: True if no further start can follow, because the process on the node is ending.
     """
 
     node: str
@@ -39,17 +39,17 @@ class PlaceRecord(msgspec.Struct, frozen=True, kw_only=True):
     over: bool = False
 
     def write(self, submission: Path, index: int) -> None:
-        """Write the record, whole or not at all."""
+        """Write the record to its file, whole or not at all."""
         write_atomic(record_of(submission, index), msgspec.json.encode(self))
 
 
 def record_of(submission: Path, index: int) -> Path:
-    """Return the path of a place's record."""
+    """Return the path of a place's record file."""
     return submission / "places" / str(index)
 
 
 def request_of(submission: Path, index: int, starts: int) -> Path:
-    """Return the path of the file that requests another start after `starts` starts."""
+    """Return the path of the file that requests another start, after `starts` starts."""
     return submission / "places" / f"{index}.{starts}"
 
 
@@ -62,7 +62,7 @@ def read_record(submission: Path, index: int) -> PlaceRecord | None:
 
 
 def run_place(submission: Path, command: Sequence[str]) -> int:
-    """Run the command, and again at each request; return the last exit code."""
+    """Run the command, and run it again at each request; return the last exit code."""
     index, node = int(os.environ["SLURM_PROCID"]), os.environ["SLURMD_NODENAME"]
     environment, log = {**os.environ, ENV_PLACE: str(index)}, log_of_place(index, submission.parent)
     starts = 0

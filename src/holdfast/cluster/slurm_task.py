@@ -1,10 +1,10 @@
 """Run the tasks of one element of a Slurm job array, for `slurm`.
 
-Each element runs `python -m holdfast.cluster.slurm_task MANIFEST`: its share of the manifest's
-tasks, one after another. Each task leaves a record, a file with the exit code. An element is
-requeued after preemption or the death of its node. A requeued element skips a task with a result,
-and a task whose record has an exit code of 0 or more. A task with a record of a signal runs again,
-because the signal may have come from the requeue.
+Each element runs `python -m holdfast.cluster.slurm_task MANIFEST`, which runs the element's share
+of the manifest's tasks, one after another. Each task leaves a record, a file with its exit code.
+Slurm requeues an element after preemption or the death of its node. A requeued element skips tasks
+that have a result, and tasks whose recorded exit code is 0 or more. A task whose record shows a
+signal runs again, because the signal may have come from the requeue.
 """
 
 import json
@@ -20,7 +20,7 @@ from holdfast.core.atomic import write_atomic
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The tasks of a job array.
+    """The tasks of a job array, in the file that all elements read.
 
     Attributes:
         elements: the number of elements; element E has the tasks E, E + elements, E + 2 elements,
@@ -55,7 +55,7 @@ class Manifest:
 
 
 def read_record(records: Path, number: int) -> int | None:
-    """Return the exit code in the record of task `number`; None without a record."""
+    """Return the exit code that task `number` has recorded; None if there is no record."""
     try:
         return int((records / str(number)).read_text())
     except FileNotFoundError:

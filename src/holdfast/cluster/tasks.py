@@ -1,4 +1,7 @@
-"""Define a task and its end: the result file decides, never the exit code alone."""
+"""Define a task and its outcome; a task succeeds if its result file exists.
+
+The exit code of the task's command is not enough for success.
+"""
 
 import re
 from collections.abc import Generator, Sequence
@@ -17,8 +20,8 @@ class Task:
     """A command to run once.
 
     Attributes:
-        name: the name, unique among the tasks of a run and safe as a file name.
-        command: the command, run on any worker with this process's environment and working folder.
+        name: a name that is unique among the tasks of a run and safe as a file name.
+        command: the command; workers run it with this process's environment and working folder.
         result: the file that the command writes, whole or not at all, on a file system that all
             workers share.
     """
@@ -30,7 +33,7 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """The end of a task.
+    """The outcome of a task.
 
     Attributes:
         task: the task.
@@ -47,28 +50,30 @@ class Finished:
 
 
 class Workers(Protocol):
-    """Workers that run several tasks at a time."""
+    """Run several tasks at the same time."""
 
     def run(self, tasks: Sequence[Task], *, folder: Path) -> Generator[Finished, None, None]:
-        """Run the tasks, and yield each at its end, failed or not, in any order.
+        """Run the tasks; yield the outcome of each when it ends, in any order.
 
-        Closing the generator early (by leaving the loop, an exception, Ctrl-C) ends all running
-        tasks. A caller that keeps the generator in a variable needs `contextlib.closing` for this.
+        If the generator is closed early (by leaving the loop, an exception, or Ctrl-C), all running
+        tasks are ended. A caller that keeps the generator in a variable needs `contextlib.closing`
+        for this.
 
         Args:
             tasks: the tasks.
-            folder: the folder for the logs, created if absent, for one run at a time. Each run
-                writes a new NAME.log for each task. All workers must share the file system of the
-                folder and the results.
+            folder: the folder for the logs, created if absent. Use a folder for one run at a time.
+                Each run writes a new NAME.log for each task. All workers must share the file system
+                of the folder and the results.
 
         Raises:
-            BadUse: raised at once if a name is not unique or not safe, or a command is empty.
+            BadUse: a name is not unique or not safe, or a command is empty; raised before any task
+                starts.
         """
         ...
 
 
 def check_tasks(tasks: Sequence[Task]) -> None:
-    """Check that all tasks can be run and told apart.
+    """Check that all tasks can be run, and that their names and results are distinct.
 
     Raises:
         BadUse: a name is not unique or not safe as a file name, a result is not unique, or a
@@ -98,7 +103,11 @@ def log_of(task: Task, folder: Path) -> Path:
 
 
 def skip_finished(tasks: Sequence[Task], folder: Path) -> tuple[list[Finished], list[Task]]:
-    """Return the tasks whose result exists, as finished, and the other tasks."""
+    """Separate the tasks whose result already exists from the others.
+
+    Returns:
+        The outcomes of the tasks that have a result, and the tasks that must run.
+    """
     skipped: list[Finished] = []
     pending: list[Task] = []
     for task in tasks:
@@ -110,9 +119,9 @@ def skip_finished(tasks: Sequence[Task], folder: Path) -> tuple[list[Finished], 
 
 
 def settle(task: Task, exit_code: int, folder: Path, *, why: str | None = None) -> Finished:
-    """Return the end of a task that ran.
+    """Return the outcome of a task that ran.
 
-    The result decides, so that this run and a later one come to the same end.
+    The outcome depends on the result file, so that this run and a later one agree.
 
     Args:
         task: the task.

@@ -39,7 +39,7 @@ def check_above_zero(name: str, value: Any) -> None:
 
 
 def check_from_zero(name: str, value: Any) -> None:
-    """Check that a value is a number from 0 on.
+    """Check that a value is a number, and not below 0.
 
     Raises:
         BadUse: the value is anything else.
@@ -60,7 +60,7 @@ def check_limits(**limits: Any) -> None:
 
 
 def check_whole(name: str, value: Any, *, least: int) -> int:
-    """Check that a value is a whole number from `least` on, and return the number as an int.
+    """Check that a value is a whole number and at least `least`; return the number as an int.
 
     Raises:
         BadUse: the value is anything else.
@@ -72,12 +72,14 @@ def check_whole(name: str, value: Any, *, least: int) -> int:
 
 
 def local_path(given: Any, *, instead_of_url: str) -> Path:
-    """Return the absolute path of a user's path, with `~` and environment variables expanded.
+    """Convert a path that a user gave to an absolute path.
+
+    `~` and environment variables in the path are expanded.
 
     Args:
         given: the path.
-        instead_of_url: the end of the message if `given` is a URL; `{url}` in the text becomes the
-            URL.
+        instead_of_url: the end of the error message if `given` is a URL; `{url}` in this text
+            stands for the URL.
 
     Raises:
         BadUse: `given` is empty, is a URL or no path at all, or names a variable or user that does

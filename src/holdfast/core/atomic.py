@@ -1,7 +1,7 @@
 """Write files that are whole or absent.
 
-A crash at any instant leaves the old file or the new file, never a mixture. A crash may also leave
-a `.NAME.*.tmp` file in the same folder; this file is never read.
+A crash at any moment leaves either the old file or the new file, never a mixture. A crash may also
+leave a temporary file `.NAME.*.tmp` in the same folder, which no code reads.
 """
 
 import errno
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def fsync_folder(folder: Path) -> None:
-    """Make the names in `folder` durable (creations, renames, removals)."""
+    """Make the creation, renaming and removal of files in `folder` durable."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -23,11 +23,11 @@ def fsync_folder(folder: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path to write to; rename the file to `path`, durably, after the block.
+    """Yield a temporary path to write to; after the block, rename the file to `path`, durably.
 
-    The temporary file is in the folder of `path`. The file is fsynced, renamed, and the folder
-    fsynced. Use `write_atomic` for bytes that fit in memory. An exception in the block deletes the
-    temporary file.
+    The temporary file is in the folder of `path`. After the block the file is fsynced and renamed,
+    and the folder is fsynced. An exception in the block deletes the temporary file. Use
+    `write_atomic` for bytes that fit in memory.
 
     Raises:
         FileExistsError: `path` is neither a regular file nor a folder, for example a device or a
@@ -56,7 +56,9 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Replace `path`, durably, by a file of exactly `data` with the permissions of the umask.
+    """Write `data` to `path` durably, in place of an earlier file.
+
+    The file has the permissions that the umask allows.
 
     Raises:
         OSError: see `replacing`.

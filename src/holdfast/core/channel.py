@@ -1,12 +1,12 @@
 """Send and receive bounded frames over sockets, and check a token before the first frame.
 
-A frame is four bytes of length (little endian) and that many bytes. A greeting consists of the
-protocol's name, of fixed length, and a frame that holds a token. A server reads the greeting first,
-and within a time limit. Either end may use asyncio (`read_frame`, `is_greeted`) or a blocking
-socket (`receive_frame`, `await_greeting`).
+A frame is a length of four bytes (little endian), followed by that many bytes. A connection begins
+with a greeting: the protocol's name, which has a fixed length, and a frame that holds a token. A
+server reads the greeting first, and within a time limit. Either end may use asyncio (`read_frame`,
+`is_greeted`) or a blocking socket (`receive_frame`, `await_greeting`).
 
-This module defines no content of frames, and imports only the standard library, because processes
-that run generated code use frames, too.
+This module does not define what a frame contains. It imports only the standard library, because
+processes that run generated code also use frames.
 """
 
 import socket
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 _LENGTH_BYTES: Final = 4
 _MAX_TOKEN_BYTES: Final = 512
 _RECEIVE_BYTES: Final = 1 << 20
-"""Bytes received at once, so that a false length does not allocate memory."""
+"""The most bytes to receive at once, so that a false length does not allocate much memory."""
 _LOSS_OPTIONS: Final = {
     "TCP_KEEPIDLE": 5,
     "TCP_KEEPINTVL": 2,
     "TCP_KEEPCNT": 3,
     "TCP_USER_TIMEOUT": 10_000,
 }
-"""The socket options (tcp(7)), in seconds, seconds, probes and milliseconds."""
+"""Socket options of tcp(7): two times in seconds, a number of probes, a time in milliseconds."""
 
 
 class HungUp(ConnectionResetError, EOFError):
@@ -41,8 +41,13 @@ class HungUp(ConnectionResetError, EOFError):
 def frame(body: bytes, max_bytes: int, *, what: str = "A message") -> bytes:
     """Return a frame that holds `body`.
 
+    Args:
+        body: the content of the frame.
+        max_bytes: the most bytes that `body` may have.
+        what: the name of `body` in the error message.
+
     Raises:
-        ChannelError: `body` is longer than `max_bytes`; the message calls the body `what`.
+        ChannelError: `body` is longer than `max_bytes`.
     """
     if len(body) > max_bytes:
         raise ChannelError(f"{what} has {len(body)} bytes; at most {max_bytes} fit.")
@@ -70,8 +75,9 @@ def receive_frame(
 
     Args:
         connection: the socket.
-        max_bytes: the longest frame that is accepted.
-        within_s: the time for the whole frame; None: the socket's own timeout for each part.
+        max_bytes: the most bytes that the frame may hold.
+        within_s: the time limit for the whole frame, in seconds; None: only the socket's own
+            timeout holds, for each part of the frame.
 
     Raises:
         HungUp: the peer ended the connection.
@@ -86,7 +92,7 @@ def receive_frame(
 def receive_exactly(
     connection: socket.socket, size_bytes: int, *, within_s: float | None = None
 ) -> bytes:
-    """Receive `size_bytes` bytes from a blocking socket; see `receive_frame`.
+    """Receive `size_bytes` bytes from a blocking socket; for `within_s` see `receive_frame`.
 
     Raises:
         HungUp, TimeoutError: see `receive_frame`.
@@ -96,7 +102,7 @@ def receive_exactly(
 
 
 def receive_into(connection: socket.socket, target: memoryview) -> None:
-    """Fill `target` from a blocking socket, without a limit to the whole time.
+    """Receive bytes from a blocking socket until `target` is full; the total time has no limit.
 
     Raises:
         HungUp: the peer ended the connection.
@@ -117,7 +123,7 @@ def greeting(magic: bytes, token: bytes) -> bytes:
 def await_greeting(
     connection: socket.socket, magic: bytes, token: bytes, *, within_s: float
 ) -> bool:
-    """Receive a greeting on a blocking socket; return True if its protocol and token are right.
+    """Receive a greeting on a blocking socket; return True if the protocol and the token are right.
 
     Raises:
         HungUp, TimeoutError: see `receive_frame`.
@@ -128,9 +134,9 @@ def await_greeting(
 
 
 async def is_greeted(connection: socket.socket, magic: bytes, token: bytes) -> bool:
-    """Receive a greeting on a socket of the event loop; see `await_greeting`.
+    """Receive a greeting on a socket of the event loop; return True if it is right.
 
-    The caller limits the time.
+    The protocol and the token must be right. The caller limits the time.
 
     Raises:
         HungUp: the peer ended the connection.
@@ -158,17 +164,17 @@ async def sock_receive(connection: socket.socket, size_bytes: int) -> bytes:
 
 
 def is_token(given: bytes, token: bytes) -> bool:
-    """Compare a token with the right token, in constant time."""
+    """Return True if `given` equals the right token; compare in constant time."""
     import hmac  # here, since a process without a token does not need the module
 
     return hmac.compare_digest(given, token)
 
 
 def notice_loss(connection: socket.socket) -> None:
-    """Send without delay, and end the connection about 10 s after the peer's machine is lost.
+    """Configure a socket to send without delay, and to detect the loss of the peer's machine.
 
-    A connection may be silent for a long time. Without probes, nothing would show that a node has
-    lost power.
+    The connection ends about 10 s after the loss. A connection may be idle for a long time. Without
+    keepalive probes, an idle connection would never show that the peer's machine has lost power.
     """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -185,7 +191,10 @@ def _size_bytes(length: bytes, max_bytes: int) -> int:
 
 
 def _greeting_bytes(head: bytes, magic: bytes) -> int | None:
-    """Return the size of the token; None if the greeting belongs to another protocol."""
+    """Return the size of the token, from the fixed part of a greeting.
+
+    The result is None if the greeting belongs to another protocol.
+    """
     size_bytes = int.from_bytes(head[len(magic) :], "little")
     return size_bytes if head.startswith(magic) and size_bytes <= _MAX_TOKEN_BYTES else None
 

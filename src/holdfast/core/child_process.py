@@ -1,9 +1,10 @@
 """Wait for, restart, release and end child processes.
 
-`core.processes` starts a module of Holdfast (`module_command`), and has the kernel kill a child
-whose parent dies (`die_with_parent`). A child that cleans up before it ends calls `await_release`
-instead, which reads the child's standard input, a pipe. One byte (`release`) means that the parent
-needs the child no more; the end of the pipe without a byte means that the parent died.
+`core.processes` starts a module of Holdfast (`module_command`), and lets the kernel kill a child
+whose parent dies (`die_with_parent`). A child that must clean up before its end calls
+`await_release` instead. That function reads the child's standard input, which is a pipe from the
+parent. One byte (`release`) means that the parent no longer needs the child. The end of the pipe
+without a byte means that the parent died.
 """
 
 import contextlib
@@ -20,13 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class RestartLimit:
-    """Count the ends of a child that is restarted after each end.
+    """Limit how often a child that ends is started again.
 
     Attributes:
         restarts: the most restarts of the child.
-        quick_end_s: an end after less time than this is a quick end.
-        quick_ends: the quick ends in a row after which the child is not restarted, because the next
-            start would end as quickly; 0: no limit.
+        quick_end_s: a child that ran for less time than this, in seconds, ended quickly.
+        quick_ends: the number of quick ends in a row after which the child is not restarted,
+            because the next start would end quickly as well; 0: no limit.
     """
 
     restarts: int
@@ -41,7 +42,7 @@ class RestartLimit:
         return self._ends > self.restarts or 0 < self.quick_ends <= self._quick_ends
 
     def allows_restart(self, ran_s: float = math.inf) -> bool:
-        """Record that the child ended after `ran_s` seconds; return True if it may be restarted."""
+        """Count an end of the child, after `ran_s` seconds; return True if a restart is allowed."""
         self._ends += 1
         self._quick_ends = self._quick_ends + 1 if ran_s < self.quick_end_s else 0
         return not self.is_exceeded
@@ -59,7 +60,7 @@ def first_line(process: "subprocess.Popen[bytes]", timeout_s: float) -> bytes:
 
 
 def release(process: "subprocess.Popen[bytes]") -> None:
-    """Send one byte to a child's standard input, and close the input.
+    """Send one byte to a child's standard input, which lets the child end, and close the input.
 
     The function does nothing if the input is closed already or the child has ended.
     """
@@ -74,14 +75,21 @@ def release(process: "subprocess.Popen[bytes]") -> None:
 
 
 def await_release() -> bool:
-    """Wait, in a child, until the parent calls `release` or dies; return True after `release`."""
+    """In a child process, wait until the parent calls `release` or dies.
+
+    Returns:
+        True after `release`, False if the parent died.
+    """
     # Not sys.stdin: this thread would hold the lock of the stdin buffer at the interpreter's exit,
     # and the interpreter would abort.
     return bool(os.read(0, 1))
 
 
 def end_within(process: "subprocess.Popen[bytes]", timeout_s: float) -> int:
-    """Wait for a child that is about to end, SIGKILL it after `timeout_s`; return the exit code."""
+    """Wait for a child that is about to end, and return its exit code.
+
+    A child that still runs after `timeout_s` seconds is killed with SIGKILL.
+    """
     try:
         return process.wait(timeout_s)
     except subprocess.TimeoutExpired:
@@ -90,7 +98,10 @@ def end_within(process: "subprocess.Popen[bytes]", timeout_s: float) -> int:
 
 
 async def end_soon(process: "asyncio.subprocess.Process", timeout_s: float) -> None:
-    """Wait for a child that is about to end, with SIGKILL after `timeout_s` or on cancellation."""
+    """Wait for a child that is about to end.
+
+    The child is killed with SIGKILL after `timeout_s` seconds, or if the caller is cancelled.
+    """
     import asyncio
 
     try:
@@ -101,9 +112,12 @@ async def end_soon(process: "asyncio.subprocess.Process", timeout_s: float) -> N
 
 
 async def answer_of(process: "asyncio.subprocess.Process", question: bytes) -> tuple[bytes, bytes]:
-    """Send `question` to a child; return the bytes that the child wrote to stdout and stderr.
+    """Write `question` to a child's standard input, and wait for the child's end.
 
-    A stream that is no pipe gives empty bytes. If the caller is cancelled, the child is killed.
+    If the caller is cancelled, the child is killed.
+
+    Returns:
+        The bytes that the child wrote to stdout and to stderr; empty for a stream that is no pipe.
     """
     try:
         out, err = await process.communicate(question)

@@ -1,6 +1,6 @@
-"""Inject time: code that waits or records times takes a `Clock`.
+"""Define the clock that code takes as an argument if it waits or records times.
 
-Tests use `holdfast.testing.FakeClock`.
+Tests pass a `holdfast.testing.FakeClock`.
 """
 
 import time
@@ -9,16 +9,16 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Two clocks in one: wall time for records, monotonic time for limits."""
+    """Return wall-clock time for records, and monotonic time for time limits."""
 
     def now_s(self) -> float:
         """Return seconds since the Unix epoch, UTC, for records that people read."""
         ...
 
     def monotonic_s(self) -> float:
-        """Return seconds that never decrease, for limits.
+        """Return seconds that never decrease, for time limits.
 
-        On Linux, all processes of a host see the same seconds.
+        On Linux, all processes of a host read the same value.
         """
         ...
 
@@ -41,14 +41,15 @@ def elapsed_s() -> float:
 
 
 def wall_offset_s() -> float:
-    """Return the present wall-clock time minus `elapsed_s`, in seconds."""
+    """Return the current wall-clock time minus `elapsed_s`, in seconds."""
     return time.time() - elapsed_s()
 
 
 class SteadyClock:
-    """A clock whose wall time never jumps, because the machine's wall clock is read once.
+    """A clock whose wall-clock time never jumps; the machine's wall clock is read only once.
 
-    The distances between the records of a run stay true if the wall clock is set during the run.
+    If the machine's wall clock is set during a run, the differences between the times in the run's
+    records stay correct.
     """
 
     def __init__(
@@ -58,12 +59,13 @@ class SteadyClock:
         elapsed_s: Callable[[], float] = elapsed_s,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin with an offset.
+        """Store the offset between wall-clock time and `elapsed_s`.
 
         Args:
-            offset_s: see `wall_offset_s`; the same for all processes of a host that must agree.
+            offset_s: the result of `wall_offset_s`, in seconds; processes of a host that must agree
+                on the time use the same value.
             elapsed_s: returns seconds that never decrease.
-            monotonic_s: returns the seconds for limits.
+            monotonic_s: returns the seconds for time limits.
         """
         self._offset_s = offset_s
         self._elapsed_s = elapsed_s

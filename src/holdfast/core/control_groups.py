@@ -1,4 +1,4 @@
-"""Find the control groups that limit this process, in version 1 and 2 of cgroups(7)."""
+"""Find the control groups (cgroups(7), version 1 and 2) that limit this process."""
 
 import functools
 import os
@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 
 class ControlGroup(NamedTuple):
-    """One control group with limits for this process.
+    """One control group that contains this process.
 
     Attributes:
         folder: the folder with the files of the group.
-        version: 1 or 2.
-        is_own: True for the process's own group, False for a group above.
+        version: the version of the control group interface, 1 or 2.
+        is_own: True for the process's own group, False for a group above it.
     """
 
     folder: Path
@@ -23,7 +23,7 @@ class ControlGroup(NamedTuple):
 
 
 def control_groups(controller: str, root: Path = Path("/")) -> tuple[ControlGroup, ...]:
-    """Return the mounted groups of this process, from its own group up to the topmost.
+    """Return the mounted control groups of this process, from its own group up to the topmost.
 
     A container cannot see the groups above its own.
 
@@ -41,9 +41,10 @@ def control_groups(controller: str, root: Path = Path("/")) -> tuple[ControlGrou
 
 @functools.lru_cache(maxsize=8)
 def _groups(root: Path, own: str, controller: str) -> tuple[ControlGroup, ...]:
-    """Return the groups; `own` is the content of `/proc/self/cgroup`.
+    """Return the control groups that `own`, the content of `/proc/self/cgroup`, names.
 
-    The content changes when the process moves to another group.
+    `own` is an argument so that the cached result is not used after the process moved to another
+    group.
     """
     paths: dict[int, PurePosixPath] = {}
     for line in own.splitlines():
@@ -63,7 +64,11 @@ def _groups(root: Path, own: str, controller: str) -> tuple[ControlGroup, ...]:
 
 
 def _mounts(root: Path, controller: str) -> dict[str, tuple[PurePosixPath, int]]:
-    """Return the mounted hierarchies of a controller, by mount point: proc_pid_mountinfo(5)."""
+    """Return the mounted group hierarchies of a controller, read from `/proc/self/mountinfo`.
+
+    The key is the mount point. The value is the mounted group's path and the interface's version.
+    The format of the file is documented in proc_pid_mountinfo(5).
+    """
     mounts: dict[str, tuple[PurePosixPath, int]] = {}
     for line in os.fsdecode((root / "proc/self/mountinfo").read_bytes()).splitlines():
         before, _, after = line.partition(" - ")
@@ -81,10 +86,11 @@ def _mounts(root: Path, controller: str) -> dict[str, tuple[PurePosixPath, int]]
 
 
 def _inside(mounted: PurePosixPath, own: PurePosixPath) -> PurePosixPath | None:
-    """Return a group's path below the mount of `mounted`; None if the mount does not show it.
+    """Return the path of the group `own` below the mount of the group `mounted`.
 
-    In a namespace of control groups, both paths are relative to the namespace's root, and each
-    group above the root appears as `..`, without a name. So only the top of such a mount counts.
+    The result is None if the mount does not show the group. In a namespace of control groups, both
+    paths are relative to the namespace's root, and each group above the root appears as `..`,
+    without a name. So a mount of a group above the root can only be used at its top.
     """
     if own.is_relative_to(mounted):
         inside = own.relative_to(mounted)
@@ -93,7 +99,10 @@ def _inside(mounted: PurePosixPath, own: PurePosixPath) -> PurePosixPath | None:
 
 
 def read_limits(controller: str, name: str, root: Path = Path("/")) -> Iterator[tuple[Path, str]]:
-    """Yield the content of a file of each group that has the file, with the group's folder.
+    """Read the file `name` of each control group of this process; skip groups without the file.
+
+    Yields:
+        The group's folder and the content of the file.
 
     Raises:
         OSError: the system has no control groups.

@@ -13,8 +13,8 @@ HoldfastError                     exit code 1
 │   └── StorageFailed             1: object storage refused, or failed in all attempts
 └── ChannelError                  1: the control channel to the supervisor was refused or broke
 
-Each message has one sentence on the error, with the values, and one with the next step. The command
-line prints the message without a traceback, and exits with `exit_code`.
+Each message has one sentence that states the error with its values, and one that states the next
+step. The command line prints the message without a traceback, and exits with `exit_code`.
 """
 
 from typing import ClassVar
@@ -52,8 +52,8 @@ class LedgerError(HoldfastError):
 class LedgerUnreachable(LedgerError):
     """The ledger's server cannot be reached; a later try may succeed.
 
-    A write that was under way may have been recorded: the connection may have broken after the
-    commit and before the answer.
+    A write that was in progress may have been recorded, because the connection may have broken
+    after the commit and before the answer.
     """
 
 
@@ -84,7 +84,7 @@ class DamagedCheckpoint(CheckpointError):
 class StorageFailed(CheckpointError):
     """Object storage refused a request, or failed in all attempts.
 
-    The error proves nothing about the stored objects.
+    The error does not mean that stored objects are missing or damaged.
     """
 
 

@@ -1,4 +1,4 @@
-"""Read the page of a dcgm-exporter on this node, in Prometheus' text format."""
+"""Read the metrics page of the dcgm-exporter on this node, in Prometheus' text format."""
 
 import os
 import re
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 ENV_EXPORTER: Final = "HOLDFAST_DCGM_EXPORTER"
-"""The variable with the URL of the exporter's page."""
+"""The environment variable that holds the URL of the metrics page."""
 EXPORTER_URL: Final = "http://localhost:9400/metrics"
 ANSWER_S: Final = 5.0
 MOST_BYTES: Final = 16 * 1024 * 1024
@@ -15,7 +15,9 @@ _LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 def fetch_page() -> bytes:
-    """Return the page at the URL in `$HOLDFAST_DCGM_EXPORTER`, else at port 9400 of this node.
+    """Fetch the metrics page from the URL in `$HOLDFAST_DCGM_EXPORTER`.
+
+    If the variable is not set, the page is fetched from port 9400 of this node.
 
     Raises:
         OSError: there is no page; the message has the URL and the reason.
@@ -35,7 +37,7 @@ def fetch_page() -> bytes:
 
 
 def samples(page: bytes) -> Iterator[tuple[str, dict[str, str], str]]:
-    """Return the name, the labels and the value of each DCGM field on the page."""
+    """Yield the name, labels and value of each DCGM metric on the page."""
     for line in page.splitlines():
         match = _LINE.match(line)
         if match is not None:

@@ -1,6 +1,7 @@
-"""Count a job's failures so far, for the ranks.
+"""Count the failures of a run so far, for the ranks.
 
-The supervisor reads the count from the ledger, and passes the count in the ranks' environment.
+The supervisor reads the count from the ledger, and passes it to the ranks in an environment
+variable.
 """
 
 import json
@@ -18,16 +19,16 @@ ENV_FAILURES: Final = "HOLDFAST_FAILURES"
 
 @dataclass(frozen=True, kw_only=True)
 class FailureHistory:
-    """The failures of a run after a first step, in so many seconds of training."""
+    """The number of failures of a run after a first step, and the seconds of training meanwhile."""
 
     failures: int = 0
     trained_s: float = 0.0
 
     @classmethod
     def of_run(cls, attempts: "Iterable[Attempt]", incidents: "Iterable[Incident]") -> Self:
-        """Count in the ledger's records.
+        """Count the failures and the seconds of training in the ledger's records.
 
-        An attempt that completed no step does not count, because it lost no work.
+        An attempt that completed no step does not count, because the attempt lost no work.
         """
         trained_s = {
             one.number: one.ended_at_s - one.first_step_at_s
@@ -41,10 +42,10 @@ class FailureHistory:
 
     @classmethod
     def of_environment(cls) -> Self:
-        """Read the history from the environment; no failures without a supervisor."""
+        """Read the history from the environment; without a supervisor, return an empty history."""
         value = os.environ.get(ENV_FAILURES)
         return cls() if value is None else cls(**json.loads(value))
 
     def as_environment(self) -> dict[str, str]:
-        """Return the environment variable to set for the ranks."""
+        """Return the environment variable that passes this history to the ranks."""
         return {ENV_FAILURES: json.dumps(asdict(self))}

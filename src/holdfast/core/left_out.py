@@ -1,9 +1,9 @@
-"""Name the batches that a training leaves out; the supervisor sends the names to its ranks.
+"""Number the batches that a training leaves out; the supervisor sends the numbers to its ranks.
 
 The batches of a training are numbered from 1. The count continues from epoch to epoch, and includes
-the batches that are left out. So a number names the same batch in every attempt, provided that each
-epoch is read to its end. A number means the same batch on all ranks, provided that each rank has
-the same number of batches in an epoch.
+the batches that are left out. So a number refers to the same batch in every attempt, provided that
+each epoch is read to its end. A number refers to the same batch on all ranks, provided that each
+rank has the same number of batches in an epoch.
 """
 
 import bisect
@@ -16,24 +16,27 @@ from typing import Final, Self
 from holdfast.core.errors import BadUse
 
 ENV_LEAVE_OUT: Final = "HOLDFAST_LEAVE_OUT"
-"""The batches that a rank leaves out, as `LeftOut.as_text` writes them."""
+"""The environment variable with the batches to leave out, in the format of `LeftOut.as_text`."""
 SKIPPED: Final = "batches_skipped"
 """The kind of the event that a rank sends after it has left out batches."""
 MAX_RANGES: Final = 256
-"""The most ranges for which an environment variable and a message have room."""
+"""The most ranges that fit into the environment variable and a message."""
 MAX_NUMBER: Final = 2**53
 _RANGE: Final = re.compile(r"([0-9]{1,16})-([0-9]{1,16})")
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Ranges of batch numbers, both ends included: in order, and with a gap between any two."""
+    """A sorted list of ranges of batch numbers, with a gap between any two ranges.
+
+    A range includes its first and its last number.
+    """
 
     ranges: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def of(cls, ranges: Iterable[tuple[int, int]]) -> Self:
-        """Merge ranges that may overlap and may come in any order."""
+        """Create the list from ranges that may overlap and may come in any order."""
         joined: list[tuple[int, int]] = []
         for first, last in sorted(ranges):
             if joined and first <= joined[-1][1] + 1:
@@ -44,10 +47,10 @@ class LeftOut:
 
     @classmethod
     def of_text(cls, text: str) -> Self:
-        """Read ranges that `as_text` has written.
+        """Parse the text that `as_text` returns.
 
         Raises:
-            BadUse: the text is something else.
+            BadUse: the text has another format.
         """
         matches = [_RANGE.fullmatch(part) for part in text.split(",")] if text else []
         ranges = [(int(one[1]), int(one[2])) for one in matches if one is not None]
@@ -61,7 +64,7 @@ class LeftOut:
 
     @classmethod
     def of_environment(cls) -> Self:
-        """Read from the environment the batches to leave out; none without a supervisor.
+        """Read the batches to leave out from the environment; without a supervisor there are none.
 
         Raises:
             BadUse: see `of_text`.
@@ -77,11 +80,11 @@ class LeftOut:
         return at >= 0 and number <= self.ranges[at][1]
 
     def between(self, after: int, before: int) -> list[tuple[int, int]]:
-        """Return the ranges of left-out numbers above `after` and below `before`."""
+        """Return the parts of the ranges that lie above `after` and below `before`."""
         cut = ((max(first, after + 1), min(last, before - 1)) for first, last in self.ranges)
         return [(first, last) for first, last in cut if first <= last]
 
 
 def in_words(first: object, last: object) -> str:
-    """Name a range of batches in a sentence."""
+    """Format a range of batches for a sentence, such as `batches 3 to 5`."""
     return f"batch {first}" if first == last else f"batches {first} to {last}"

@@ -1,9 +1,8 @@
-"""The seam between a rank's code and the rank's supervisor.
+"""Connect a rank's code with the rank's supervisor.
 
-`holdfast.attach()` sets the process's link; the checkpoint room reads the link. A Checkpointer and
-the integrations connect by `connected_link`, so a script that never calls `attach` sends reports,
-too. Without a supervisor the link is `Unsupervised`, which records nothing and never requests a
-stop.
+`holdfast.attach()` sets the link of the process, which the checkpoint room uses. A Checkpointer and
+the integrations call `connected_link`, so a script that never calls `attach` sends reports as well.
+Without a supervisor the link is `Unsupervised`, which records nothing and never requests a stop.
 """
 
 import importlib
@@ -13,66 +12,69 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, Protocol, SupportsFloat
 
 ENV_RUN: Final = "HOLDFAST_RUN"
-"""The id of the run of a supervised rank."""
+"""The environment variable with the id of the run that a supervised rank belongs to."""
 ENV_ATTEMPT: Final = "HOLDFAST_ATTEMPT"
-"""The number of the rank's attempt, a start of the run."""
+"""The environment variable with the number of the current attempt."""
 ENV_ACCUMULATION: Final = "HOLDFAST_ACCUMULATION"
-"""The micro-batches that a rank accumulates for each one of the job as launched at first."""
+"""The environment variable with the result of `accumulation`."""
 ENV_FRESH: Final = "HOLDFAST_FRESH"
-"""Set to 1 to set checkpoints of other runs aside."""
+"""The environment variable that is 1 if checkpoints of other runs are to be moved aside."""
 ENV_CONNECT: Final = "HOLDFAST_CONNECT"
-"""`MODULE:FUNCTION` of the function that sets the link of this process.
+"""The environment variable with the function that sets the link, as `MODULE:FUNCTION`.
 
-A supervisor sets the variable for its ranks.
+The supervisor sets the variable for its ranks.
 """
 Number = float | SupportsFloat
-"""A number, or a tensor of one element."""
+"""A number, or a tensor with one element."""
 
 
 class JobLink(Protocol):
-    """The exchange of a rank with its supervisor.
+    """Exchange reports and requests between a rank and its supervisor.
 
-    Every method returns at once unless the method states otherwise.
+    Every method returns at once unless its documentation states otherwise.
     """
 
     def watch(self) -> None:
-        """Announce reports of steps from this process, so that their absence shows a hang."""
+        """Announce that this process will report steps, so that missing reports indicate a hang."""
         ...
 
     def take_back_sigterm(self, replaced: Collection[Any]) -> None:
-        """Let the supervisor decide again what SIGTERM does.
+        """Install the supervisor link's handler of SIGTERM again, after a trainer replaced it.
 
-        `replaced` holds the handlers that a trainer has replaced by its own. If the link's handler
-        is not among them, the method does nothing.
+        `replaced` holds the handlers that the trainer has replaced by its own. If the link's
+        handler is not among them, the method does nothing.
         """
         ...
 
     def step(self, step: int, loss: Number | None, metrics: Mapping[str, Number]) -> None:
-        """Report `step` completed steps, with the loss and other numbers of the last one."""
+        """Report that `step` steps are completed, with the loss and metrics of the last step."""
         ...
 
     def emit(self, kind: str, data: Mapping[str, Any]) -> None:
-        """Send an event of plain JSON values. Never blocks, never raises."""
+        """Send an event with plain JSON values as data. Never block, never raise."""
         ...
 
     def section(self, name: str, *, limit_s: float | None = None) -> AbstractContextManager[None]:
-        """Mark a stretch without steps, such as a save, so that it is not taken for a hang.
+        """Mark a period without steps, such as a save, so that it does not count as a hang.
 
-        After `limit_s` seconds the stretch does count as a hang; None: the supervisor sets the
-        limit.
+        A period longer than `limit_s` seconds does count as a hang. If `limit_s` is None, the
+        supervisor sets the limit.
         """
         ...
 
     def stop_due(self, step: int) -> bool:
-        """Return True if the ranks have agreed to stop the job at this `step` or an earlier one.
+        """Return True if the ranks have agreed to stop the job at `step` or an earlier step.
 
-        All ranks get True at the same step, so that a collective save can follow. The method may
-        wait for the agreement.
+        All ranks get True at the same step, so that they can save together. The method may wait for
+        the agreement.
         """
         ...
 
     def leave(self, step: int) -> None:
-        """End this process for a requested stop; its state at `step` is safe. Never return."""
+        """End this process because of a requested stop. Never return.
+
+        The caller has saved the state of `step` before.
+        """
         ...
 
 
@@ -100,7 +102,7 @@ class Unsupervised:
         return False
 
     def leave(self, step: int) -> None:
-        """Raise an error: no caller gets here, since `stop_due` is never true."""
+        """Raise an error; no caller gets here, because `stop_due` is never True."""
         raise AssertionError(f"asked to leave at step {step} without a supervisor")
 
 
@@ -110,7 +112,11 @@ _batches: tuple[int, int] | None = None
 
 
 def accumulation() -> int:
-    """Return the micro-batches that a rank accumulates for each one of the job on all its nodes."""
+    """Return the factor by which a rank must multiply its gradient accumulation steps.
+
+    The factor is above 1 if the job runs on fewer nodes than at its launch, so that the global
+    batch keeps its size.
+    """
     return int(os.environ.get(ENV_ACCUMULATION, "1"))
 
 
@@ -120,7 +126,7 @@ def job_link() -> JobLink:
 
 
 def connected_link() -> JobLink:
-    """Return the link of this process, and connect it first if a supervisor started the process."""
+    """Return the link of this process; connect it first if a supervisor started the process."""
     connect = os.environ.get(ENV_CONNECT)
     if connect is not None and isinstance(_link, Unsupervised):
         module, _, function = connect.partition(":")
@@ -135,25 +141,25 @@ def set_job_link(link: JobLink) -> None:
 
 
 def note_numbers(step: int, numbers: Mapping[str, Any]) -> None:
-    """Keep the reported loss and metrics of a step, which may be tensors not read yet."""
+    """Store the reported loss and metrics of a step; tensors among the values are not read yet."""
     global _numbers  # noqa: PLW0603 - as above
     _numbers = (step, numbers)
 
 
 def numbers_of(step: int) -> Mapping[str, Any]:
-    """Return the reported numbers of the last step if that step is `step`; else nothing."""
+    """Return the loss and metrics of `step`, or nothing if another step was reported last."""
     noted, numbers = _numbers
     return numbers if noted == step else {}
 
 
 def note_batch(number: int) -> None:
-    """Extend the range of batches since the last `take_batches` to this batch."""
+    """Record that the training has reached batch `number`, for the next `take_batches`."""
     global _batches  # noqa: PLW0603 - as above
     _batches = (number if _batches is None else _batches[0], number)
 
 
 def take_batches() -> tuple[int, int] | None:
-    """Return the first and the last batch since the last call; None without a batch."""
+    """Return the first and the last batch since the previous call; None if there was none."""
     global _batches
     taken, _batches = _batches, None
     return taken

@@ -1,4 +1,4 @@
-"""Measure how much memory this process can still take."""
+"""Measure how much more memory this process can use."""
 
 import contextlib
 from collections.abc import Iterator
@@ -10,14 +10,14 @@ import psutil
 from holdfast.core.control_groups import control_groups
 
 _UNLIMITED_BYTES: Final = 1 << 62
-"""Version 1 of control groups states "no limit" as 2^63 less a page."""
+"""A limit of at least this means no limit; cgroups version 1 writes it as 2^63 minus a page."""
 
 
 class _Version(NamedTuple):
     limits: tuple[str, ...]
     used: str
     cache_of: str
-    """The prefix of `active_file` in `memory.stat`, for the sum of a group and all groups below."""
+    """The prefix of the fields of `memory.stat` that include all groups below a group."""
 
 
 _VERSIONS: Final = {
@@ -27,10 +27,12 @@ _VERSIONS: Final = {
 
 
 def available_memory_bytes(root: Path = Path("/")) -> int:
-    """Return the bytes left on the node or in this process's control groups, whichever are fewer.
+    """Return the memory that this process can still use, in bytes.
 
-    All mounted groups count, from the process's own group up to the topmost, in version 1 and 2 of
-    cgroups(7). A container cannot see the groups above its own; only version 1 states their limit.
+    The result is the least of the free memory of the node and of each control group that contains
+    the process. All mounted groups count, from the process's own group up to the topmost, in
+    version 1 and 2 of cgroups(7). A container cannot see the groups above its own; only version 1
+    states their limit.
 
     Args:
         root: the folder that holds `proc` and the mount points.

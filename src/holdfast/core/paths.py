@@ -1,7 +1,7 @@
-"""The paths of all files: one class owns every file name of a run, one every name of an evaluation.
+"""Define the paths of all files of a run and of an evaluation.
 
-`$HOLDFAST_HOME` (default `./.holdfast`) holds `ledger.db`, `runs/RUN/`, `evaluations/ID/` and
-`answers/`.
+No other module contains these file names. `$HOLDFAST_HOME` (default `./.holdfast`) holds
+`ledger.db`, `runs/RUN/`, `evaluations/ID/` and `answers/`.
 """
 
 import os
@@ -13,15 +13,15 @@ from urllib.parse import quote
 from holdfast.core.errors import BadUse
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-"""The form of a run's id and of an evaluation's id."""
+"""The allowed form of the id of a run or an evaluation."""
 _ID_RULE = "at most 64 letters, digits, `.`, `_` and `-`, the first a letter or digit"
 
 
 def holdfast_home() -> Path:
-    """Return `$HOLDFAST_HOME`, else `.holdfast` in the current folder, as an absolute path.
+    """Return `$HOLDFAST_HOME`, or `.holdfast` in the current folder, as an absolute path.
 
     Raises:
-        BadUse: a file is there, and no folder.
+        BadUse: the path is a file, not a folder.
     """
     # `or`: an empty variable means the default, not the current folder.
     given = os.environ.get("HOLDFAST_HOME") or ".holdfast"
@@ -32,27 +32,27 @@ def holdfast_home() -> Path:
 
 
 def ledger_url(home: Path) -> str:
-    """Return the URL of a home's default ledger: SQLite beside the runs."""
+    """Return the URL of the default ledger of `home`, a SQLite file beside the runs."""
     # Quoted, because a `?` or `%` in a folder's name would end or change the path of the URL.
     return f"sqlite:///{quote(str(home / 'ledger.db'))}"
 
 
 def ledger_at(place: str) -> str:
-    """Return the URL of a ledger that is given by its URL or by the path of its SQLite file."""
+    """Convert a ledger's URL, or the path of its SQLite file, to a URL."""
     return place if "://" in place else f"sqlite:///{quote(str(Path(place).absolute()))}"
 
 
 def is_server(ledger: str) -> bool:
-    """Return True if a ledger's URL names a server, which several hosts may use, and no file."""
+    """Return True if a ledger's URL names a database server, which several hosts can use."""
     return not ledger.startswith("sqlite")
 
 
 @dataclass(frozen=True)
 class RunPaths:
-    """Every file of one run, below `home/runs/RUN`.
+    """The paths of every file of one run, below `home/runs/RUN`.
 
     Raises:
-        BadUse: the run id has another form, and could name a folder outside `runs`.
+        BadUse: the run id has a form that is not allowed, and could name a folder outside `runs`.
     """
 
     home: Path
@@ -71,7 +71,7 @@ class RunPaths:
 
     @property
     def logs(self) -> Path:
-        """Folder of the logs, one folder an attempt."""
+        """The folder that holds a folder of logs for each attempt."""
         return self.root / "logs"
 
     def attempt_logs(self, attempt: int) -> Path:
@@ -79,11 +79,14 @@ class RunPaths:
         return self.logs / f"attempt-{attempt:03d}"
 
     def rank_log(self, attempt: int, rank: int) -> Path:
-        """Return the log of a rank: both streams, newest part; older parts end in `.1`, `.2` …."""
+        """Return the log of a rank, which holds both output streams.
+
+        This is the newest part of the log. Older parts have the suffixes `.1`, `.2` and so on.
+        """
         return self.attempt_logs(attempt) / f"rank-{rank}.log"
 
     def launcher_log(self, attempt: int) -> Path:
-        """Return the log of the output of PyTorch's launcher itself."""
+        """Return the log with the output of PyTorch's launcher, without the output of the ranks."""
         return self.attempt_logs(attempt) / "launcher.log"
 
     def observer_log(self, attempt: int) -> Path:
@@ -92,17 +95,17 @@ class RunPaths:
 
     @property
     def stop_asked(self) -> Path:
-        """The file by which `holdfast runs stop` requests a stop from the supervisor."""
+        """The file through which `holdfast runs stop` requests a stop from the supervisor."""
         return self.root / "stop-asked"
 
     @property
     def approved(self) -> Path:
-        """The file with the number of the proposal that `holdfast runs approve` approved last."""
+        """The file with the number of the proposal that `holdfast runs approve` last approved."""
         return self.root / "approved"
 
     @property
     def supervisor_log(self) -> Path:
-        """The log of a detached supervisor."""
+        """The log of a supervisor that runs in the background."""
         return self.logs / "supervisor.log"
 
     @property
@@ -117,30 +120,31 @@ class RunPaths:
 
     @property
     def report(self) -> Path:
-        """The run's page."""
+        """The HTML report of the run."""
         return self.root / "report" / "report.html"
 
     @property
     def supervisors(self) -> Path:
-        """The folder with a numbered file for each supervisor; the highest number leads."""
+        """The folder with a numbered file for each supervisor; the highest number leads the run."""
         return self.root / "supervisors"
 
     def node_lock(self, node_id: str) -> Path:
-        """Return the lock that is held while the run lives on a node other than the first."""
+        """Return the lock file that is held while the run uses a node other than the first."""
         return self.root / "nodes" / f"{node_id}.lock"
 
     @property
     def lock(self) -> Path:
-        """The lock that is held while the supervisor or any process of its job lives."""
+        """The lock file that is held while the supervisor or any process of its job is alive."""
         return self.root / "lock"
 
 
 @dataclass(frozen=True)
 class EvaluationPaths:
-    """Every file of one evaluation, below `home/evaluations/ID`.
+    """The paths of every file of one evaluation, below `home/evaluations/ID`.
 
     Raises:
-        BadUse: the id has another form, and could name a folder outside `evaluations`.
+        BadUse: the id has a form that is not allowed, and could name a folder outside
+            `evaluations`.
     """
 
     home: Path
@@ -160,17 +164,17 @@ class EvaluationPaths:
 
     @property
     def suite(self) -> Path:
-        """The suite, with every flag applied."""
+        """The suite that is evaluated, after all command-line options were applied."""
         return self.root / "suite.json"
 
     @property
     def plan(self) -> Path:
-        """The predictions from before the evaluation began."""
+        """The file of predictions that were made before the evaluation began."""
         return self.root / "plan.json"
 
     @property
     def timeline(self) -> Path:
-        """The events of the evaluation with their times, a line each."""
+        """The file of the evaluation's events with their times, one line for each event."""
         return self.root / "timeline.jsonl"
 
     @property
@@ -185,25 +189,25 @@ class EvaluationPaths:
 
     @property
     def samples(self) -> Path:
-        """The folder of the samples that the harness logs."""
+        """The folder of the samples that the evaluation harness logs."""
         return self.root / "samples"
 
     @property
     def results(self) -> Path:
-        """The scores and their costs; the file exists once the evaluation has ended."""
+        """The file of scores and costs; the file exists once the evaluation has ended."""
         return self.root / "results.json"
 
     @property
     def report(self) -> Path:
-        """The evaluation's page."""
+        """The HTML report of the evaluation."""
         return self.root / "report.html"
 
     @property
     def state(self) -> Path:
-        """The folder of the state from which the coordinator goes on after a crash."""
+        """The folder of the state from which the coordinator continues after a crash."""
         return self.root / "state"
 
     @property
     def answers(self) -> Path:
-        """The root of the journals of answers, which all evaluations of a home share."""
+        """The folder of the recorded answers, which all evaluations of a home share."""
         return self.home / "answers"

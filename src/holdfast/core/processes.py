@@ -1,6 +1,7 @@
 """Start, watch and kill processes.
 
-The calls of Linux's prctl(2) do nothing on other systems; there, only `kill_descendants` remains.
+On systems other than Linux, the functions that use prctl(2) do nothing. There, only
+`kill_descendants` ends the processes that a parent leaves behind.
 """
 
 import atexit
@@ -21,11 +22,11 @@ from typing import Any
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PR_SET_CHILD_SUBREAPER = 36
 _LOOKS_BETWEEN_REQUESTS = 20
-"""Attempts to read two counts while no rank polls the store between the reads."""
+"""The most attempts to read two counters while no rank polls the store between the two reads."""
 
 
 def whoami() -> str:
-    """Return the name of this process's user; `unknown` if the system has none."""
+    """Return the name of this process's user; `unknown` if the system has no name for the user."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):  # no such user in this container
@@ -33,11 +34,11 @@ def whoami() -> str:
 
 
 def module_command(module: str) -> tuple[list[str], dict[str, str]]:
-    """Return a command line and environment that run a module of this package in a new process.
+    """Return the command line and the environment that run a module of Holdfast in a new process.
 
-    The caller appends the module's arguments. Files of the working directory do not hide modules of
-    the standard library. The new process imports the package from the same place as this process,
-    even if only `sys.path` names that place.
+    The caller appends the module's arguments. Files of the working directory cannot shadow modules
+    of the standard library. The new process imports Holdfast from the same place as this process,
+    even if only `sys.path` contains that place.
     """
     found_in = str(Path(__file__).parents[2])
     environment = dict(os.environ)
@@ -54,10 +55,11 @@ def module_command(module: str) -> tuple[list[str], dict[str, str]]:
 
 
 def die_with_parent(parent_pid: int | None = None) -> None:
-    """Have the kernel SIGKILL this process when its parent ends, for any reason.
+    """Let the kernel kill this process with SIGKILL when the parent process ends, for any reason.
 
     Args:
-        parent_pid: the parent, if known; if that parent has ended already, this process ends now.
+        parent_pid: the expected parent, if known; if that process has already ended, this process
+            is killed now.
     """
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if parent_pid not in (None, os.getppid()):
@@ -65,14 +67,14 @@ def die_with_parent(parent_pid: int | None = None) -> None:
 
 
 def become_subreaper() -> None:
-    """Adopt each descendant whose own parent ends, so that `kill_descendants` finds all of them."""
+    """Adopt each descendant whose own parent ends, so that `kill_descendants` finds it."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def end_without_collecting() -> None:
-    """Skip the last garbage collection of this process at its exit.
+    """Skip the garbage collection at the exit of this process.
 
-    In a process that has imported torch and transformers, that collection takes a second.
+    In a process that has imported torch and transformers, this collection takes a second.
     """
     atexit.register(gc.freeze)  # the collector skips frozen objects
 
@@ -96,12 +98,13 @@ def kill_descendants(
     SIGKILL also ends stopped processes. A process that is stuck in the kernel may survive.
 
     Args:
-        of_pid: the process; None: this process.
-        timeout_s: the longest wait for processes that SIGKILL does not end at once.
-        spared: a word in the command lines of processes that get time to end by themselves.
-        spared_s: this time, in seconds.
-        left: the name of the spared processes that are never killed.
-        but: a process that is spared together with its descendants.
+        of_pid: the process whose descendants are killed; None: this process.
+        timeout_s: the longest wait, in seconds, for processes that do not end at once.
+        spared: a word; processes with this word in their command line get time to end by
+            themselves.
+        spared_s: the time that these processes get, in seconds.
+        left: a process name; a spared process with this name is never killed.
+        but: a process that is not killed, and neither are its descendants.
     """
     import psutil
 
@@ -127,7 +130,10 @@ def kill_descendants(
 
 
 def reap_orphans(*, but: int | None = None) -> None:
-    """Reap this process's ended children, which are adopted orphans; leave the child `but`."""
+    """Reap the children of this process that have ended, except the child `but`.
+
+    These children are orphans that this process has adopted; see `become_subreaper`.
+    """
     import psutil
 
     for child in psutil.Process().children():
@@ -158,9 +164,9 @@ def _is_left(process: object, spared: str | None, left: str | None) -> bool:
 
 
 def process_state(pid: int) -> str | None:
-    """Return the kernel's state of a process by psutil's name ("stopped", "disk-sleep", …).
+    """Return the state of a process by psutil's name for it ("stopped", "disk-sleep", …).
 
-    The state is "hidden" if this user may not read it, and None once the process is gone.
+    The state is "hidden" if this user may not read it. The result is None if the process has ended.
     """
     import psutil
 
@@ -173,7 +179,7 @@ def process_state(pid: int) -> str | None:
 
 
 def parent_of(pid: int) -> int | None:
-    """Return the parent of a process; None if the process is hidden or gone."""
+    """Return the parent of a process; None if the process has ended or cannot be inspected."""
     import psutil
 
     try:
@@ -183,16 +189,17 @@ def parent_of(pid: int) -> int | None:
 
 
 def activity(pids: Mapping[int, int]) -> dict[int, tuple[float, int] | None]:
-    """Return the CPU seconds and I/O bytes that each rank has used so far, with its descendants.
+    """Return the CPU seconds and I/O bytes that each rank has used, including its descendants.
 
-    The bytes grow with each read and write. A descendant that has ended counts once its parent has
-    reaped it.
+    The bytes grow with each read and write. A descendant that has ended is included after its
+    parent has reaped it.
 
     Args:
-        pids: the process of each rank.
+        pids: the process id of each rank.
 
     Returns:
-        By rank, the seconds and bytes; None if the process is hidden or gone.
+        For each rank, the CPU seconds and the bytes; None if the process has ended or cannot be
+        read.
     """
     import psutil
 
@@ -250,8 +257,8 @@ def _used(process: object) -> tuple[float, int]:
 def _store_threads(pid: int) -> list[Path]:
     """Return the threads of a process that serve PyTorch's TCPStore, as folders of /proc.
 
-    All ranks poll the store, even while they wait for the rank that serves the store. Those polls
-    are no activity of the serving rank.
+    All ranks poll the store, even while they wait for the rank that serves it. So serving these
+    polls does not count as activity of that rank.
     """
     found = []
     for thread in Path(f"/proc/{pid}/task").glob("*"):
@@ -262,7 +269,7 @@ def _store_threads(pid: int) -> list[Path]:
 
 
 def _io_bytes(threads: Sequence[Path]) -> int:
-    """Return the bytes that threads have read and written by system calls."""
+    """Return the bytes that the threads have read and written through system calls."""
     size_bytes = 0
     for thread in threads:
         with contextlib.suppress(OSError):  # the thread has ended
@@ -290,10 +297,10 @@ def signal_name(number: int) -> str:
 
 
 def exit_as(returncode: int) -> None:
-    """End this process as another process ended: with its exit code, or by its signal.
+    """End this process in the same way as another process: with its exit code, or by its signal.
 
     Args:
-        returncode: as `subprocess` reports it, negative for a signal.
+        returncode: the other process's return code in `subprocess`'s form, negative for a signal.
     """
     if returncode >= 0:
         sys.exit(returncode)

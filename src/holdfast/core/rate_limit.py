@@ -1,4 +1,4 @@
-"""Limit the bytes per second that threads or tasks of an event loop write, send or read."""
+"""Limit the bytes per second that threads, or tasks of an event loop, write, send or read."""
 
 import threading
 import time
@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 CATCH_UP_S: Final = 0.05
-"""The longest late wake-up of an event loop for which `AsyncRateLimit` makes up."""
+"""The longest delay of an event loop, in seconds, for which `AsyncRateLimit` compensates."""
 
 
 async def _sleep(seconds: float) -> None:
@@ -16,13 +16,14 @@ async def _sleep(seconds: float) -> None:
 
 
 class _Turns:
-    """Let callers take turns: each turn lasts as long as the caller's bytes take at `max_bytes_s`.
+    """Assign a turn to each caller; a turn takes the time of the caller's bytes at `max_bytes_s`.
 
     Args:
-        max_bytes_s: the rate; None: no limit. The rate may be changed at any time.
+        max_bytes_s: the rate in bytes per second; None: no limit. The rate may be changed at any
+            time.
         now_s: returns monotonic seconds.
-        catch_up_s: a turn may begin up to so many seconds before the call, if earlier turns had
-            ended by then.
+        catch_up_s: a turn may begin up to this many seconds before the call, if the earlier turns
+            had ended by then.
     """
 
     def __init__(
@@ -40,7 +41,10 @@ class _Turns:
         return self.max_bytes_s is not None
 
     def _take_turn(self, size_bytes: int, max_bytes_s: float) -> tuple[float, float]:
-        """Take the next turn; return the seconds until its begin and its end (negative: past)."""
+        """Take the next turn; return the seconds from now to its start and to its end.
+
+        A negative value means that the time has passed.
+        """
         with self._taking_turns:
             now_s = self._now_s()
             begin_s = max(self._free_at_s, now_s - self._catch_up_s)
@@ -49,10 +53,10 @@ class _Turns:
 
 
 class RateLimit(_Turns):
-    """Limit all threads together to `max_bytes_s`; None: no limit.
+    """Limit the total rate of all threads to `max_bytes_s` bytes per second; None: no limit.
 
-    The limit holds across files and saves. Each caller waits for the turns of all earlier callers,
-    so at any time at most one chunk is above the rate.
+    The limit holds across files and saves. Each caller waits until the turns of all earlier callers
+    have ended, so the total is at most one chunk above the limit at any time.
     """
 
     def __init__(
@@ -65,7 +69,7 @@ class RateLimit(_Turns):
         self._sleep = sleep
 
     def wait(self, size_bytes: int) -> None:
-        """Wait until the turn of these bytes begins."""
+        """Wait until the caller's turn to write or send `size_bytes` bytes begins."""
         if self.max_bytes_s is None:
             return
         begins_in_s, _ = self._take_turn(size_bytes, self.max_bytes_s)
@@ -74,10 +78,10 @@ class RateLimit(_Turns):
 
 
 class AsyncRateLimit(_Turns):
-    """Limit all tasks of an event loop together to `max_bytes_s`; None: no limit.
+    """Limit the total rate of all tasks of an event loop to `max_bytes_s`; None: no limit.
 
-    Each caller waits until its own turn has ended. A late wake-up of up to `CATCH_UP_S` seconds
-    does not lower the rate: the next turn begins earlier.
+    Each caller waits until its own turn has ended. If the event loop wakes a caller up to
+    `CATCH_UP_S` seconds late, the next turn begins earlier, so that the rate stays the same.
     """
 
     def __init__(
@@ -90,7 +94,7 @@ class AsyncRateLimit(_Turns):
         self._sleep = sleep
 
     async def wait(self, size_bytes: int) -> None:
-        """Wait until the turn of these bytes has ended."""
+        """Wait until the caller's turn to write or send `size_bytes` bytes has ended."""
         if self.max_bytes_s is None:
             return
         _, ends_in_s = self._take_turn(size_bytes, self.max_bytes_s)

@@ -1,8 +1,8 @@
 """Write a log file of bounded size, from one process.
 
-`NAME` is the newest part, `NAME.1` the part before, and so on. The oldest part is deleted. Parts
-are cut at line ends, so that a cited line stays whole. A crash loses no bytes that were passed to
-`write`.
+The log consists of parts. `NAME` is the newest part, `NAME.1` the part before it, and so on. When
+there are too many parts, the oldest is deleted. Parts end at line ends, so that each line is in one
+part. A crash loses no bytes that were passed to `write`.
 """
 
 import os
@@ -18,8 +18,8 @@ class RotatingLog:
     """Keep the last `max_bytes` bytes of a log, in `PARTS` files.
 
     Attributes:
-        written_bytes: all bytes that were ever passed to `write`.
-        dropped_bytes: how many of these bytes are deleted or could not be written.
+        written_bytes: the number of bytes that were ever passed to `write`.
+        dropped_bytes: the number of these bytes that were deleted or could not be written.
     """
 
     def __init__(self, path: Path, *, max_bytes: int) -> None:
@@ -33,9 +33,9 @@ class RotatingLog:
         self._filled_bytes = self._file.tell()
 
     def write(self, data: bytes) -> None:
-        """Append `data`; begin a new part when the newest part is full.
+        """Append `data`; start a new part when the newest part is full.
 
-        If the disk fails, the lines are lost, but the writing process continues.
+        If the disk fails, the data are lost, but no error is raised, so that the process continues.
         """
         self.written_bytes += len(data)
         try:
@@ -49,8 +49,8 @@ class RotatingLog:
             if len(data) <= room:
                 self._append(data)
                 return
-            # Cut at a line's end: at the last end that fits; else, for a line longer than the room
-            # left, at the first end beyond, unless that line alone would fill a part twice.
+            # Cut at the last line end that fits. If the line is longer than the room, cut at the
+            # line's own end, unless the line would make the part twice as large as allowed.
             cut = (
                 data.rfind(b"\n", 0, max(room, 0)) + 1
                 or data.find(b"\n", 0, room + self._part_bytes) + 1
@@ -88,17 +88,17 @@ class RotatingLog:
 
 
 def part_path(path: Path, index: int) -> Path:
-    """Return the file of part `index`; part 0 is the newest."""
+    """Return the path of part `index` of the log at `path`; part 0 is the newest."""
     return path if index == 0 else path.with_name(f"{path.name}.{index}")
 
 
 def parts_oldest_first(path: Path) -> list[Path]:
-    """Return the existing parts in the order in which they were written."""
+    """Return the paths of the existing parts of a log, oldest first."""
     return [part for index in range(PARTS - 1, -1, -1) if (part := part_path(path, index)).exists()]
 
 
 class LogTail:
-    """Read a bounded log from its oldest part on, and later lines across rotations."""
+    """Read a rotating log from its oldest part on, and follow the log across rotations."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -106,10 +106,10 @@ class LogTail:
         self._part = 0
 
     def read(self) -> Iterator[tuple[bytes, int]]:
-        """Yield all bytes that were not read yet, in pieces, each with the number of its part.
+        """Yield all bytes that were not read before, in chunks, each with the number of its part.
 
         The parts are numbered from 0, in the order of reading. If parts were deleted before they
-        were read, `PARTS` numbers are skipped, to show that there is a gap.
+        were read, the numbers increase by `PARTS`, which shows the gap.
 
         Raises:
             OSError: the log cannot be read.
@@ -129,7 +129,10 @@ class LogTail:
             self._file = None
 
     def _turn(self) -> bool:
-        """Open the next part, or the oldest if this part is deleted; return False without one."""
+        """Open the next part of the log; return False if there is none.
+
+        If the current part was deleted, the oldest existing part is opened.
+        """
         reading = None if self._file is None else os.fstat(self._file.fileno()).st_ino
         parts = parts_oldest_first(self._path)
         try:

@@ -1,4 +1,4 @@
-"""Wait for any of many file descriptors to become readable; find free ports; write addresses."""
+"""Wait until any of many file descriptors is readable; find free ports; format addresses."""
 
 import ipaddress
 import random
@@ -8,9 +8,10 @@ from collections.abc import Iterable
 
 
 def readable(fds: Iterable[int], timeout_s: float | None) -> list[int]:
-    """Return the descriptors that are readable or whose other side is closed.
+    """Wait until any of the file descriptors is readable, and return those that are.
 
-    The function waits up to `timeout_s` seconds for the first one; None: without a limit.
+    A descriptor whose other end is closed counts as readable. The function waits up to `timeout_s`
+    seconds; None: without a limit. The list is empty after a timeout.
     """
     # Not select(2), which refuses descriptors of 1024 and more: a trainer has many open files.
     polled = select.poll()
@@ -20,11 +21,11 @@ def readable(fds: Iterable[int], timeout_s: float | None) -> list[int]:
 
 
 LISTENING_PORTS = range(10_000, 32_000)
-"""Ports below the range from which the kernel serves outgoing connections and port 0 (ip(7))."""
+"""Ports to listen on, below the range that the kernel assigns to outgoing connections (ip(7))."""
 
 
 def free_ports(count: int, *, host: str = "") -> list[int]:
-    """Return ports of this machine on which no program listens, so that another program can.
+    """Return ports of this machine that no program listens on, for the caller's programs to use.
 
     Raises:
         OSError: the machine has too few free ports.
@@ -53,7 +54,7 @@ def free_ports(count: int, *, host: str = "") -> list[int]:
 
 
 def plain_address(address: str) -> str:
-    """Return an address in its usual form: an IPv4 address without its prefix for IPv6."""
+    """Return an address in its usual form; remove the IPv6 prefix of a mapped IPv4 address."""
     found = ipaddress.ip_address(address.partition("%")[0])
     mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
     return str(mapped or found)

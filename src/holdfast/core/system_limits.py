@@ -1,4 +1,4 @@
-"""Name the limits of a process or node that a save can reach, with the commands that set them."""
+"""Name the system limits that a save can exceed, with the commands that set them."""
 
 import errno
 import resource
@@ -13,18 +13,15 @@ _RAISE: Final = "Raise that limit where the job is started"
 
 
 def in_words(error: BaseException) -> str:
-    """Return the text of an error, with the system limit that caused it and the limit's value.
-
-    For all other errors, return the error's own text.
-    """
+    """Return the text of an error; if a system limit caused it, add the limit and its value."""
     found = _limit(error) if isinstance(error, OSError) else None
     return str(error) if found is None else f"{error}; {found[0]}"
 
 
 def advice_on(error: BaseException) -> str:
-    """Return advice on the system limit that caused an error; empty if no limit caused the error.
+    """Return advice on the system limit that caused an error; empty if no limit caused it.
 
-    Only the error's `errno` is read, so that errors of other ranks can be passed, too.
+    The function reads only the error's `errno`, so it also accepts errors of other ranks.
     """
     found = _limit(error)
     return "" if found is None else found[1]
@@ -32,10 +29,11 @@ def advice_on(error: BaseException) -> str:
 
 @contextmanager
 def naming_limits(consequence: str) -> Iterator[None]:
-    """Add the reached limit and advice to an error of the block.
+    """Convert an OSError of the block that a system limit caused to an error that names the limit.
 
     Raises:
-        CheckpointError: a limit was reached; the message begins with `consequence`.
+        CheckpointError: a system limit was reached; the message begins with `consequence`, and ends
+            with advice.
     """
     try:
         yield
@@ -46,7 +44,7 @@ def naming_limits(consequence: str) -> Iterator[None]:
 
 
 def allowed_by_limit(code: int) -> str:
-    """Return what a limit allows, with its value: "`ulimit -n` allows a process 1,024 open files".
+    """Return a clause with a limit's value: "`ulimit -n` allows a process 1,024 open files".
 
     Args:
         code: the error number of an operation that the limit stops: EMFILE, ENFILE or EFBIG.

@@ -1,4 +1,4 @@
-"""Run tasks of an event loop in the background."""
+"""Run background tasks on an event loop."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -6,15 +6,15 @@ from typing import Any
 
 
 class Tasks:
-    """The background tasks of one owner."""
+    """Own a set of background tasks."""
 
     def __init__(self, failed: Callable[[BaseException], None]) -> None:
-        """Start without tasks; `failed` receives the error of each task that fails."""
+        """Store `failed`, which is called with the error of each task that fails."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._failed = failed
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Start a task, and keep it until it ends."""
+        """Start a task, and keep a reference to it until it ends."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._finished)

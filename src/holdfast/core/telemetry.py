@@ -1,11 +1,11 @@
-"""Write and read the journal of steps: one JSON object a line.
+"""Write and read the journal of steps, which has one JSON object in each line.
 
 The journal is a file beside the ledger, because steps come too fast for a database.
 
-After a kill -9 of the writer, no line that `append` has written is lost. Only the last line can be
-incomplete; readers ignore an incomplete line, and the next writer removes it. The journal is not
-fsynced, so a power cut can lose the newest lines. The training state is in the checkpoints, not
-here.
+A kill -9 of the writer loses no line that `append` has written. Only the last line can be
+incomplete. Readers ignore an incomplete last line, and the next writer removes it. The journal is
+not fsynced, so a power cut can lose the newest lines. That loses no training state, which is in the
+checkpoints.
 """
 
 import json
@@ -24,24 +24,24 @@ READ_BACK_BYTES = 1 << 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepRecord:
-    """One training step, as the lowest reporting rank reported the step."""
+    """One training step, as reported by the lowest rank that reports steps."""
 
     attempt: int
     rank: int
     step: int
     """The number of completed steps."""
     at_s: float
-    """The time of completion, in seconds since the Unix epoch."""
+    """The time at which the step was completed, in seconds since the Unix epoch."""
     step_s: float
     """Seconds since the same rank's previous step, without sections (save, restore, evaluate)."""
     loss: float | None = None
-    """May be NaN or infinite, which is no error of the record."""
+    """The loss; it may be NaN or infinite."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """The script's other reported numbers, for example `val_loss`."""
 
     @classmethod
     def of_report(cls, attempt: int, rank: int, report: Mapping[str, Any], at_s: float) -> Self:
-        """Read a rank's report of a step.
+        """Create a record from a rank's report of a step.
 
         Raises:
             KeyError, TypeError, ValueError, AttributeError: the report is malformed.
@@ -58,7 +58,7 @@ class StepRecord:
 
 
 _TAIL_BYTES = 256 * 1024
-"""More bytes than one record has."""
+"""The number of bytes to read from the end to find the last record; no record is as long."""
 
 
 class StepJournal:
@@ -68,7 +68,7 @@ class StepJournal:
     """
 
     def __init__(self, path: Path) -> None:
-        """Open the journal at `path`, create its folder, and cut off a torn last line.
+        """Open or create the journal at `path`, and remove an incomplete last line.
 
         Raises:
             OSError: the file cannot be opened.
@@ -93,12 +93,12 @@ class StepJournal:
         """Write one line.
 
         Raises:
-            OSError: the line could not be written (full disk); no part of the line is left in the
-                file.
+            OSError: the line could not be written, for example because the disk is full; no part of
+                the line is left in the file.
         """
         line = _encode(record)
-        # One write a line, so that readers see whole lines even after a kill -9, except on a full
-        # disk.
+        # One write for each line, so that readers see only complete lines, even after a kill -9. A
+        # full disk is the exception.
         start_bytes = os.fstat(self._fd).st_size
         rest = memoryview(line)
         try:
@@ -129,15 +129,16 @@ class StepJournal:
 def read_steps(path: Path, *, last_bytes: int | None = None) -> Iterator[StepRecord]:
     """Yield the steps of a journal in the order of writing; no steps if there is no file yet.
 
-    A last line without its line end is torn or incomplete, and left out.
+    A last line without a line end is incomplete, and is left out.
 
     Args:
         path: the journal.
-        last_bytes: read only the whole lines within this many last bytes; None: the whole journal.
+        last_bytes: read only the complete lines within this many bytes at the end of the file;
+            None: read the whole journal.
 
     Raises:
-        HoldfastError: a whole line is no step record; the message has the line's number, counted
-            from the first line that was read.
+        HoldfastError: a complete line is not a step record; the message has the line's number,
+            counted from the first line that was read.
     """
     try:
         journal = path.open("rb")
@@ -176,7 +177,7 @@ def _encode(record: StepRecord) -> bytes:
 
 
 def decode_step(line: bytes) -> StepRecord:
-    """Read one line of the journal.
+    """Parse one line of the journal.
 
     Raises:
         ValueError, KeyError, TypeError, AttributeError: the line is not a step record.
@@ -208,7 +209,7 @@ def _number(value: Any) -> float:
 
 
 def _whole_lines_bytes(fd: int) -> int:
-    """Return the offset at which the last whole line ends."""
+    """Return the file offset at which the last complete line ends."""
     end_bytes = os.fstat(fd).st_size
     while end_bytes > 0:
         start_bytes = max(0, end_bytes - READ_BACK_BYTES)

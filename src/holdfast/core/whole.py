@@ -1,14 +1,14 @@
-"""Recognize whole numbers of any type that a training loop may count in."""
+"""Recognize whole numbers of the types in which a training loop may count steps."""
 
 import operator
 from typing import Any
 
 
 def whole_number(value: Any) -> int | None:
-    """Convert a whole number of Python, NumPy or a one-element tensor to an int.
+    """Convert a whole number of Python or NumPy, or a one-element tensor, to an int.
 
     Returns:
-        The number; None for anything else: floats, booleans of any type, text.
+        The number; None for anything else, such as floats, text, and booleans of any type.
     """
     if type(value) is int:
         return value

@@ -8,13 +8,13 @@ from datetime import UTC, datetime
 
 NBSP = "\N{NO-BREAK SPACE}"
 LINE_LIMIT = 2000
-"""The most characters of one log line that are shown."""
+"""The most characters of a log line that are shown."""
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
 
 
 def duration(seconds: float | None) -> str:
-    """Format seconds in the unit that reads best, with two or three figures."""
+    """Format seconds in the unit that suits the length, with two or three digits."""
     if seconds is None or not math.isfinite(seconds):
         return "unknown"
     if seconds < 0.9995:
@@ -29,7 +29,7 @@ def duration(seconds: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """Format a share as a whole percentage; below 10 %, with one decimal."""
+    """Format a share (0 to 1) as a whole percentage; below 10 %, with one decimal."""
     if share is None:
         return "unknown"
     digits = 1 if 0 < share < 0.0995 else 0
@@ -37,7 +37,7 @@ def percent(share: float | None) -> str:
 
 
 def size(size_bytes: int) -> str:
-    """Format bytes in decimal units."""
+    """Format a number of bytes in decimal units."""
     value, unit = float(size_bytes), "B"
     for larger in ("kB", "MB", "GB", "TB", "PB"):
         if value < 999.5:
@@ -49,35 +49,38 @@ def size(size_bytes: int) -> str:
 
 
 def count(number: int, one: str, many: str | None = None) -> str:
-    """Format a count with its noun, `3 faults` or `1 fault`, with spaces between thousands."""
+    """Format a count with its noun, such as `1 fault` or `3 faults`.
+
+    Non-breaking spaces separate the thousands.
+    """
     return f"{number:,}".replace(",", NBSP) + NBSP + (one if number == 1 else many or one + "s")
 
 
 def plainly(number: int, one: str, many: str | None = None) -> str:
-    """Format a count as `count` does, but with plain spaces, for text that is also searched.
+    """Format a count as `count` does, such as `3,000 faults`, but without non-breaking spaces.
 
-    The result is, for example, `3,000 faults`.
+    Text in this form can be searched.
     """
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def moment(unix_s: float) -> str:
-    """Format a Unix time as a date, UTC."""
+    """Format a Unix time as date and time in UTC."""
     return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def unit_of_time(longest_s: float) -> tuple[str, float]:
-    """Return the unit in which times up to `longest_s` read best, and its length in seconds."""
+    """Choose the unit for times up to `longest_s`; return it with its length in seconds."""
     if longest_s < 300:
         return "s", 1.0
     return ("min", 60.0) if longest_s < 3 * 3600 else ("h", 3600.0)
 
 
 def adding_up(parts: Mapping[str, float], digits: int) -> dict[str, str]:
-    """Round numbers so that the printed numbers add up to the rounded total.
+    """Round numbers so that the rounded numbers add up to the rounded total.
 
-    By the largest remainder method: round all numbers down, then add one unit of the last digit to
-    the numbers that lost most.
+    This is the largest remainder method: round all numbers down, then add one unit of the last
+    digit to the numbers that lost most by the rounding.
     """
     scale = 10**digits
     exact = {name: value * scale for name, value in parts.items()}
@@ -89,7 +92,7 @@ def adding_up(parts: Mapping[str, float], digits: int) -> dict[str, str]:
 
 
 def clean(text: str) -> str:
-    """Make log text safe to show: no colours, control or direction characters; limited length."""
+    """Make log text safe to show: no colours, visible control characters, limited length."""
     text = _ANSI.sub("", text)
     if len(text) > LINE_LIMIT:
         text = f"{text[:LINE_LIMIT]} … ({len(text) - LINE_LIMIT} more characters)"
@@ -105,10 +108,10 @@ def _visible(character: str) -> str:
 
 
 def sentence(text: str) -> str:
-    """Return a text, with a full stop if it ends without a mark of its own."""
+    """Return the text, with a full stop added if it does not end in a punctuation mark."""
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 def shorten(text: str, characters: int = 140) -> str:
-    """Cut `text` to `characters`, the last of them an ellipsis, if `text` is longer."""
+    """Cut a text that is longer than `characters`, and let it end in an ellipsis."""
     return text if len(text) <= characters else text[: characters - 1] + "…"

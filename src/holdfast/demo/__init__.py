@@ -1,9 +1,15 @@
 """Show Holdfast at work: a small GPT trains while real faults strike, and no person intervenes.
 
-The input is a seed and a folder; the output is a page and a verdict. `corpus`, `model` and `train`
-are the job; `faults` plans and injects the faults; `nodes` starts the nodes; `proof` compares the
-final weights with the weights of a run without faults; `outcome` pairs each fault with the action;
-`demonstration` starts the runs and writes the page.
+The input is a seed and a folder, and the output is an HTML page and a verdict. The modules:
+
+| module | one idea |
+|---|---|
+| `corpus`, `model`, `train` | the training job |
+| `faults` | the plan of the faults, and their injection |
+| `nodes` | the processes of the nodes |
+| `proof` | the final weights compared with the weights of a run without faults |
+| `outcome` | each fault with its detection and the action |
+| `demonstration` | the runs and the page |
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,8 +1,8 @@
-"""Real text that every machine has: the source of Python's own standard library, as bytes.
+"""Provide real text that every machine has: the source of Python's standard library, as bytes.
 
-A token is a byte, so there is no tokenizer to fetch, and the vocabulary has 256 tokens. The hash of
-a file's name puts the file into the training or the validation text, so the split does not change
-when the library gains a file.
+A token is a byte, so there is no tokenizer to download, and the vocabulary has 256 tokens. The hash
+of a file's name decides whether the file is training or validation text. So the split of the other
+files does not change when the library gains a file.
 """
 
 import hashlib
@@ -20,19 +20,18 @@ from holdfast.core.errors import BadUse, NotFound
 
 VOCABULARY_SIZE: Final = 256
 _VALIDATION_SHARE: Final = 20  # one file in so many
-# Tests are half of the library and mostly tables; installed packages differ from machine to
-# machine.
+# Tests are half of the library, and mostly tables. Installed packages differ between machines.
 _SKIPPED: Final = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """Text as two tensors of bytes, uint8 of shape (bytes,), with no file in both.
+    """Training and validation text, each a uint8 tensor of shape (bytes,); no file is in both.
 
     Attributes:
-        train: The files for training, one after the other.
-        validation: The files for validation, one after the other.
-        sha256: Hash of both, which proves that two runs trained on the same text.
+        train: the training files, concatenated.
+        validation: the validation files, concatenated.
+        sha256: a hash of both, which shows whether two runs trained on the same text.
     """
 
     train: Tensor
@@ -41,9 +40,9 @@ class Corpus:
 
 
 class Sampler:
-    """A source of batches of random windows of a text, with a position for checkpoints.
+    """Draw batches of random windows of a text; the position can be saved in a checkpoint.
 
-    Every rank draws its own windows, so the state differs by rank and goes under `per_rank`.
+    Each rank draws different windows, so the state differs by rank and is saved under `per_rank`.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class Sampler:
     def draw(self) -> tuple[Tensor, Tensor]:
         """Return the next inputs and targets, int64 of shape (batch, context).
 
-        A target is the byte that follows the input.
+        The target at each position is the byte that follows the input's byte.
         """
         last = len(self._text) - len(self._offsets) + 1
         starts = torch.randint(last, (self._batch_size, 1), generator=self._generator)
@@ -72,28 +71,28 @@ class Sampler:
         return windows[:, :-1], windows[:, 1:]
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield batches without end, from the present position on."""
+        """Yield batches without end, beginning at the current position."""
         while True:
             yield self.draw()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in the endless stream of batches: the generator's state, uint8."""
+        """Return the state of the random generator (uint8), which determines the next batches."""
         return {"generator": self._generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Move to the position of `state`."""
+        """Continue at the position that `state` holds."""
         self._generator.set_state(state["generator"])
 
 
 def load_corpus(root: Path | None = None, *, limit_bytes: int = 8_000_000) -> Corpus:
-    """Read the standard library's source, or the `*.py` files under `root`.
+    """Read the source of the standard library, or the `*.py` files under `root`.
 
     Args:
         root: the folder of the source; None for the standard library.
-        limit_bytes: the most bytes of text.
+        limit_bytes: the most bytes of text to read.
 
     Raises:
-        NotFound: There are too few files under `root` for a training and a validation share.
+        NotFound: there are too few files under `root` for training and validation text.
     """
     root = root or Path(sysconfig.get_paths()["stdlib"])
     train, validation = bytearray(), bytearray()
@@ -117,14 +116,17 @@ def load_corpus(root: Path | None = None, *, limit_bytes: int = 8_000_000) -> Co
 
 
 def is_validation(name: str) -> bool:
-    """Return True if the file of this relative name is held out from training."""
+    """Return True if the file with this relative name belongs to the validation text."""
     return (
         int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") % _VALIDATION_SHARE == 0
     )
 
 
 def _source_files(root: Path) -> Iterator[str]:
-    """Yield the relative POSIX names of the `*.py` files under `root`, in one order everywhere."""
+    """Yield the relative POSIX names of the `*.py` files under `root`.
+
+    The order is the same on every machine.
+    """
     for folder, subfolders, files in os.walk(root):  # not rglob: it would enter site-packages
         subfolders[:] = sorted(set(subfolders) - _SKIPPED)
         for file in sorted(files):

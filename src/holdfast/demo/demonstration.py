@@ -1,7 +1,7 @@
 """Train three times, and write a page about the three runs.
 
-The first run has two nodes and injected faults. The second run fails by an error in the training
-script. The third run has no fault, for comparison.
+The first run has two nodes and injected faults. The second run fails because of an error in the
+training script. The third run has no fault, for comparison.
 """
 
 import contextlib
@@ -30,34 +30,34 @@ from holdfast.testing.bad_nodes import BreakingLink
 from holdfast.testing.hosts import Hosts, NoHosts
 
 MARKER = ".holdfast-demo"
-"""The file that marks the folder of a demonstration, which the next one may make anew."""
+"""The file that marks the folder of a demonstration; only such a folder may be overwritten."""
 NODES = ("node1", "node2")
 SPARE = "node3"
 RANKS = 2
 HEALTHY_AFTER = 10
-"""Steps with an ordinary loss after which a checkpoint is healthy.
+"""A checkpoint counts as healthy after this many further steps with an ordinary loss.
 
-Fewer than the steps between two saves.
+The number is smaller than the number of steps between two saves.
 """
 
 Progress = Callable[[str, str, Mapping[str, Any]], None]
-"""A receiver of events: the run's id, the kind and the data.
+"""A function that receives the events of the runs: the run's id, the event's kind and its data.
 
-The kind is one of the supervisor's, `hosts` or `fault_injected`.
+The kind is `hosts`, `fault_injected`, or a kind of the supervisor's events.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The result of the demonstration, read back from the ledger.
+    """The result of the demonstration, read from the ledger.
 
     Attributes:
         faulty: the run with injected faults.
-        stopped: the run that fails by an error in the training script.
+        stopped: the run that fails because of an error in the training script.
         reference: the run without faults.
         rows: a row for each fault, with its detection and the action.
         planned: the number of planned faults.
-        report: the page.
+        report: the path of the page.
     """
 
     faulty: RunSummary
@@ -74,7 +74,7 @@ class Verdict:
 
     @property
     def shortcomings(self) -> list[str]:
-        """Return a sentence for each failed expectation; empty if the demonstration succeeded."""
+        """Return a sentence for each unmet expectation; empty if the demonstration succeeded."""
         found = []
         if self.faulty.run.state != "completed":
             found.append(f"The run with faults did not complete: {self.faulty.run.outcome}")
@@ -93,14 +93,14 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class Demonstration:
-    """A demonstration, with its length and its seed.
+    """Run the demonstration with a given length and seed.
 
     The defaults take about two minutes on two cores.
 
     Attributes:
         out: the folder for the page, the records and the checkpoints.
         seed: the seed of the weights, the data order and the faults.
-        steps: the steps of the run with faults and of the reference.
+        steps: the steps of the run with faults and of the reference run.
         save_every: the steps between two checkpoints.
     """
 
@@ -110,12 +110,12 @@ class Demonstration:
     save_every: int = 12
 
     def run(self, progress: Progress) -> Verdict | None:
-        """Make the runs and the page; return None after Ctrl-C.
+        """Start the three runs, one after another, and write the page; return None after Ctrl-C.
 
         Raises:
             BadUse: `out` holds other files, or there are too few steps for all faults; no run was
                 started.
-            HoldfastError: a step of the demonstration failed; the message names the run and its
+            HoldfastError: a part of the demonstration failed; the message names the run and its
                 folder.
         """
         if self.steps % self.save_every:
@@ -160,7 +160,7 @@ class Demonstration:
 
     @contextlib.contextmanager
     def _folder(self) -> Iterator[Path]:
-        """Make the folder of the demonstration anew, and lock it against other demonstrations."""
+        """Empty or create the demonstration's folder, and lock it against other demonstrations."""
         marker = self.out / MARKER
         if self.out.exists() and any(self.out.iterdir()) and not marker.exists():
             raise BadUse(
@@ -200,7 +200,7 @@ class Demonstration:
         nnodes: int,
         ranks: int,
     ) -> None:
-        """Record a run with its ranks spread over `nnodes` nodes."""
+        """Record a new run whose ranks are spread over `nnodes` nodes."""
         command = [sys.executable, "-m", "holdfast.demo.train"]
         values = {
             "--checkpoints": self._checkpoints(name),
@@ -227,7 +227,7 @@ class Demonstration:
         home: Path,
         progress: Progress,
     ) -> str:
-        """Train on two nodes and a spare node while the faults strike; return the run's state."""
+        """Train on two nodes and a spare node while faults are injected; return the run's state."""
         # A link for each node: a replay moves ranks, so any node may be the one that turns bad.
         links = {node: BreakingLink(home / "links" / node) for node in (*NODES, SPARE)}
         injector = Injector(
@@ -289,7 +289,7 @@ class Demonstration:
         home: Path,
         progress: Progress,
     ) -> str:
-        """Train with an error that a restart does not mend; return the run's state."""
+        """Train with an error in the script, which a restart cannot fix; return the run's state."""
         fail_at = random.Random(self.seed).randrange(2, self.save_every)
         extra = ["--fail-at-step", str(fail_at)]
         self._begin(name, ledger, home, self.save_every, extra, nnodes=1, ranks=1)
@@ -305,7 +305,7 @@ class Demonstration:
     ) -> str:
         """Train without injected faults; return the run's state.
 
-        The batches that the run with faults left out are left out by hand.
+        An option of the training script leaves out the batches that the run with faults left out.
         """
         extra = _bad_batch(plan)
         found = [one.data for one in ledger.events("faults", "leave_out")]
@@ -316,7 +316,7 @@ class Demonstration:
         return self._watch(name, ledger, home, progress)
 
     def _watch(self, name: str, ledger: Ledger, home: Path, progress: Progress) -> str:
-        """Train on one node that was not found bad; return the run's state."""
+        """Train on one node that was not found faulty; return the run's state."""
         cordoned = {node.name for node in ledger.nodes() if node.is_cordoned}
         with self._nodes(name, home, None) as nodes:
             nodes.start(next(node for node in NODES if node not in cordoned))
@@ -351,7 +351,7 @@ class Demonstration:
 
 
 def _bad_batch(plan: list[PlannedFault]) -> list[str]:
-    """Return the option that damages a batch of the data."""
+    """Return the option of the training script that damages a batch of the data."""
     # No batch is left out before this one, so the batch of a step has the step's number.
     (fault,) = [one for one in plan if one.kind == "Loss became NaN"]
     return ["--bad-batch", str(fault.step + 1)]

@@ -1,4 +1,4 @@
-"""Plan the faults of the demonstration from a seed, and inject them for real at their steps."""
+"""Plan the faults of the demonstration from a seed, and inject real faults at the planned steps."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -25,24 +25,27 @@ INJECTED: Final[Mapping[Kind, public.Kind]] = {
     "Rank frozen": "rank frozen",
     "Checkpoint damaged": "damaged checkpoint",
 }
-"""The faults that `holdfast.testing.Injector` injects, with its names for them."""
+"""The faults that `holdfast.testing.Injector` injects, with the injector's names for them."""
 FIRST_INTERVAL: Final = 2
-"""The first interval between saves with a fault.
+"""The first interval between saves that may contain a fault.
 
-Two checkpoints exist by then, so that one remains if the newest is damaged.
+Before it, two checkpoints were saved, so that one remains if the newest is damaged.
 """
 MARGIN_STEPS: Final = 4
-"""The least steps from a save to a fault, so that the newest checkpoint is the planned one."""
+"""The least number of steps from a save to a fault.
+
+The save is then complete, so that the newest checkpoint is the one that the plan assumes.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedFault:
-    """One fault.
+    """One planned fault.
 
     Attributes:
         kind: the name of the fault.
-        rank: the struck rank.
-        step: the step after whose end the fault strikes.
+        rank: the rank that the fault strikes.
+        step: the fault is injected when this step is completed.
     """
 
     kind: Kind
@@ -51,7 +54,7 @@ class PlannedFault:
 
 
 def plan_faults(seed: int, *, steps: int, save_every: int, world_size: int) -> list[PlannedFault]:
-    """Return one fault of each kind, in a random order, at random increasing steps.
+    """Return one fault of each kind, in random order, at increasing random steps.
 
     Raises:
         BadUse: there are too few steps for all faults.
@@ -65,8 +68,8 @@ def plan_faults(seed: int, *, steps: int, save_every: int, world_size: int) -> l
         raise BadUse(
             f"--steps {steps} leaves no room for {len(kinds)} faults: give at least {least}."
         )
-    # Each fault has an interval between saves to itself, so that the run has recovered before the
-    # next fault.
+    # No two faults are in the same interval between saves, so that the run has recovered from one
+    # fault before the next.
     chosen = sorted(source.sample(intervals, len(kinds)))
     return [
         PlannedFault(
@@ -82,7 +85,7 @@ def plan_faults(seed: int, *, steps: int, save_every: int, world_size: int) -> l
 
 
 class PlannedFaults:
-    """The planned faults: each happens once, when the training first reports the fault's step."""
+    """Inject each planned fault once, when the training first reports the fault's step."""
 
     def __init__(
         self,
@@ -91,23 +94,26 @@ class PlannedFaults:
         *,
         break_link: Callable[[str], None],
     ) -> None:
-        """Prepare a plan; inject nothing yet.
+        """Store the plan and the ways to inject the faults.
 
         Args:
             plan: the faults, in the order of their steps.
             injector: injects the faults of processes and checkpoints.
-            break_link: makes the link of a node fail, by the node's name.
+            break_link: breaks the network link of the node with the given name.
         """
         self._waiting = list(plan)
         self._injector = injector
         self._break_link = break_link
 
     def stepped(self, step: int, pids: Mapping[int, int]) -> dict[str, Any] | None:
-        """Inject the next fault if its step is completed; return the fault's record, else None.
+        """Inject the next fault if its step is completed.
 
         Args:
             step: the completed step.
             pids: the process of each rank.
+
+        Returns:
+            The record of the injected fault; None if no fault was due.
         """
         if not self._waiting or step < self._waiting[0].step:
             return None

@@ -1,6 +1,7 @@
-"""A small GPT: learned positions, pre-norm blocks, causal attention.
+"""Define a small GPT with learned positions, pre-norm blocks and causal attention.
 
-Shape and initialisation are those of GPT-2 (Radford et al. 2019), with an output layer of its own.
+It has the shape and initialisation of GPT-2 (Radford et al. 2019), but the output layer does not
+share its weights with the embedding.
 """
 
 import math
@@ -13,7 +14,7 @@ from torch.nn import functional as F  # noqa: N812 - its name in every PyTorch p
 
 @dataclass(frozen=True, kw_only=True)
 class GPTConfig:
-    """Hold the sizes of a GPT: `width` of the residual stream, `context` in tokens of an input."""
+    """Hold the sizes of a GPT, such as `width` of the residual stream and `context` in tokens."""
 
     vocabulary_size: int = 256
     context: int = 64
@@ -35,7 +36,7 @@ class GPTConfig:
 
 
 class Attention(nn.Module):
-    """Causal self-attention of several heads."""
+    """Compute causal self-attention with several heads."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -58,7 +59,10 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then a two-layer perceptron, each normalised before and added to the residual stream."""
+    """Apply attention, then a two-layer perceptron.
+
+    Each is preceded by a normalisation, and its output is added to the residual stream.
+    """
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -80,7 +84,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Predicts at each position the token that follows."""
+    """Predict, at each position, the token that follows."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -93,14 +97,25 @@ class GPT(nn.Module):
         self._initialise(config.layers)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of shape (batch, tokens, vocabulary) for int64 tokens of shape (batch, tokens)."""
+        """Compute the logits of the next tokens.
+
+        Args:
+            tokens: int64 of shape (batch, tokens).
+
+        Returns:
+            The logits, of shape (batch, tokens, vocabulary).
+        """
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.dropout(self.token_embedding(tokens) + self.position_embedding(positions))
         logits: Tensor = self.head(self.norm(self.blocks(x)))
         return logits
 
     def _initialise(self, layers: int) -> None:
-        """Normal of deviation 0.02; what adds to the residual stream is scaled by 1/√(additions)."""
+        """Draw the weights from a normal distribution with a standard deviation of 0.02.
+
+        The weights of layers that add to the residual stream are scaled by 1/√(number of
+        additions).
+        """
         for name, parameter in self.named_parameters():
             if name.endswith(("attention.output.weight", "mlp.2.weight")):
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers))

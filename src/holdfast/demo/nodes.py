@@ -1,10 +1,10 @@
-"""Start the nodes of a run of the demonstration, each in a process that works as `holdfast run`.
+"""Start the nodes of a run of the demonstration, each in a process that works like `holdfast run`.
 
     python -m holdfast.demo.nodes PARENT_PID HOME RUN NNODES HOST:PORT
 
-The process of the first node prints the events of the supervisor, one JSON array a line; the
-process of another node prints nothing. A node's process, with all processes of the node, ends when
-the demonstration ends, also if the demonstration is killed.
+The process of the first node prints each event of the supervisor as a line with a JSON array. The
+processes of other nodes print nothing. A node's process, with all processes of the node, ends when
+the demonstration ends, even if the demonstration is killed.
 """
 
 import contextlib
@@ -30,19 +30,19 @@ from holdfast.recover import Meeting, RunSpec, board_of, join, meeting_of, super
 from holdfast.testing.hosts import Hosts
 
 JOIN_S = 60.0
-"""Seconds within which the first node has a meeting place."""
+"""Seconds within which the first node must publish its meeting place."""
 END_S = 60.0
-"""Seconds within which the other nodes end after the first one."""
+"""Seconds within which the other nodes must end after the first node."""
 STOP_S = 90.0
-"""Seconds within which a run ends after Ctrl-C."""
+"""Seconds within which a run must end after Ctrl-C."""
 POLL_S = 0.05
 
 Observed = tuple[str, Mapping[str, Any]]
-"""An event of the supervisor: a kind, and its data."""
+"""An event of the supervisor, with its kind and its data."""
 
 
 class Nodes:
-    """The nodes of one run. Use it as a context manager: at its end no node is left."""
+    """The nodes of one run, as a context manager; at the end of the block all nodes have ended."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Nodes:
         hosts: Hosts | None,
         log: Path,
     ) -> None:
-        """Start no node yet.
+        """Store what each node's process needs; `start` starts the nodes.
 
         Args:
             run: the id of the run, which is recorded in the ledger in `home`.
@@ -89,11 +89,11 @@ class Nodes:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return the environment variables of all nodes' processes."""
+        """Return the environment variables that all nodes' processes share."""
         return module_command("holdfast.demo.nodes")[1]
 
     def start(self, name: str, variables: Mapping[str, str] | None = None) -> None:
-        """Start a node; the first node that is started leads the run.
+        """Start a node; the node that is started first leads the run.
 
         Args:
             name: the name of the node.
@@ -121,10 +121,10 @@ class Nodes:
             threading.Thread(target=self._receive, args=(process,), daemon=True).start()
 
     def meet(self) -> None:
-        """Wait until the first node has a meeting place, so that other nodes find it.
+        """Wait until the first node has published its meeting place, which other nodes need.
 
         Raises:
-            HoldfastError: the first node ended, or has no meeting place in time.
+            HoldfastError: the first node ended, or did not publish a meeting place in time.
         """
         first = next(iter(self._processes.values()))
         place = self._home / "rendezvous"
@@ -183,7 +183,7 @@ class Nodes:
 
 
 def main() -> int:
-    """Run a node; return the exit code."""
+    """Run one node; return the exit code."""
     parent_pid, home, run, nnodes, rendezvous = sys.argv[1:6]
     die_with_parent(int(parent_pid))
     paths = RunPaths(Path(home), run)
@@ -231,7 +231,7 @@ def _print_observed(kind: str, data: Mapping[str, Any]) -> None:
 
 
 def rendezvous_of(hosts: Hosts | None, names: Sequence[str]) -> str:
-    """Return the meeting place of the nodes: the address of the first node, and a free port."""
+    """Return the address at which the nodes meet: the first node's address, with a free port."""
     if hosts is not None:
         return f"{hosts.addresses[names[0]]}:29500"  # no other program is on that host
     return f"127.0.0.1:{free_ports(1)[0]}"

@@ -1,4 +1,4 @@
-"""Pair each fault of a demonstration with its detection and the action, from the run's records."""
+"""Match each fault of a demonstration with its detection and the action, from the run's records."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -12,21 +12,21 @@ from holdfast.core.left_out import in_words
 
 @dataclass(frozen=True, kw_only=True)
 class FaultRow:
-    """One injected fault and its incidents, up to the next fault.
+    """One injected fault, with the incidents between this fault and the next one.
 
     Attributes:
         fault: the name of the fault.
-        step: the last step before the fault.
+        step: the last step that was completed before the fault.
         injected: the details of the injected fault, as a clause.
-        seen_as: the observed failure.
+        seen_as: the failure that Holdfast observed.
         node: the node of the rank at fault, if one was found.
         rank: the rank at fault, if one was found.
         action: the action, in a few words.
         seconds_to_detect: the time from the fault to its detection.
-        seconds_to_restart: the time from the detection to the next completed step; None if the
-            training did not go on.
-        rank_seconds_lost: the cost of the fault, in seconds times ranks; GPU-seconds if each rank
-            has a GPU.
+        seconds_to_restart: the time from the detection to the next completed step; None if there
+            was no such step.
+        rank_seconds_lost: the cost of the fault, in seconds times ranks; these are GPU-seconds if
+            each rank has a GPU.
         incidents: the numbers of the incidents.
     """
 
@@ -51,7 +51,7 @@ def fault_rows(story: RunStory, events: Sequence[Event]) -> list[FaultRow]:
     """Return a row for each injected fault that led to an incident, in the order of the faults.
 
     Args:
-        story: the explanation of the run.
+        story: the story of the run.
         events: the events of the run, in the order of their records.
     """
     groups: list[list[tuple[IncidentSummary, IncidentStory]]] = []
@@ -89,7 +89,7 @@ def _row(
 
 
 def _action(costs: Sequence[IncidentSummary], events: Sequence[Event]) -> str:
-    """Return the action on the incidents of one fault, as a clause."""
+    """Return the action that was taken on the incidents of one fault, as a clause."""
     last = costs[-1].incident
     if last.action != "restart":
         return "the run was ended" if last.action else "nothing was done"

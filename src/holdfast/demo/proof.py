@@ -1,4 +1,4 @@
-"""Compare the final weights of two runs, to the last bit, as read by stock PyTorch."""
+"""Compare the final weights of two runs to the last bit, after loading them with plain PyTorch."""
 
 import hashlib
 import warnings
@@ -13,7 +13,7 @@ from holdfast.demo.model import GPT, GPTConfig
 
 
 def final_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
-    """Load the model's weights from a checkpoint, with PyTorch's own `dcp.load`."""
+    """Load the model's weights from a checkpoint with PyTorch's `dcp.load`, not with Holdfast."""
     state: dict[str, Any] = {"model": GPT(GPTConfig(vocabulary_size=VOCABULARY_SIZE)).state_dict()}
     with warnings.catch_warnings():
         warnings.filterwarnings(
@@ -25,7 +25,7 @@ def final_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
 
 
 def compare(checkpoint: Path, reference: Path) -> dict[str, Any]:
-    """Return the proof for the ledger: the hashes of all weights' bytes, and whether they agree."""
+    """Return the hashes of both runs' weights, and whether they are equal, for the ledger."""
     ours, theirs = final_weights(checkpoint), final_weights(reference)
     return {
         "tensors": len(ours),

@@ -3,9 +3,9 @@
     torchrun --nproc-per-node 2 -m holdfast.demo.train --checkpoints DIR
     holdfast run -- torchrun --nproc-per-node 2 -m holdfast.demo.train --checkpoints DIR
 
-The three lines are marked. With the same seed and two ranks the final weights are the same to the
+The three lines are marked. With the same seed and two ranks, the final weights are the same to the
 last bit, however often the run was killed and restored. `--bad-batch` damages a batch of the data.
-`--leave-out` trains without some batches, without the help of Holdfast.
+`--leave-out` skips some batches in the script itself, without Holdfast.
 """
 
 import argparse
@@ -35,16 +35,16 @@ MAX_GRADIENT_NORM = 1.0
 
 
 class CorruptVocabulary(Exception):
-    """A token is outside the vocabulary: the data are damaged."""
+    """A token is outside the vocabulary, so the data are damaged."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Join the other ranks, train, and exit so that no thread outlives the process group.
 
     A thread that outlives the group sometimes aborts a clean exit (SIGABRT, seen with gloo in torch
-    2.13). Two things keep a group alive: a DDP module, which is deleted here with the frame of
-    `train`; and functions of torch.distributed.nn, whose default argument is the group at the time
-    of their import. So this module imports these functions before there is a group.
+    2.13). Two things keep a group alive. One is a DDP module, which is deleted when `train`
+    returns. The other is an import of torch.distributed.nn, whose functions have the current group
+    as a default argument. So this module imports these functions before there is a group.
     """
     args = parse_arguments(arguments)
     rank, world_size = join_process_group()
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def train(args: argparse.Namespace, rank: int, world_size: int) -> None:
-    """Train by the arguments, from the newest checkpoint if there is one."""
+    """Train as the arguments request, from the newest checkpoint if there is one."""
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(
@@ -117,7 +117,7 @@ def train(args: argparse.Namespace, rank: int, world_size: int) -> None:
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the arguments of the command line, checked."""
+    """Parse and check the arguments of the command line."""
     parser = argparse.ArgumentParser(
         description="Train a small GPT on the standard library's source."
     )
@@ -164,20 +164,20 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 
 
 def batch_ranges(text: str) -> list[tuple[int, int]]:
-    """Read ranges of batch numbers such as `119-122,300-301`, both ends included."""
+    """Parse ranges of batch numbers such as `119-122,300-301`, which include both ends."""
     ends = [part.partition("-") for part in text.split(",")]
     return [(int(first), int(last)) for first, _, last in ends]
 
 
 def in_ranges(number: int, ranges: Sequence[tuple[int, int]]) -> bool:
-    """Return True if a number is in one of the ranges, both ends included."""
+    """Return True if a number is in one of the ranges, which include both ends."""
     return any(first <= number <= last for first, last in ranges)
 
 
 def join_process_group() -> tuple[int, int]:
     """Join the process group; return the rank and the world size.
 
-    A process that torchrun did not start is a group by itself.
+    A process that torchrun did not start forms a group of one.
     """
     if dist.is_torchelastic_launched():
         dist.init_process_group("gloo")
@@ -188,7 +188,10 @@ def join_process_group() -> tuple[int, int]:
 
 
 def parameter_groups(model: nn.Module) -> list[dict[str, object]]:
-    """Return the optimizer's groups: matrices decay; biases and norms, of one dimension, do not."""
+    """Return the optimizer's parameter groups.
+
+    Weight decay applies to matrices, but not to biases and norms, which have one dimension.
+    """
     parameters = list(model.parameters())
     return [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": WEIGHT_DECAY},
@@ -197,9 +200,9 @@ def parameter_groups(model: nn.Module) -> list[dict[str, object]]:
 
 
 def cosine(step: int, steps: int) -> float:
-    """Return the share of the learning rate after `step` steps.
+    """Return the factor on the learning rate after `step` steps.
 
-    The share rises linearly in the warm-up, then falls along half a cosine to a tenth.
+    The factor rises linearly in the warm-up, then falls along half a cosine to a tenth.
     """
     if step < WARMUP_STEPS:
         return (step + 1) / WARMUP_STEPS
@@ -208,7 +211,7 @@ def cosine(step: int, steps: int) -> float:
 
 
 def check_vocabulary(tokens: Tensor, step: int) -> None:
-    """Check that the embedding has a row for each token.
+    """Check that each token has a row in the embedding.
 
     Raises:
         CorruptVocabulary: a token is outside the vocabulary.
@@ -222,9 +225,9 @@ def check_vocabulary(tokens: Tensor, step: int) -> None:
 
 @torch.no_grad()
 def evaluate(model: nn.Module, batches: Sequence[tuple[Tensor, Tensor]]) -> float:
-    """Return the mean loss over all ranks' `batches`, in nats a byte.
+    """Return the mean loss over all ranks' `batches`, in nats per byte.
 
-    Draws no random number, so that the training does not depend on evaluations.
+    The function draws no random numbers, so that evaluations do not change the training.
     """
     model.eval()
     total = torch.zeros(())
@@ -236,7 +239,7 @@ def evaluate(model: nn.Module, batches: Sequence[tuple[Tensor, Tensor]]) -> floa
 
 
 def say(line: str) -> None:
-    """Print `line`, once for all ranks."""
+    """Print `line` on one rank only."""
     if dist.get_rank() == 0:
         print(line, flush=True)  # noqa: T201 - the log of a training script is what it prints
 
@@ -249,7 +252,7 @@ def progress_line(step: int, loss: float, *, lr: float, val_loss: float | None =
 
 
 def fingerprint(model: nn.Module) -> str:
-    """Return a hash of the weights' bytes, which differs if one bit of the weights differs."""
+    """Return a hash of the bytes of all weights, which changes if any bit changes."""
     digest = hashlib.sha256()
     for tensor in model.state_dict().values():
         digest.update(tensor.numpy().tobytes())

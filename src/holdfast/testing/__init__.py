@@ -1,9 +1,10 @@
-"""Public fakes and faults, for the tests of this project and of its users.
+"""Provide public fakes and faults, for the tests of this project and of its users.
 
-Among the other packages, only `demo` uses this one. `Injector` breaks a supervised run by a seeded
-schedule and logs the ground truth. `RankFaults` lets faults happen inside a training script.
+Of the other packages, only `demo` uses this one. `Injector` breaks a supervised run by a seeded
+schedule, and logs which fault it injected when. `RankFaults` lets faults happen inside a training
+script.
 
-Imported from their modules:
+These classes and functions are imported from their modules:
 
 - `hosts.Hosts`: hosts that are network namespaces of this machine; needs root;
 - `bad_nodes.BreakingLink`: a node whose connections break;

@@ -1,8 +1,9 @@
-"""Bad nodes: emulated nodes for statistics, and a real node whose connections break.
+"""Provide bad nodes: emulated nodes for statistics, and a real node whose connections break.
 
-`EmulatedNodes` draws the results of tests at random. `BreakingLink` makes a node of this machine
-bad: as with a failing network card, each collective may find the TCP connections between the ranks
-cut. The cut is real, so gloo and torch report their own errors on all nodes that take part.
+`EmulatedNodes` draws the results of node tests at random. `BreakingLink` makes a node of this
+machine bad: at random, the TCP connections between the ranks are cut before a collective, as with a
+failing network card. Because the cut is real, gloo and torch report their own errors on all nodes
+that take part.
 """
 
 import functools
@@ -19,24 +20,25 @@ from types import ModuleType
 from typing import Any
 
 ENV_LINK = "HOLDFAST_TESTING_BAD_LINK"
-"""The variable with the path of a file; while the file exists, the process's collectives fail."""
+"""The environment variable with the path of a file; collectives fail while the file exists."""
 FAILING_SHARE = 0.5
-"""The share of the collectives of a bad node before which the connections are cut."""
+"""The probability that the connections of a bad node are cut before a collective."""
 _COLLECTIVES = ("all_gather", "all_reduce", "barrier")
 _AT_START = """\
 from holdfast.testing.bad_nodes import watch_imports
 
 watch_imports()
 """
-"""The source of `sitecustomize`, which Python imports at its start on the node."""
+"""The source of the module `sitecustomize`, which Python imports when it starts on the node."""
 
 
 class EmulatedNodes:
-    """A cluster whose faulty nodes fail each of their tests with a rate of their own.
+    """A cluster in which each faulty node fails its tests with a given probability.
 
     Attributes:
         names: the names of all nodes.
-        rates: the rate of failure of each faulty node, in [0, 1], by the node's name.
+        rates: the probability, in [0, 1], that a test with the faulty node fails, by the node's
+            name.
     """
 
     def __init__(self, count: int, rates: Mapping[str, float], source: random.Random) -> None:
@@ -46,31 +48,37 @@ class EmulatedNodes:
 
     @classmethod
     def drawn(cls, count: int, *, bad: int, rate: float, source: random.Random) -> "EmulatedNodes":
-        """Return a cluster of `count` nodes; `bad` nodes, drawn at random, fail with `rate`."""
+        """Create a cluster of `count` nodes, `bad` of which, drawn at random, are faulty.
+
+        A test with a faulty node fails with the probability `rate`.
+        """
         names = [f"n{number}" for number in range(1, count + 1)]
         return cls(count, dict.fromkeys(source.sample(names, bad), rate), source)
 
     def passes(self, world: Sequence[str]) -> bool:
-        """Test some nodes together once; return True if the test passed."""
+        """Run one test with the given nodes together; return True if it passed."""
         return all(self._source.random() >= self.rates.get(name, 0.0) for name in world)
 
 
 class BreakingLink:
-    """A node's link that works until `break_now`.
+    """A node's network link that works until `break_now` is called.
 
-    From then on the link fails in `FAILING_SHARE` of the node's collectives. Start the processes of
-    the node with the variables of `environment`.
+    After that, the link fails before a share `FAILING_SHARE` of the node's collectives. Start the
+    processes of the node with the variables that `environment` returns.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Prepare a folder for the link's module and for the file that breaks the link."""
+        """Create a folder, with a module that fails collectives once the link is broken."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "sitecustomize.py").write_text(_AT_START)
         self._folder = folder.absolute()
         self._is_broken = self._folder / "broken"
 
     def environment(self, before: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables to add to the variables `before` of the node's processes."""
+        """Return environment variables for the node's processes.
+
+        `before` holds the variables to which these are added.
+        """
         paths = filter(None, (str(self._folder), before.get("PYTHONPATH", "")))
         return {"PYTHONPATH": os.pathsep.join(paths), ENV_LINK: str(self._is_broken)}
 
@@ -80,21 +88,21 @@ class BreakingLink:
 
 
 def watch_imports() -> None:
-    """Make the collectives of torch fail in this process while the file of `ENV_LINK` exists."""
+    """Patch torch in this process, so that collectives fail while the file of `ENV_LINK` exists."""
     if ENV_LINK in os.environ:
         sys.meta_path.insert(0, _Watch())
 
 
 class _Watch(importlib.abc.MetaPathFinder):
-    """A finder that changes modules of torch as the program imports them.
+    """An import hook that patches modules of torch when the program imports them.
 
-    The finder itself imports no module of torch.
+    The hook itself does not import torch.
     """
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, _target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return the module's own spec, with a loader that changes the module after its import."""
+        """Return the module's spec, with a loader that patches the module after loading it."""
         change = _CHANGES.get(name)
         spec = None if change is None else importlib.machinery.PathFinder.find_spec(name, path)
         if change is None or spec is None or spec.loader is None:
@@ -139,8 +147,8 @@ def _failing(call: Callable[..., Any]) -> Callable[..., Any]:
 def cut_connections() -> int:
     """Cut this process's TCP connections to other ranks; return the number of cut connections.
 
-    The connections to the launcher's store and to the agent remain: in a cluster they use another
-    network.
+    The connections to the launcher's store and to the agent are not cut, because in a cluster they
+    use another network.
     """
     spared = {
         os.environ.get("MASTER_PORT"),
@@ -150,7 +158,11 @@ def cut_connections() -> int:
 
 
 def _is_cut(descriptor: int, spared: Collection[str | None]) -> bool:
-    """Cut a descriptor's connection, if the descriptor belongs to a TCP connection."""
+    """Cut a file descriptor's connection, unless it is spared or the descriptor has none.
+
+    Returns:
+        True if a connection was cut.
+    """
     try:
         if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
             return False

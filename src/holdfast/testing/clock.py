@@ -1,4 +1,4 @@
-"""A clock whose time passes only by calls."""
+"""Provide a clock whose time passes only when a test calls it."""
 
 
 class FakeClock:
@@ -9,7 +9,7 @@ class FakeClock:
         self._elapsed_s = 0.0
 
     def now_s(self) -> float:
-        """Return the wall time in Unix seconds: the start plus all jumps and advances."""
+        """Return the wall-clock time in Unix seconds: the start plus all jumps and advances."""
         return self._epoch_s + self._elapsed_s
 
     def monotonic_s(self) -> float:
@@ -17,10 +17,10 @@ class FakeClock:
         return self._elapsed_s
 
     def jump(self, seconds: float) -> None:
-        """Move the wall clock by `seconds`, which may be negative; the monotonic clock stays."""
+        """Move the wall clock by `seconds`, which may be negative, but not the monotonic clock."""
         self._epoch_s += seconds
 
     def advance(self, seconds: float) -> None:
-        """Move both clocks on by `seconds`."""
+        """Move both clocks forward by `seconds`."""
         assert seconds >= 0, "time does not go back"
         self._elapsed_s += seconds

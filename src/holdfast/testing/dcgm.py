@@ -1,4 +1,4 @@
-"""Imitate dcgm-exporter's page, and the output of `dcgmi dmon`."""
+"""Imitate the page of dcgm-exporter, and the output of `dcgmi dmon`."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,12 +7,13 @@ from pathlib import Path
 def exporter_page(
     gpus: Sequence[Mapping[str, float]], *, host_label: str = "Hostname", mig_instance: str = ""
 ) -> bytes:
-    """Return the page of an exporter in Prometheus' text format.
+    """Return a page like dcgm-exporter's, in Prometheus' text format.
 
     Args:
-        gpus: for each GPU, the value of each DCGM field by the field's name.
-        host_label: the label of the host's name; newer exporters write `hostname`.
-        mig_instance: the id of a MIG instance to which all values belong; empty: whole GPUs.
+        gpus: for each GPU, the value of each DCGM field, by the field's name.
+        host_label: the name of the label that holds the host's name; newer exporters write
+            `hostname`.
+        mig_instance: the id of the MIG instance that all values belong to; empty: whole GPUs.
     """
     lines = []
     for name in dict.fromkeys(name for gpu in gpus for name in gpu):
@@ -29,11 +30,11 @@ def exporter_page(
 
 
 def fake_dcgmi(path: Path, rows: Sequence[Sequence[str]], *, then: str = "sleep 600") -> Path:
-    """Write a program that prints one line of `dcgmi dmon` for each row, and return its path.
+    """Write a program that imitates the output of `dcgmi dmon`; return its path.
 
     Args:
-        path: the program.
-        rows: the words of each GPU's values, in the order of the requested fields.
+        path: the path of the program.
+        rows: one row for each line: the values of a GPU, in the order of the requested fields.
         then: a shell command that runs afterwards.
     """
     lines = [

@@ -1,7 +1,7 @@
-"""A simulated engine that records its requests and answers, to test that no work is done twice.
+"""Provide a simulated engine that records its requests, to test that no work is done twice.
 
-The engine's name is `holdfast.testing.engine:RecordedEngine`. The option `record` names the file of
-the record, which all engines share.
+The engine's name is `holdfast.testing.engine:RecordedEngine`. The option `record` names the file to
+record to, which all engines share.
 """
 
 import os
@@ -19,7 +19,10 @@ NAME = "holdfast.testing.engine:RecordedEngine"
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A line of the record: an event of a request in an engine's process, by `time.monotonic()`."""
+    """One line of the record: an event of one request in the process of an engine.
+
+    The times are in seconds of `time.monotonic()`.
+    """
 
     what: Literal["asked", "recalled", "finished"]
     key: str
@@ -29,7 +32,10 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class RecordedEngine(SimulatedEngine):
-    """A simulated engine with a record; see the module."""
+    """A simulated engine that appends an event to a file for each request.
+
+    The events are `asked`, `recalled` and `finished`.
+    """
 
     def __init__(self, spec: EngineSpec) -> None:
         options = dict(spec.options)
@@ -76,7 +82,10 @@ class RecordedEngine(SimulatedEngine):
 
 
 def read_record(path: Path) -> list[Recorded]:
-    """Return all lines so far, in order, without a line that a killed engine left torn."""
+    """Return all complete lines of a record, in order.
+
+    A line that a killed engine left incomplete is skipped.
+    """
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Real faults for tests and demonstrations: processes die, files are damaged, disks are full."""
+"""Cause real faults for tests and demonstrations: dead processes, damaged files, full disks."""
 
 import os
 import random
@@ -8,17 +8,17 @@ from pathlib import Path
 from holdfast.core.errors import BadUse
 
 DISK_LIMIT_BYTES = 16 * 2**30
-"""The largest file system that `fill_disk` fills, since a larger one has other users."""
+"""The largest file system that `fill_disk` fills; a larger one probably has other users."""
 _PIECE_BYTES = 2**20
 
 
 def kill(pid: int) -> None:
-    """End a process with SIGKILL, as the kernel's out-of-memory killer does."""
+    """Kill a process with SIGKILL, as the kernel's out-of-memory killer does."""
     os.kill(pid, signal.SIGKILL)
 
 
 def freeze(pid: int) -> None:
-    """Stop a process with SIGSTOP: the process stays alive, and does not react to SIGTERM."""
+    """Stop a process with SIGSTOP; the process stays alive, but does not react to SIGTERM."""
     os.kill(pid, signal.SIGSTOP)
 
 
@@ -37,7 +37,7 @@ def flip_bit(path: Path, random_source: random.Random) -> tuple[int, int]:
 
 
 def truncate(path: Path, random_source: random.Random) -> int:
-    """Cut a file off at a random byte, durably; return the bytes that are left."""
+    """Cut a file off at a random byte, durably; return the number of bytes that remain."""
     with path.open("r+b") as file:
         left_bytes = random_source.randrange(os.fstat(file.fileno()).st_size)
         file.truncate(left_bytes)
@@ -48,7 +48,7 @@ def truncate(path: Path, random_source: random.Random) -> int:
 def fill_disk(filler: Path) -> int:
     """Write a file until its file system is full; return the size of the file in bytes.
 
-    Delete the file to end the fault.
+    Deleting the file ends the fault.
 
     Raises:
         BadUse: the file system is larger than `DISK_LIMIT_BYTES`. Nothing was written.

@@ -1,6 +1,6 @@
-"""A synthetic harness: tasks of stated sizes, to test scheduling and to emulate a cluster.
+"""Provide a synthetic harness with tasks of given sizes, to test scheduling and emulate a cluster.
 
-A suite entry names the harness as `holdfast.testing.harness:SyntheticHarness`; the entry's options
+A suite entry names the harness as `holdfast.testing.harness:SyntheticHarness`. The entry's options
 state the cost of each sample.
 """
 
@@ -36,15 +36,15 @@ def synthetic_entry(
     metric_s: Sequence[float] = (),
     max_new_tokens: int = 0,
 ) -> TaskEntry:
-    """Return an entry of a task with one request a sample.
+    """Create the suite entry of a task that has one request for each sample.
 
     Args:
         name: the name of the task.
-        prompt_tokens: the length of each sample's prompt.
+        prompt_tokens: the length of each sample's prompt, in tokens.
         new_tokens: the tokens that a simulated engine generates for each sample; 0 requests a
             log-probability instead.
         metric_s: the seconds that each sample's metric takes; empty for no metrics.
-        max_new_tokens: the limit that the scheduler sees; 0 for the maximum of `new_tokens`.
+        max_new_tokens: the token limit that the scheduler sees; 0 for the maximum of `new_tokens`.
     """
     options: dict[str, Any] = {
         "prompt_tokens": list(prompt_tokens),
@@ -56,7 +56,10 @@ def synthetic_entry(
 
 
 class SyntheticHarness:
-    """A `Harness` whose score is a digest of all answers: equal answers give equal scores."""
+    """A `Harness` whose score is a digest of all answers.
+
+    So equal answers give equal scores.
+    """
 
     name = NAME
 
@@ -102,13 +105,13 @@ class SyntheticHarness:
         answers: Sequence[Answer],
         facts: ModelFacts,  # noqa: ARG002
     ) -> bytes:
-        """Sleep as long as the entry states, and return the metric; see `Harness.measure`."""
+        """Sleep for the time that the entry states; return the metric. See `Harness.measure`."""
         time.sleep(entry.options["metric_s"][sample])
         return measured_of(answers)
 
 
 def synthetic_samples(entry: TaskEntry) -> list[SampleRequests]:
-    """Return the samples of an entry of `synthetic_entry`."""
+    """Return the samples of an entry that `synthetic_entry` created."""
     seed = int.from_bytes(hashlib.blake2b(entry.name.encode(), digest_size=3).digest(), "big")
     metric_s = entry.options.get("metric_s") or []
     samples = []
@@ -131,5 +134,5 @@ def synthetic_samples(entry: TaskEntry) -> list[SampleRequests]:
 
 
 def measured_of(answers: Sequence[Answer]) -> bytes:
-    """Return the metric that `SyntheticHarness.measure` returns for a sample's answers."""
+    """Return the metric of a sample's answers, as `SyntheticHarness.measure` computes it."""
     return json.dumps([answer.new_tokens for answer in answers]).encode()

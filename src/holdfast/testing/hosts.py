@@ -1,14 +1,14 @@
-"""Emulate several hosts on one machine: network namespaces with their own addresses, at one switch.
+"""Emulate several hosts on one machine, as network namespaces that a virtual switch connects.
 
     with Hosts.made(["node1", "node2"]) as hosts:
         subprocess.Popen(hosts.command("node1", ["python", "train.py"]), env=…)
 
-Processes of all hosts share the files and the process ids of the machine. Each host resolves the
-names of all hosts, and the name of the machine as its own; there is no other host and no name
-server. The network of the machine itself does not change: the switch is in a namespace of its own,
-too. Names of namespaces contain the id of the process that made them, so that the next `Hosts.made`
-deletes the namespaces of a killed process. Needs Linux, root and the commands `ip` (iproute2) and
-`unshare` (util-linux).
+Each host has its own address. Processes of all hosts share the files and the process ids of the
+machine. Each host resolves the names of all hosts, and resolves the name of the machine to its own
+address. There are no other hosts, and there is no name server. The machine's own network does not
+change, because the switch is also in a separate namespace. The names of the namespaces contain the
+id of the process that made them, so that the next `Hosts.made` can delete the namespaces of a
+killed process. This needs Linux, root and the commands `ip` (iproute2) and `unshare` (util-linux).
 """
 
 import contextlib
@@ -29,19 +29,19 @@ from holdfast.core.errors import HoldfastError
 INTERFACE = "eth0"
 MAX_HOSTS = 250
 _FILES = Path("/etc/netns")
-"""The folder whose subfolder of a namespace's name replaces files of /etc in `ip netns exec`."""
+"""`ip netns exec NAME` replaces files of /etc by the files in the subfolder NAME of this folder."""
 _NAMESPACE = re.compile(r"^holdfast-(\d+)-[0-9a-f]+-\S+")
 _COMMAND_S = 30.0
-"""Seconds within which a command `ip` ends."""
+"""Seconds within which an `ip` command must end."""
 
 
 class NoHosts(HoldfastError):
-    """The machine cannot emulate hosts; the message states the reason."""
+    """This machine cannot emulate hosts; the message states the reason."""
 
 
 @dataclass(frozen=True)
 class Hosts:
-    """Hosts that exist until the end of the `with` block that made them.
+    """Emulated hosts that exist until the end of the `with` block that created them.
 
     Attributes:
         addresses: the IPv4 address of each host, by the host's name.
@@ -53,9 +53,9 @@ class Hosts:
     @classmethod
     @contextlib.contextmanager
     def made(cls, names: Sequence[str]) -> Iterator["Hosts"]:
-        """Make a host for each name; delete the hosts at the end of the block.
+        """Create a host for each name; delete the hosts at the end of the block.
 
-        Processes that still run on a host at the end keep the host's network until they end.
+        A process that still runs on a host then keeps the host's network until the process ends.
 
         Raises:
             NoHosts: the machine cannot emulate hosts; nothing is left behind.
@@ -76,7 +76,7 @@ class Hosts:
 
     @staticmethod
     def missing() -> str | None:
-        """Return the reason why the machine cannot emulate hosts; None if the machine can."""
+        """Return why this machine cannot emulate hosts; None if it can."""
         if os.geteuid() != 0:
             return "only root may make network namespaces"
         if shutil.which("ip") is None:
@@ -92,15 +92,18 @@ class Hosts:
         return {name: f"{self._prefix}-{name}" for name in self.addresses}
 
     def command(self, name: str, command: Sequence[str]) -> list[str]:
-        """Return the command that runs `command` on a host; the process keeps its id."""
+        """Return the command line that runs `command` on a host.
+
+        The started process is the one of `command` itself, because `ip` replaces itself by it.
+        """
         return ["ip", "netns", "exec", self.namespaces[name], *command]
 
     def cut(self, name: str) -> None:
-        """Cut the cable of a host."""
+        """Disconnect a host from the switch."""
         self._switch_port(name, "down")
 
     def mend(self, name: str) -> None:
-        """Mend the cable of a host."""
+        """Connect a host to the switch again."""
         self._switch_port(name, "up")
 
     def _switch_port(self, name: str, state: str) -> None:
@@ -108,9 +111,9 @@ class Hosts:
         _ip("-n", f"{self._prefix}-switch", "link", "set", port, state)
 
     def environment(self, name: str) -> dict[str, str]:
-        """Return the variables for the processes of a host.
+        """Return environment variables for the processes of a host.
 
-        The variables are the name of the node, and the interface for gloo and NCCL.
+        They set the name of the node, and the network interface for gloo and NCCL.
         """
         return {
             "HOLDFAST_NODE_NAME": name,
@@ -147,15 +150,15 @@ class Hosts:
         try:
             (_FILES / host).mkdir(parents=True)
             (_FILES / host / "hosts").write_text("".join(lines))
-            # Without a name server in this file, the resolver sends requests to this host, which
-            # refuses them at once.
+            # Without a name server in this file, the resolver sends its requests to this host
+            # itself, which refuses them at once.
             (_FILES / host / "resolv.conf").write_text("")
         except OSError as error:
             raise NoHosts(f"{_FILES} cannot be written: {error.strerror}") from error
 
 
 def delete_stale() -> list[str]:
-    """Delete the namespaces that ended processes have left; return their names."""
+    """Delete the namespaces that ended processes have left behind; return their names."""
     if shutil.which("ip") is None:
         return []
     listed = _ip("netns", "list")
@@ -172,7 +175,7 @@ def _delete(name: str) -> None:
 
 
 def _quietly(*words: str) -> int | None:
-    """Return the exit code of a command; None if the command did not end in time."""
+    """Run a command without output; return its exit code, or None if it did not end in time."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         done = subprocess.run(words, capture_output=True, timeout=_COMMAND_S, check=False)
         return done.returncode
@@ -180,7 +183,7 @@ def _quietly(*words: str) -> int | None:
 
 
 def _ip(*words: str) -> str:
-    """Return the output of a command `ip`."""
+    """Run an `ip` command; return its output."""
     try:
         done = subprocess.run(
             ["ip", *words], capture_output=True, text=True, timeout=_COMMAND_S, check=False

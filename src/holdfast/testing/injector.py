@@ -9,8 +9,9 @@
     injector.follow(schedule(7, mtbf_s=60, duration_s=1800, kinds=injector.kinds), is_over=...)
     injector.close()
 
-The log is the ground truth: JSON lines, two for each fault (`injected`, then `took_effect` or
-`no_effect`), and a third line (`ended`) if the fault ends by itself. `read_log` joins these lines.
+The log is the ground truth for a comparison with what Holdfast detected. It has two JSON lines for
+each fault, `injected` and then either `took_effect` or `no_effect`. A fault that ends by itself has
+a third line, `ended`. `read_log` joins the lines of each fault.
 """
 
 import contextlib
@@ -66,9 +67,9 @@ WEIGHTS: Final[Mapping[Kind, int]] = {
     "network cut": 3,
     "slow rank": 4,
 }
-"""The number of faults of each kind in 100.
+"""The number of faults of each kind in 100 faults.
 
-Most are exits of ranks, as in the published counts of large trainings.
+Most faults are exits of ranks, as in the published counts of large trainings.
 """
 _IN_SCRIPT: Final[Mapping[Kind, str]] = {
     "deadlock": "deadlock",
@@ -76,7 +77,7 @@ _IN_SCRIPT: Final[Mapping[Kind, str]] = {
     "bad batch": "bad batch",
     "slow rank": "slow",
 }
-"""The kinds that happen inside the training script, with their names in `rank_faults`."""
+"""The kinds of faults inside the training script, with their names in `rank_faults`."""
 LASTS_S: Final[Mapping[Kind, float]] = {"disk full": 10.0, "network cut": 10.0, "slow rank": 20.0}
 """Seconds after which a fault ends by itself."""
 SLOW_BY_S = 0.1
@@ -88,7 +89,7 @@ POLL_S = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """A planned fault, `at_s` seconds after the start of the schedule."""
+    """A planned fault, to be injected `at_s` seconds after the start of the schedule."""
 
     at_s: float
     kind: Kind
@@ -102,13 +103,13 @@ def schedule(
     kinds: Sequence[Kind] = KINDS,
     weights: Mapping[Kind, int] = WEIGHTS,
 ) -> list[Planned]:
-    """Draw faults with exponential times between failures.
+    """Draw a schedule of faults, with exponentially distributed times between them.
 
     Args:
-        seed: the seed of all draws.
-        mtbf_s: the mean time between failures.
-        duration_s: the length of the schedule.
-        kinds: the possible kinds.
+        seed: the seed of the random draws.
+        mtbf_s: the mean time between failures, in seconds.
+        duration_s: the length of the schedule, in seconds.
+        kinds: the kinds of faults to draw from.
         weights: the weight of each kind.
 
     Raises:
@@ -131,18 +132,18 @@ class Injected:
     """An injected fault, as recorded in the log.
 
     Attributes:
-        number: the number of the fault; the first fault has 1.
+        number: the number of the fault, from 1.
         kind: see `Kind`.
         at_s: the time of the injection, in Unix seconds.
-        at_monotonic_s: the time of the injection, by the monotonic clock.
-        node: the name of the struck node; None for a fault without one.
-        rank: the struck rank; None for a fault without one.
-        pid: the struck process; None for a fault without one.
+        at_monotonic_s: the time of the injection, in seconds of the monotonic clock.
+        node: the name of the node that the fault strikes; None if there is no such node.
+        rank: the rank that the fault strikes; None if there is no such rank.
+        pid: the process that the fault strikes; None if there is no such process.
         parameters: the parameters of the fault, such as `for_s`.
-        detail: the fault in words, or the reason why the fault had no effect.
+        detail: a description of the fault, or the reason why the fault had no effect.
         took_effect_at_s: the time of the effect, in Unix seconds; None without an effect.
-        ended_at_s: the time at which the fault ended by itself, in Unix seconds; None for a fault
-            that has not ended by itself.
+        ended_at_s: the time at which the fault ended by itself, in Unix seconds; None if the fault
+            has not ended or does not end by itself.
     """
 
     number: int
@@ -159,7 +160,7 @@ class Injected:
 
 
 class Injector:
-    """An injector of faults into a run's processes, files and cables on this host."""
+    """Inject faults into a run's processes, files and network links on this host."""
 
     def __init__(
         self,
@@ -172,18 +173,18 @@ class Injector:
         checkpoints: Path | str | None = None,
         hosts: Hosts | None = None,
     ) -> None:
-        """Prepare; nothing breaks yet.
+        """Store the run and the folders that the faults need.
 
         Args:
             log: the file of the ground truth; lines are appended.
             home: the run's `$HOLDFAST_HOME`.
             run_id: the id of the run.
             seed: the seed for the choice of targets and damages.
-            orders: a folder for the faults inside a script that calls `RankFaults`; None leaves
-                these faults out.
+            orders: a folder through which faults are requested inside a script that calls
+                `RankFaults`; None leaves these faults out.
             checkpoints: the job's folder of checkpoints; None leaves out damaged checkpoints and
                 full disks.
-            hosts: the hosts of the nodes; None leaves out cut cables.
+            hosts: the emulated hosts of the nodes; None leaves out cut network links.
         """
         self._log = Path(log).absolute()
         self._home, self._run_id = Path(home).absolute(), run_id
@@ -204,12 +205,12 @@ class Injector:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return the variables that the job needs for faults inside its script."""
+        """Return the environment variables that the job needs for faults inside its script."""
         return {} if self._orders is None else {rank_faults.ENV_FOLDER: str(self._orders)}
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """Return the kinds that are possible with the injector's folders and hosts."""
+        """Return the kinds of faults that the given folders and hosts allow."""
         lacking: set[Kind] = set()
         if self._orders is None:
             lacking |= set(_IN_SCRIPT)
@@ -222,7 +223,9 @@ class Injector:
     def follow(
         self, planned: Sequence[Planned], *, is_over: Callable[[], bool] = lambda: False
     ) -> list[Injected]:
-        """Inject the planned faults, each at its time after this call; return the injected faults.
+        """Inject each planned fault when its time has come; return the injected faults.
+
+        The times count from this call.
 
         Args:
             planned: see `schedule`.
@@ -248,13 +251,14 @@ class Injector:
         node: str | None = None,
         for_s: float | None = None,
     ) -> Injected:
-        """Inject one fault now, as soon as there is a target for it.
+        """Inject one fault as soon as there is a target for it.
 
         Args:
             kind: see `KINDS`.
             rank: the rank to strike; None for a random choice.
             node: the name of the node to strike; None for a random choice.
-            for_s: the duration of a fault that ends by itself; None for the value in `LASTS_S`.
+            for_s: the duration, in seconds, of a fault that ends by itself; None for the value in
+                `LASTS_S`.
 
         Raises:
             BadUse: the kind is not possible here, or `for_s` is given for a kind that does not end
@@ -283,7 +287,7 @@ class Injector:
         return struck.injected()
 
     def close(self) -> None:
-        """End now all faults that would end by themselves later."""
+        """End all faults that would end by themselves later."""
         for timer, end in [*self._ending.values()]:
             timer.cancel()
             end()
@@ -365,9 +369,9 @@ class Injector:
         self._write(struck, "took_effect")
 
     def _damage(self) -> str | None:
-        """Damage the newest checkpoint; return the damage in words.
+        """Damage the newest checkpoint; return a description of the damage.
 
-        None, with nothing damaged, if no other whole checkpoint would be left.
+        If no other intact checkpoint would remain, nothing is damaged and the result is None.
         """
         assert self._checkpoints is not None
         found = {}
@@ -442,7 +446,7 @@ class Injector:
 
 
 class _Struck:
-    """The state of a fault during its injection."""
+    """A fault while it is being injected."""
 
     def __init__(self, number: int, kind: Kind, parameters: dict[str, Any]) -> None:
         self.number, self.kind, self.parameters = number, kind, parameters
@@ -455,13 +459,13 @@ class _Struck:
         self.ended_at_s: float | None = None
 
     def injected(self) -> Injected:
-        """Return the record of the fault."""
+        """Return the fault in the form of its record."""
         return Injected(**{**vars(self), "parameters": dict(self.parameters)})
 
 
 @dataclass(frozen=True)
 class _Target:
-    """A process that can be struck."""
+    """A process that a fault can strike, with its node and rank."""
 
     node: NodeProcesses
     process: psutil.Process
@@ -471,7 +475,7 @@ class _Target:
 def _targets(kind: Kind, nodes: Sequence[NodeProcesses]) -> list[_Target]:
     """Return the processes that a fault of a kind can strike.
 
-    Agents may be on spare nodes; all other targets are on nodes that train.
+    Agents may be on spare nodes. All other targets are on nodes that train.
     """
     found = []
     for node in nodes:
@@ -495,7 +499,7 @@ def _targets(kind: Kind, nodes: Sequence[NodeProcesses]) -> list[_Target]:
 
 
 def _host_of(node: NodeProcesses, hosts: Hosts) -> str | None:
-    """Return the name of the host whose network namespace a node is in."""
+    """Return the name of the host on which a node runs, by the node's network namespace."""
     with contextlib.suppress(OSError):
         inside = Path(f"/proc/{node.run.pid}/ns/net").stat().st_ino
         for name, namespace in hosts.namespaces.items():
@@ -505,9 +509,9 @@ def _host_of(node: NodeProcesses, hosts: Hosts) -> str | None:
 
 
 def read_log(path: Path | str) -> list[Injected]:
-    """Read the ground truth: each fault once, by the last of its lines.
+    """Read the ground truth: each fault once, as the last of its lines records it.
 
-    A line that a killed injector has not written whole is left out.
+    A line that a killed injector left incomplete is skipped.
     """
     found: dict[int, Injected] = {}
     with contextlib.suppress(FileNotFoundError):

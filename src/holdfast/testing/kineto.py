@@ -1,6 +1,7 @@
-"""Make a trace as PyTorch's profiler (Kineto) writes for a rank on a GPU, and fake that profiler.
+"""Imitate PyTorch's profiler (Kineto) and the trace that it writes for a rank on a GPU.
 
-No GPU is needed. The fake has the parts of `torch.profiler.profile` that a deep capture calls.
+No GPU is needed. The fake profiler has the methods of `torch.profiler.profile` that a deep capture
+calls.
 """
 
 import gzip
@@ -10,20 +11,22 @@ from types import SimpleNamespace
 from typing import Any
 
 KERNELS = ("ampere_bf16_gemm", "flash_fwd_kernel", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL")
-"""The kernels of a step, in turn."""
+"""The names of the kernels in a step, repeated in this order."""
 LAUNCH_US, KERNEL_US = 10.0, 90.0
 
 
 def kineto_trace(
     *, steps: int = 3, kernels_a_step: int = 6, rank: int = 0, world_size: int = 8
 ) -> dict[str, Any]:
-    """Return a trace: for each kernel the operator, the launch and the kernel itself, in µs.
+    """Create a trace with three events for each kernel: operator, launch and kernel.
+
+    The times are in µs.
 
     Args:
-        steps: the captured steps.
-        kernels_a_step: the kernels of one step.
+        steps: the number of captured steps.
+        kernels_a_step: the number of kernels in one step.
         rank: the rank that was captured.
-        world_size: the ranks of the job.
+        world_size: the number of ranks of the job.
     """
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "ts": 0.0, "args": {"name": "python"}}
@@ -64,28 +67,28 @@ def kineto_trace(
 
 
 class FakeProfiler:
-    """A profiler that writes the trace of a rank on a GPU."""
+    """A profiler that writes the trace of `kineto_trace`."""
 
     def __init__(self, *, steps: int, kernels_a_step: int = 6, rank: int = 0) -> None:
-        """Take no trace yet; see `kineto_trace`."""
+        """Store the parameters of the trace; see `kineto_trace`."""
         self._trace = kineto_trace(steps=steps, kernels_a_step=kernels_a_step, rank=rank)
         found = [one for one in self._trace["traceEvents"] if one["ph"] == "X"]
         self.profiler = SimpleNamespace(kineto_results=SimpleNamespace(events=lambda: found))
         self.is_running = False
 
     def start(self) -> None:
-        """Begin the trace."""
+        """Start recording the trace."""
         self.is_running = True
 
     def stop(self) -> None:
-        """End the trace."""
+        """Stop recording the trace."""
         self.is_running = False
 
     def export_chrome_trace(self, path: str) -> None:
         """Write the trace, compressed if the name ends in `.gz`.
 
         Raises:
-            RuntimeError: the profiler still runs.
+            RuntimeError: the profiler is still running.
         """
         if self.is_running:
             raise RuntimeError("The profiler must be stopped before its trace is written.")

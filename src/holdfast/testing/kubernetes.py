@@ -1,8 +1,8 @@
-"""Kubernetes on one machine, private to one test: an API server whose pods are processes.
+"""Run a Kubernetes that is private to one test: an API server whose pods are local processes.
 
-The API server is kmock's emulator. Every few milliseconds, a small controller reads Nodes, JobSets,
-Jobs and Pods from the server. The controller replaces the scheduler, the kubelets and the
-controllers of Job and JobSet:
+The API server is kmock's emulator. A small controller reads Nodes, JobSets, Jobs and Pods from the
+server every few milliseconds. It does the work of the scheduler, the kubelets and the controllers
+of Job and JobSet:
 
     with PrivateKubernetes(tmp_path, nodes=3) as kubernetes:
         kubernetes.apply(manifest)
@@ -16,9 +16,9 @@ controllers of Job and JobSet:
   `kubernetes_policies`).
 - A deleted Pod receives SIGTERM, and SIGKILL after its grace period.
 
-Limits: no images, volumes, services or quotas; one container a Pod; all Pods share this host's
-network and files. The server merges objects as plain JSON, and checks neither schemas nor
-permissions nor `resourceVersion`. Needs `kmock` (PyPI) and `setpriv` (util-linux).
+There are no images, volumes, services or quotas. A Pod has one container, and all Pods share this
+host's network and files. The server merges objects as plain JSON, and checks neither schemas nor
+permissions nor `resourceVersion`. This needs `kmock` (PyPI) and `setpriv` (util-linux).
 """
 
 import asyncio
@@ -42,9 +42,9 @@ from holdfast.testing import kubernetes_policies as policies
 
 LOOK_S = 0.05
 GRACE_S = 30
-"""The grace period of a Pod that states none, as in Kubernetes."""
+"""The grace period, in seconds, of a Pod that states none, as in Kubernetes."""
 MESSAGE_BYTES = 4096
-"""The most bytes that the kubelet keeps of a termination message."""
+"""The most bytes of a termination message that the kubelet keeps."""
 END_TIMEOUT_S = 30.0
 STORY_LINES = 10
 KINDS = {
@@ -57,7 +57,7 @@ _PLURALS = {"Node": "nodes", "Pod": "pods", "Job": "jobs", "JobSet": "jobsets"}
 
 
 class PrivateKubernetes:
-    """An API server and its pods, from the beginning to the end of a `with` block.
+    """An API server and its Pods, which exist until the end of the `with` block.
 
     Args:
         folder: receives the kubeconfig, and for each Pod its output (`pods/NAME.log`) and
@@ -65,7 +65,8 @@ class PrivateKubernetes:
         nodes: the number of Nodes, which are n1, n2, ….
 
     Attributes:
-        environment: the variables with which a process finds only this API server (KUBECONFIG).
+        environment: the environment variables with which a process finds only this API server
+            (KUBECONFIG).
 
     Raises:
         BadUse: kmock or setpriv is not installed.
@@ -121,7 +122,7 @@ class PrivateKubernetes:
     # For tests
 
     def apply(self, manifest: Mapping[str, Any]) -> None:
-        """Create an object; the controller reacts within moments."""
+        """Create an object; the controller reacts within milliseconds."""
         plural = _PLURALS[manifest["kind"]]
         metadata = {"namespace": self.namespace, **manifest["metadata"]}
         metadata.setdefault("uid", f"{metadata['name']}-{next(self._numbers)}")
@@ -144,14 +145,14 @@ class PrivateKubernetes:
         raise KeyError(f"There is no {name} among the {plural}.")
 
     def condition(self, plural: str, name: str, kind: str) -> dict[str, Any] | None:
-        """Return a condition of an object if its status is True; else None."""
+        """Return the condition of type `kind` of an object; None unless its status is True."""
         conditions = (self.get(plural, name).get("status") or {}).get("conditions", [])
         return next(
             (one for one in conditions if (one["type"], one["status"]) == (kind, "True")), None
         )
 
     def pod(self, hostname: str) -> dict[str, Any]:
-        """Return the newest Pod with a hostname, such as JOBSET-JOB-0-1.
+        """Return the newest Pod with a host name such as JOBSET-JOB-0-1.
 
         Raises:
             KeyError: there is no such Pod.
@@ -162,7 +163,7 @@ class PrivateKubernetes:
         return max(found, key=lambda one: str(one["metadata"]["name"]))
 
     def output(self, hostname: str) -> str:
-        """Return the output so far of the newest Pod with a hostname."""
+        """Return the output so far of the newest Pod with a host name."""
         return (self.folder / "pods" / f"{self.pod(hostname)['metadata']['name']}.log").read_text()
 
     def patch(self, plural: str, name: str, change: Mapping[str, Any]) -> None:
@@ -170,7 +171,7 @@ class PrivateKubernetes:
         self._call(self._patch(plural, name, change))
 
     def answer(self, request: str, status: int) -> None:
-        """Answer requests such as "patch /api/v1/nodes/n1" with an HTTP status, such as 403."""
+        """Answer all requests such as "patch /api/v1/nodes/n1" with an HTTP status such as 403."""
 
         def refuse() -> None:
             self._server[request] << status
@@ -178,15 +179,18 @@ class PrivateKubernetes:
         self._call(self._in_loop(refuse))
 
     def kill_pod(self, hostname: str) -> None:
-        """SIGKILL all processes of a running Pod at once, as the kernel does when memory runs out.
+        """Kill all processes of a running Pod with SIGKILL, as the out-of-memory killer does.
 
         Raises:
-            KeyError: no such Pod runs.
+            KeyError: no such Pod is running.
         """
         self._call(self._in_loop(self._processes[self.pod(hostname)["metadata"]["name"]].kill))
 
     def evict(self, hostname: str) -> None:
-        """End a Pod as a drain or a preemption does: condition DisruptionTarget, then SIGTERM."""
+        """End a Pod as a drain or a preemption does.
+
+        The Pod gets the condition DisruptionTarget, and then its processes get SIGTERM.
+        """
         name = self.pod(hostname)["metadata"]["name"]
         conditions = self.get("pods", name)["status"]["conditions"]
         condition = _condition("DisruptionTarget", reason="EvictionByEvictionAPI")
@@ -198,11 +202,10 @@ class PrivateKubernetes:
         self._call(self._delete(plural, name))
 
     def wait_for(self, holds: Callable[[], object], *, timeout_s: float = 90.0) -> None:
-        """Wait until a condition holds.
+        """Wait until `holds` returns a true value.
 
         Raises:
-            TimeoutError: the condition did not hold in time; the message has the Pods' phases and
-                output.
+            TimeoutError: this did not happen in time; the message has the Pods' phases and output.
         """
         deadline_s = time.monotonic() + timeout_s
         while not holds():
@@ -502,11 +505,11 @@ class _Process:
 
     @property
     def returncode(self) -> int | None:
-        """Return the exit code, negative for a signal; None while the first process lives."""
+        """Return the exit code, negative for a signal; None while the first process is running."""
         return self._first.poll()
 
     def end(self, grace_s: float) -> None:
-        """Send SIGTERM on the first call, and SIGKILL on the first call after the grace period."""
+        """On the first call send SIGTERM; on the first call after the grace period send SIGKILL."""
         now_s = time.monotonic()
         if self._killed_at_s is None:
             self._killed_at_s = now_s + grace_s
@@ -515,7 +518,7 @@ class _Process:
             self.kill()
 
     def kill(self) -> None:
-        """SIGKILL all processes of the Pod."""
+        """Kill all processes of the Pod with SIGKILL."""
         if self._first.poll() is not None:
             return
         # A stopped process starts no more children, and its children stay below it.

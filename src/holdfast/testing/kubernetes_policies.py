@@ -1,8 +1,8 @@
-"""Decide as the controllers of Kubernetes and JobSet do, by pure functions over their objects.
+"""Decide like the controllers of Kubernetes and JobSet, by pure functions over their objects.
 
-`kubernetes.PrivateKubernetes` carries out the decisions. Only the parts of each API are here that
-place, restart or give up a run's pods: completions and `podFailurePolicy` of an indexed Job,
-`failurePolicy` of a JobSet, cordons and taints of a Node.
+`kubernetes.PrivateKubernetes` carries out the decisions. Only the parts of the APIs that decide
+whether a run's pods are placed, restarted or given up are implemented: completions and
+`podFailurePolicy` of an indexed Job, `failurePolicy` of a JobSet, cordons and taints of a Node.
 """
 
 import copy
@@ -17,7 +17,7 @@ DEFAULT_BACKOFF_LIMIT = 6
 
 
 def jobs_of(jobset: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the Jobs of a JobSet, with the labels that JobSet gives Jobs and Pods."""
+    """Return the Jobs of a JobSet, with the labels that JobSet sets on Jobs and Pods."""
     metadata = jobset["metadata"]
     jobs: list[dict[str, Any]] = []
     restarts = int((jobset.get("status") or {}).get("restarts", 0))
@@ -55,12 +55,12 @@ def jobs_of(jobset: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def pod_of(job: Mapping[str, Any], index: int, number: int) -> dict[str, Any]:
-    """Return a Pod for one index of an indexed Job.
+    """Create a Pod for one index of an indexed Job.
 
     Args:
         job: the Job.
         index: the completion index.
-        number: makes the name of the Pod unique.
+        number: a number that makes the name of the Pod unique.
     """
     metadata, template = job["metadata"], copy.deepcopy(dict(job["spec"]["template"]))
     hostname = f"{metadata['name']}-{index}"
@@ -85,7 +85,10 @@ def pod_of(job: Mapping[str, Any], index: int, number: int) -> dict[str, Any]:
 
 
 def missing_indexes(job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Return the indexes of a Job without a Pod that has succeeded or may yet succeed."""
+    """Return the indexes of a Job that need a new Pod.
+
+    These are the indexes without a Pod that has succeeded or can still succeed.
+    """
     taken = {
         int(pod["metadata"]["annotations"][INDEX])
         for pod in pods
@@ -97,10 +100,13 @@ def missing_indexes(job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -
 
 
 def after_pod_failure(job: Mapping[str, Any], pod: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the action of a Job's `podFailurePolicy` on a failed Pod, and a failed Job's message.
+    """Return what a Job's `podFailurePolicy` does about a failed Pod.
 
-    The first matching rule gives the action. Without a matching rule the failure counts for
-    `backoffLimit`.
+    The first matching rule determines the action. Without a matching rule, the failure counts
+    towards `backoffLimit`.
+
+    Returns:
+        The action, and the message for the Job's condition if the Job fails.
     """
     rules = (job["spec"].get("podFailurePolicy") or {}).get("rules", [])
     statuses = pod["status"].get("containerStatuses", [])
@@ -131,12 +137,12 @@ def after_pod_failure(job: Mapping[str, Any], pod: Mapping[str, Any]) -> tuple[s
 
 
 def after_job_failure(jobset: Mapping[str, Any], reason: str, message: str) -> str:
-    """Return the action of a JobSet on the failure of one of its Jobs, such as "RestartJobSet".
+    """Return what a JobSet does about the failure of one of its Jobs, such as "RestartJobSet".
 
     Args:
         jobset: the JobSet.
-        reason: the reason of the Job's condition Failed.
-        message: the message of that condition.
+        reason: the reason in the Job's condition Failed.
+        message: the message in that condition.
     """
     policy = jobset["spec"].get("failurePolicy")
     if policy is None:
@@ -160,7 +166,7 @@ def after_job_failure(jobset: Mapping[str, Any], reason: str, message: str) -> s
 def may_run(node: Mapping[str, Any], pod: Mapping[str, Any]) -> bool:
     """Return True if the scheduler may place a Pod on a Node.
 
-    The Node has to be ready and not cordoned, and the Pod has to tolerate the Node's taints.
+    The Node must be ready and not cordoned, and the Pod must tolerate the Node's taints.
     """
     spec = node.get("spec") or {}
     ready = [one for one in node["status"]["conditions"] if one["type"] == "Ready"]
@@ -183,10 +189,10 @@ def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
 
 
 def variables_of(pod: Mapping[str, Any]) -> dict[str, str]:
-    """Return the environment of a Pod's first container.
+    """Return the environment variables of a Pod's first container.
 
-    The variables are the container's `env`, with fields of the downward API, the host name and the
-    completion index.
+    These are the container's `env`, including fields of the downward API, and also the host name
+    and the completion index.
 
     Raises:
         ValueError: a variable comes from something other than a value or a field.

@@ -1,6 +1,6 @@
-"""A client with its engine in this process, without a coordinator or a journal.
+"""Provide a client with an engine in the same process, without a coordinator or a journal.
 
-For a few samples, and for tests.
+It is meant for a few samples, and for tests.
 """
 
 import itertools
@@ -21,13 +21,13 @@ from holdfast.evaluate.testing import (
 
 
 class LocalClient:
-    """An `EngineClient` that sends equal requests once.
+    """An `EngineClient` that sends each distinct request only once.
 
     Args:
         engine: an engine that has loaded its model.
         facts: the facts about that model.
-        harness: computes the metrics of samples, at once and in this process; needs `entry`.
-        entry: the entry of the task.
+        harness: computes the metrics of samples in this process; requires `entry`.
+        entry: the suite entry of the task.
     """
 
     def __init__(

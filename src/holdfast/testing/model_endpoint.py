@@ -1,11 +1,12 @@
-"""An OpenAI-compatible server on loopback with scripted answers: right, wrong, slow, or none.
+"""Serve an OpenAI-compatible API on loopback with scripted answers: right, wrong, slow, or none.
 
     with ModelServer() as server:
         server.then(Status(429), Words('{"answer": 1}'))  # then `otherwise`
         ... send requests to server.url ...
         assert server.asked[0].body["model"] == "stub"
 
-All traffic is real HTTP. The server waits no longer than its client, and not beyond the block.
+All traffic is real HTTP. The server does not wait longer than its client, nor beyond the end of the
+block.
 """
 
 import json
@@ -22,29 +23,29 @@ _WAIT_LIMIT_S: Final = 30.0
 
 @dataclass(frozen=True)
 class Asked:
-    """A received request."""
+    """A request that the server received."""
 
     path: str
     headers: dict[str, str]
-    """The headers, with names in lower case."""
+    """The headers of the request, with their names in lower case."""
     body: Any
 
     @property
     def text(self) -> str:
-        """The text of all messages."""
+        """The text of all messages in the request, joined."""
         return "\n".join(str(one["content"]) for one in self.body["messages"])
 
 
 @dataclass(frozen=True)
 class Words:
-    """Answer with a chat completion with this text."""
+    """Answer with a chat completion that contains this text."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Status:
-    """Answer with any status, headers and body."""
+    """Answer with the given status, headers and body."""
 
     code: int
     headers: tuple[tuple[str, str], ...] = ()
@@ -53,14 +54,14 @@ class Status:
 
 @dataclass(frozen=True)
 class Cut:
-    """End the connection within the body; with `reset`, reset the connection before the body."""
+    """Close the connection in the middle of the body; with `reset`, reset it before the body."""
 
     reset: bool = False
 
 
 @dataclass(frozen=True)
 class Drip:
-    """Send a byte now and then, without end; with `headers`, within the headers."""
+    """Send one byte at a time, slowly and without end; with `headers`, in the headers."""
 
     every_s: float = 0.02
     headers: bool = False
@@ -68,7 +69,7 @@ class Drip:
 
 @dataclass(frozen=True)
 class Flood:
-    """Send a body without end, as fast as the client reads."""
+    """Send a body without end, as fast as the client reads it."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +81,11 @@ Answer: TypeAlias = Words | Status | Cut | Drip | Flood | Silence
 
 
 class ModelServer(ThreadingHTTPServer):
-    """A server at `url` with scripted answers.
+    """An HTTP server at `url` with scripted answers.
 
     Args:
-        otherwise: returns the answer to a request when the script is empty; by default `{}`.
+        otherwise: returns the answer to a request when the script is empty; the default answer is
+            `{}`.
         key: the only API key that is accepted; empty to accept any.
     """
 
@@ -108,18 +110,18 @@ class ModelServer(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}/v1"
 
     def then(self, *answers: Answer) -> "ModelServer":
-        """Answer the next requests with these answers, in order."""
+        """Answer the next requests with these answers, in this order."""
         self._script.extend(answers)
         return self
 
     def take(self, request: Asked) -> Answer:
-        """Record a request, and return its answer."""
+        """Record a request, and return the answer to send."""
         with self._lock:
             self.asked.append(request)
             return self._script.pop(0) if self._script else self.otherwise(request)
 
     def wait(self, seconds: float) -> bool:
-        """Wait, or until the block ends if that is sooner; return True if the block has ended."""
+        """Wait for `seconds`, but not beyond the end of the block; return True if it has ended."""
         return self._left.wait(seconds)
 
     def __enter__(self) -> "ModelServer":
@@ -133,7 +135,7 @@ class ModelServer(ThreadingHTTPServer):
         self.server_close()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Ignore a client that has closed its connection."""
+        """Ignore errors, which come from clients that have closed their connection."""
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -1,10 +1,10 @@
-"""Replace the module `pynvml`, with GPUs whose values a test sets.
+"""Replace the module `pynvml` by a fake with GPUs whose values a test sets.
 
     nvml = FakeNvml([FakeGpu(sm_active=lambda t_s: 80.0)])
     source = Nvidia(nvml, with_gpm=True)
 
-GPM's counters are means between two samples, as on a real device: each fake counter is integrated
-over time.
+GPM's counters are means between two samples, as on a real device. For this, each fake counter is
+integrated over time.
 """
 
 import threading
@@ -14,22 +14,23 @@ from types import SimpleNamespace
 from typing import Any
 
 NOT_SUPPORTED = 3
-"""`NVML_ERROR_NOT_SUPPORTED`."""
+"""The value of `NVML_ERROR_NOT_SUPPORTED`."""
 
 
 @dataclass(kw_only=True)
 class FakeGpu:
-    """One GPU.
+    """One GPU with the values that NVML's calls return for it.
 
     Attributes:
-        has_gpm: False for a device older than Hopper.
-        gpm: by the id of each GPM metric, a function from seconds to the value, or a sentinel.
+        has_gpm: False for a device that is older than Hopper.
+        gpm: by the id of each GPM metric, a function from the time in seconds to the value, or a
+            sentinel that NVML returns instead of a value.
         missing: the names of NVML's calls that this device does not support.
         values: the return values of NVML's other calls, by name.
         bus: the PCI address.
         fields: the values of NVML's fields, by number.
-        nvlinks: for each NVLink, whether the link is up.
-        is_lost: True makes every call about this device fail, as after a fall off the bus.
+        nvlinks: for each NVLink, True if the link is up.
+        is_lost: True makes every call about this device fail, as if it had fallen off the bus.
     """
 
     has_gpm: bool = True
@@ -47,7 +48,7 @@ class FakeNvml:
 
     Attributes:
         now_s: the time of the next GPM sample, in seconds.
-        hangs: True makes every later call block until `let_go`.
+        hangs: True makes every later call block until `let_go` is called.
         xids: the Xid events that no caller has received yet, each with its GPU.
     """
 
@@ -72,7 +73,7 @@ class FakeNvml:
     nvmlEventTypeXidCriticalError = 8  # noqa: N815 - NVML's name
 
     class NVMLError(Exception):
-        """An error of NVML, with its number."""
+        """An error of NVML, with its error number."""
 
         def __init__(self, value: int) -> None:
             super().__init__(value)
@@ -87,52 +88,52 @@ class FakeNvml:
         self.xids: list[tuple[FakeGpu, int]] = []
 
     def let_go(self) -> None:
-        """Make blocked calls return."""
+        """Let all blocked calls return."""
         self.hangs = False
         self._gone_on.set()
 
     def nvmlInit(self) -> None:  # noqa: N802 - NVML's name
-        """Do nothing."""
+        """Return at once, unless `hangs` makes the call block."""
         self._answer()
 
     def nvmlShutdown(self) -> None:  # noqa: N802
-        """Do nothing."""
+        """Do nothing, because the fake has nothing to shut down."""
 
     def nvmlDeviceGetCount(self) -> int:  # noqa: N802
         """Return the number of GPUs."""
         return len(self._gpus)
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeGpu:  # noqa: N802
-        """Return a GPU."""
+        """Return the GPU at an index."""
         return self._gpus[index]
 
     def nvmlDeviceGetUtilizationRates(self, gpu: FakeGpu) -> Any:  # noqa: N802
-        """Return an object with `gpu`, in percent."""
+        """Return an object with the GPU's utilization as `gpu`, in percent."""
         return SimpleNamespace(gpu=self._value(gpu, "nvmlDeviceGetUtilizationRates"))
 
     def nvmlDeviceGetMemoryInfo(self, gpu: FakeGpu) -> Any:  # noqa: N802
-        """Return an object with `used` and `total`, in bytes."""
+        """Return an object with the GPU's memory as `used` and `total`, in bytes."""
         used = self._value(gpu, "nvmlDeviceGetMemoryInfo")
         return SimpleNamespace(used=used, total=gpu.values.get("total", 80 * 2**30))
 
     def nvmlDeviceGetPowerUsage(self, gpu: FakeGpu) -> float:  # noqa: N802
-        """Return milliwatts."""
+        """Return the power of the GPU in milliwatts."""
         return self._value(gpu, "nvmlDeviceGetPowerUsage")
 
     def nvmlDeviceGetTotalEnergyConsumption(self, gpu: FakeGpu) -> float:  # noqa: N802
-        """Return millijoules."""
+        """Return the energy that the GPU has consumed, in millijoules."""
         return self._value(gpu, "nvmlDeviceGetTotalEnergyConsumption")
 
     def nvmlDeviceGetTemperature(self, gpu: FakeGpu, _sensor: int) -> float:  # noqa: N802
-        """Return degrees Celsius."""
+        """Return the temperature of the GPU in degrees Celsius."""
         return self._value(gpu, "nvmlDeviceGetTemperature")
 
     def nvmlDeviceGetClockInfo(self, gpu: FakeGpu, _clock: int) -> float:  # noqa: N802
-        """Return MHz."""
+        """Return the clock rate of the GPU in MHz."""
         return self._value(gpu, "nvmlDeviceGetClockInfo")
 
     def nvmlGpmQueryDeviceSupport(self, gpu: FakeGpu) -> Any:  # noqa: N802
-        """Return an object with `isSupportedDevice`."""
+        """Return an object whose `isSupportedDevice` shows whether the GPU has GPM counters."""
         return SimpleNamespace(isSupportedDevice=int(gpu.has_gpm))
 
     def nvmlGpmSampleAlloc(self) -> Any:  # noqa: N802
@@ -141,11 +142,11 @@ class FakeNvml:
         return SimpleNamespace(at_s=None, gpu=None)
 
     def nvmlGpmSampleFree(self, _sample: Any) -> None:  # noqa: N802
-        """Free a sample."""
+        """Count that a sample was freed."""
         self.open_samples -= 1
 
     def nvmlGpmSampleGet(self, gpu: FakeGpu, sample: Any) -> Any:  # noqa: N802
-        """Fill a sample with the counters of `now_s`."""
+        """Fill a sample with the counters at the time `now_s`."""
         self._answer()
         if not gpu.has_gpm:
             raise self.NVMLError(NOT_SUPPORTED)
@@ -153,14 +154,14 @@ class FakeNvml:
         return sample
 
     def c_nvmlGpmMetricsGet_t(self) -> Any:  # noqa: N802
-        """Return an empty request."""
+        """Return an empty request for GPM metrics."""
         metrics = [
             SimpleNamespace(metricId=0, nvmlReturn=-1, value=float("nan")) for _ in range(128)
         ]
         return SimpleNamespace(version=0, numMetrics=0, sample1=None, sample2=None, metrics=metrics)
 
     def nvmlGpmMetricsGet(self, wanted: Any) -> Any:  # noqa: N802
-        """Fill a request with the means between its two samples."""
+        """Fill a request with the means of its metrics between its two samples."""
         began_s, ended_s = wanted.sample1.at_s, wanted.sample2.at_s
         if wanted.version != self.NVML_GPM_METRICS_GET_VERSION or ended_s - began_s < 0.1:
             raise self.NVMLError(2)
@@ -173,11 +174,11 @@ class FakeNvml:
         return wanted
 
     def nvmlDeviceGetPciInfo(self, gpu: FakeGpu) -> Any:  # noqa: N802
-        """Return an object with `busId`."""
+        """Return an object with the GPU's PCI address as `busId`."""
         return SimpleNamespace(busId=gpu.bus)
 
     def nvmlDeviceGetTotalEccErrors(self, gpu: FakeGpu, error_type: int, counter: int) -> int:  # noqa: N802
-        """Return the uncorrectable errors since the driver was loaded."""
+        """Return the number of uncorrectable errors since the driver was loaded."""
         if (error_type, counter) != (
             self.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
             self.NVML_VOLATILE_ECC,
@@ -186,27 +187,32 @@ class FakeNvml:
         return int(self._value(gpu, "nvmlDeviceGetTotalEccErrors"))
 
     def nvmlDeviceGetRemappedRows(self, gpu: FakeGpu) -> tuple[int, int, int, int]:  # noqa: N802
-        """Return remapped rows of correctable and uncorrectable errors, and whether one is pending or has failed."""
+        """Return the numbers of rows that were remapped, and flags for the state of remapping.
+
+        Returns:
+            The rows remapped because of correctable errors, the rows remapped because of
+            uncorrectable errors, 1 if a remapping is pending, and 1 if a remapping has failed.
+        """
         self._value(gpu, "nvmlDeviceGetRemappedRows")
         return 0, 0, int(gpu.values.get("pending", 0)), int(gpu.values.get("failure", 0))
 
     def nvmlDeviceGetCurrentClocksEventReasons(self, gpu: FakeGpu) -> int:  # noqa: N802
-        """Return the bits of the reasons for low clocks."""
+        """Return the reasons why the clocks are low, as a bit mask."""
         return int(self._value(gpu, "nvmlDeviceGetCurrentClocksEventReasons"))
 
     def nvmlDeviceGetCurrentClocksThrottleReasons(self, gpu: FakeGpu) -> int:  # noqa: N802
-        """Return the same bits, by the name of older drivers."""
+        """Return the same bit mask; older drivers have the call under this name."""
         return int(self._value(gpu, "nvmlDeviceGetCurrentClocksThrottleReasons"))
 
     def nvmlDeviceGetNvLinkState(self, gpu: FakeGpu, link: int) -> int:  # noqa: N802
-        """Return 1 if a link is up."""
+        """Return 1 if an NVLink is up, 0 if it is down."""
         self._value(gpu, "nvmlDeviceGetNvLinkState")
         if link >= len(gpu.nvlinks):
             raise self.NVMLError(NOT_SUPPORTED)
         return int(gpu.nvlinks[link])
 
     def nvmlDeviceGetFieldValues(self, gpu: FakeGpu, numbers: Sequence[int]) -> list[Any]:  # noqa: N802
-        """Return the values of fields as `unsigned long long`."""
+        """Return the values of NVML's fields by number, as `unsigned long long`."""
         self._value(gpu, "nvmlDeviceGetFieldValues")
         return [
             SimpleNamespace(
@@ -223,7 +229,7 @@ class FakeNvml:
         return []
 
     def nvmlDeviceRegisterEvents(self, gpu: FakeGpu, types: int, events: list[FakeGpu]) -> None:  # noqa: N802
-        """Have the Xid events of a GPU put into a set."""
+        """Register a set to receive the Xid events of a GPU."""
         if types & self.nvmlEventTypeXidCriticalError:
             events.append(gpu)
 
@@ -231,7 +237,7 @@ class FakeNvml:
         """Return the oldest event of a set.
 
         Raises:
-            NVMLError: a timeout, since there is no event.
+            NVMLError: the set has no event, which is reported as a timeout.
         """
         self._answer()
         for place, (gpu, code) in enumerate(self.xids):

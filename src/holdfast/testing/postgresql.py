@@ -1,6 +1,6 @@
 """Start a private PostgreSQL server with the installed binaries.
 
-The server listens at a socket in a folder of its own.
+The server listens at a Unix socket in its own folder.
 """
 
 import contextlib
@@ -19,17 +19,17 @@ _NUMBERS = itertools.count()
 
 
 def postgresql_binaries() -> Path | None:
-    """Return the folder of the newest installed server; None without an installed server."""
+    """Return the folder with the binaries of the newest installed server; None if there is none."""
     found = Path("/usr/lib/postgresql").glob("*/bin")
     return max(found, key=lambda path: int(path.parent.name), default=None)
 
 
 class PrivatePostgreSQL:
-    """A server that runs until the end of its `with` block."""
+    """A PostgreSQL server that runs until the end of its `with` block."""
 
     def __init__(self) -> None:
-        # A short path: the path of a socket may have at most 107 bytes. Not a folder of pytest,
-        # since such folders are closed to other users.
+        # The path must be short, because the path of a socket may have at most 107 bytes. A folder
+        # of pytest would not do, because other users cannot read it.
         self.folder = Path(tempfile.mkdtemp(prefix="holdfast-postgresql-"))
         self.folder.chmod(0o777)
 
@@ -56,11 +56,14 @@ class PrivatePostgreSQL:
         self._run("pg_ctl", "start", "--wait", "-l", self.folder / "log", "-o", settings)
 
     def stop(self) -> None:
-        """Stop the server, and cut all connections. The databases stay."""
+        """Stop the server, and cut all connections; the databases stay."""
         self._run("pg_ctl", "stop", "--wait", "-m", "fast")
 
     def kill(self) -> None:
-        """Kill the server's processes with SIGKILL, as a loss of power does; `start` recovers."""
+        """Kill the server's processes with SIGKILL, as a power failure would.
+
+        The next `start` recovers the databases.
+        """
         pid = int((self.folder / "data" / "postmaster.pid").read_text().split()[0])
         server = psutil.Process(pid)
         # The server's other processes hold its shared memory, and end some time after the server.
@@ -71,7 +74,7 @@ class PrivatePostgreSQL:
         psutil.wait_procs(processes)
 
     def new_database(self) -> str:
-        """Return the SQLAlchemy URL of a new database."""
+        """Create a database, and return its SQLAlchemy URL."""
         name = f"test{next(_NUMBERS)}"
         self._execute("createdb", "-h", self.folder, "-U", "holdfast", name)
         return f"postgresql+psycopg://holdfast@/{name}?host={self.folder}"

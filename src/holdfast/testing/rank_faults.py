@@ -1,4 +1,4 @@
-"""Faults inside a training script: deadlocks, slow steps, NaN gradients, bad batches.
+"""Cause faults inside a training script: deadlocks, slow steps, NaN gradients, bad batches.
 
 The script lets the faults happen by two calls:
 
@@ -9,10 +9,10 @@ The script lets the faults happen by two calls:
         faults.before_backward(model.parameters())
         loss.backward()
 
-Both calls do nothing unless an `Injector` has set `$HOLDFAST_TEST_FAULTS` for the job and has put
-an order into that folder. An order is one file for each rank. A bad batch stays bad, as damaged
-data do: its number is kept in the folder, and each attempt that takes the batch gets the damaged
-one.
+Both calls do nothing unless an `Injector` has requested a fault. The injector sets
+`$HOLDFAST_TEST_FAULTS` to a folder, and writes a request file for each rank there. A bad batch
+stays bad, as damaged data would: its number is stored in the folder, and each attempt that reads
+the batch gets the damaged one.
 """
 
 import contextlib
@@ -25,18 +25,18 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
 ENV_FOLDER = "HOLDFAST_TEST_FAULTS"
-"""The variable with the folder of the orders, which an injector adds to the job's environment."""
+"""The environment variable with the folder of the requests; the injector sets it for the job."""
 BAD_FACTOR = 1000.0
 """The factor by which all values of a bad batch are multiplied."""
 
 
 class Parameter(Protocol):
-    """A tensor that can change its own gradient."""
+    """A tensor with hooks that can change its gradient."""
 
     requires_grad: bool
 
     def register_hook(self, hook: Any) -> Any:
-        """Let `hook` replace the gradient, before the gradient is reduced over the ranks."""
+        """Let `hook` replace the gradient before gradients are reduced over the ranks."""
         ...
 
 
@@ -44,13 +44,13 @@ T = TypeVar("T")
 
 
 class RankFaults:
-    """The faults of one rank."""
+    """Cause the faults that are requested for one rank."""
 
     def __init__(self, folder: Path | None = None, rank: int | None = None) -> None:
-        """Find the folder of the orders.
+        """Store the folder of the requests and the rank.
 
         Args:
-            folder: the folder of the orders; None for `$HOLDFAST_TEST_FAULTS`.
+            folder: the folder of the requests; None for `$HOLDFAST_TEST_FAULTS`.
             rank: the rank of this process; None for `$RANK`.
         """
         set_folder = os.environ.get(ENV_FOLDER)
@@ -61,7 +61,7 @@ class RankFaults:
         self._slow_by_s = 0.0
 
     def batch(self, number: int, inputs: T) -> T:
-        """Return the inputs of a batch, damaged if the batch is bad.
+        """Return the inputs of a batch; if the batch is bad, return damaged inputs.
 
         Args:
             number: the number of the batch, counted over all epochs.
@@ -79,7 +79,7 @@ class RankFaults:
         return cast("T", inputs * BAD_FACTOR) if number in self._bad else inputs  # type: ignore[operator]
 
     def before_backward(self, parameters: Iterable[Parameter]) -> None:
-        """Suffer an ordered fault: wait for ever, wait a little, or get a NaN gradient.
+        """Carry out a requested fault: block forever, wait for some time, or set a NaN gradient.
 
         Args:
             parameters: the parameters of the model; the first trainable one gets the NaN gradient.
@@ -136,17 +136,17 @@ def _spoil_next_gradient(parameter: Parameter) -> None:
 
 
 def bad_batches(folder: Path, rank: int) -> set[int]:
-    """Return the numbers of a rank's bad batches."""
+    """Return the numbers of the bad batches of a rank."""
     return {int(path.name.rpartition("-")[2]) for path in folder.glob(f"bad-{rank}-*")}
 
 
 def order(folder: Path, rank: int, number: int, kind: str, **parameters: object) -> None:
-    """Order a fault of one rank.
+    """Request a fault inside the training script of one rank.
 
     Args:
-        folder: the folder of the orders.
+        folder: the folder of the requests.
         rank: the rank to strike.
-        number: the number of the fault; the rank answers in `effect-NUMBER.json`.
+        number: the number of the fault; the rank confirms the effect in `effect-NUMBER.json`.
         kind: `deadlock`, `slow`, `nan` or `bad batch`.
         parameters: `for_s` and `by_s` of a slow rank, `batches` of a bad batch.
     """
@@ -159,13 +159,13 @@ def order(folder: Path, rank: int, number: int, kind: str, **parameters: object)
 
 
 def withdraw(folder: Path, rank: int, kind: str) -> None:
-    """Take back an order that the rank has not carried out."""
+    """Withdraw a request that the rank has not carried out yet."""
     name = "bad-batch" if kind == "bad batch" else "in-step"
     (folder / f"{name}-{rank}.json").unlink(missing_ok=True)
 
 
 def effect_of(folder: Path, number: int) -> dict[str, Any] | None:
-    """Return the time and the process of a fault's effect, as recorded; None before the effect."""
+    """Return the time and the process of a fault's effect; None if there was no effect so far."""
     path = folder / f"effect-{number}.json"
     with contextlib.suppress(FileNotFoundError):
         return cast("dict[str, Any]", json.loads(path.read_text()))

@@ -1,6 +1,6 @@
-"""Find the processes of a supervised run on this host, by node.
+"""Find the processes of a supervised run on this host, grouped by node.
 
-The processes are the agent, the supervisor, the guard, the launcher, the shims and the ranks.
+They are the agent, the supervisor, the guard, the launcher, the shims and the ranks.
 """
 
 import contextlib
@@ -28,10 +28,10 @@ class NodeProcesses:
     Attributes:
         name: the name of the node.
         run: the process of `holdfast run` itself.
-        agents: the agents; mostly one, none while the node starts.
-        supervisors: the supervisors; mostly one on the node that leads the run, none elsewhere.
-        guards: the guards of the launchers; mostly one, none while the node starts.
-        launchers: the launchers; mostly one, none while the node starts.
+        agents: the agents; usually one, none while the node starts.
+        supervisors: the supervisors; usually one on the node that leads the run, none elsewhere.
+        guards: the guards of the launchers; usually one, none while the node starts.
+        launchers: the launchers; usually one, none while the node starts.
         shims: the shims of the ranks; none while the launcher starts.
         ranks: the processes that train, by rank.
     """
@@ -46,7 +46,7 @@ class NodeProcesses:
     ranks: dict[int, psutil.Process] = field(default_factory=dict)
 
     def writers(self) -> dict[int, psutil.Process]:
-        """Return the processes that write the ranks' checkpoints, by rank."""
+        """Return the processes that write checkpoints for the ranks, by rank."""
         found = {}
         for rank, process in self.ranks.items():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -56,7 +56,7 @@ class NodeProcesses:
         return found
 
     def tree(self) -> list[psutil.Process]:
-        """Return all processes of the node, `holdfast run` first."""
+        """Return all processes of the node, beginning with `holdfast run`."""
         with contextlib.suppress(psutil.NoSuchProcess):
             return [self.run, *self.run.children(recursive=True)]
         return []
@@ -65,7 +65,8 @@ class NodeProcesses:
 def nodes_of(home: Path, run_id: str) -> list[NodeProcesses]:
     """Return the nodes of a run that have processes on this host, in the order of their start.
 
-    A node without shims, such as a spare, belongs to the run if its command names the run.
+    A node without shims, such as a spare node, belongs to the run if its command line names the
+    run.
 
     Args:
         home: the run's `$HOLDFAST_HOME`.
@@ -122,7 +123,10 @@ def _node(run: psutil.Process, children: dict[int, list[psutil.Process]]) -> Nod
 def _trainer(
     shim: psutil.Process, children: dict[int, list[psutil.Process]]
 ) -> psutil.Process | None:
-    """Return the process that trains: the shim's child, or the fork of the warm process."""
+    """Return the process that trains below a shim.
+
+    It is the shim's child or, if a warm process exists, the fork of the warm process.
+    """
     waiting = None
     for process, words in _commands(children.get(shim.pid, ())):
         if _WARM in words:
@@ -156,7 +160,7 @@ def _is_run(words: Sequence[str]) -> bool:
 
 
 def _names(words: Sequence[str], run_id: str) -> bool:
-    """Return True if the options of `holdfast run` name a run."""
+    """Return True if the options of a `holdfast run` command line name the run."""
     options = list(words[: words.index("--")] if "--" in words else words)
     return f"--name={run_id}" in options or ["--name", run_id] in [
         options[place : place + 2] for place in range(len(options))

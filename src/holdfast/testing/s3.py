@@ -1,9 +1,9 @@
-"""Serve S3 over HTTP: moto's server, behind a front with the errors that real stores return.
+"""Serve S3 over HTTP with moto's server, behind a proxy that returns the errors of real stores.
 
 The name of a bucket selects its error: `denied` 403 AccessDenied, `badkey` 403 InvalidAccessKeyId,
 `slow` 503 SlowDown, `broken` 500 InternalError, `hung` no answer, `cut` a closed connection. The
-bucket `empty` exists and is empty; moto answers for all other buckets. Source of the texts: S3 API
-reference, "Error responses".
+bucket `empty` exists and is empty. Moto answers requests for all other buckets. The texts of the
+errors are from the S3 API reference, "Error responses".
 """
 
 import threading
@@ -31,13 +31,13 @@ _Start = Callable[[str, list[tuple[str, str]]], Any]
 
 @contextmanager
 def serve() -> Iterator[str]:
-    """Run an S3 endpoint during the block, and yield its URL."""
+    """Run an S3 endpoint until the end of the block, and yield its URL."""
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import WSGIRequestHandler, make_server
 
     class Quiet(WSGIRequestHandler):
         def log(self, type: str, message: str, *args: object) -> None:  # noqa: A002
-            """Log nothing: a program's log must not contain the endpoint's requests."""
+            """Log nothing, because a program's log must not contain the endpoint's requests."""
 
     front = _Front(DomainDispatcherApplication(create_backend_app))
     server = make_server("127.0.0.1", 0, front, threaded=True, request_handler=Quiet)
@@ -59,7 +59,7 @@ def serve() -> Iterator[str]:
 
 
 class _Front:
-    """Answer for the failing buckets, and forward all other requests to moto."""
+    """Return errors for the failing buckets, and forward all other requests to moto."""
 
     def __init__(self, behind: Any) -> None:
         self.closing = threading.Event()

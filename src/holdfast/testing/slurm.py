@@ -1,15 +1,15 @@
-"""A real Slurm of several nodes, private to one test, on one Linux machine.
+"""Run a real Slurm with several nodes, private to one test, on one Linux machine.
 
-`slurmctld` and one `slurmd` a node run on 127.0.0.1 with ports of their own; munge, cgroups,
-systemd and root are not needed. With accounting, `slurmdbd` and a MariaDB on a unix socket run as
+`slurmctld` and one `slurmd` for each node run on 127.0.0.1 with their own ports. munge, cgroups,
+systemd and root are not needed. With accounting, `slurmdbd` and a MariaDB on a Unix socket run as
 well, so that `sacct` answers.
 
     with PrivateSlurm(tmp_path, nodes=2, gpus_per_node=4) as slurm:
         job_id = slurm.run(["sbatch", "--parsable", "--wrap", "hostname"]).strip()
         slurm.kill_node("n1")
 
-The nodes are n1, n2, …; the one partition is `main`. Written for Slurm 22.05 (Debian 12: slurmctld,
-slurmd, slurm-client; for accounting also slurmdbd, mariadb-server).
+The nodes are n1, n2, …; the only partition is `main`. Written for Slurm 22.05 (Debian 12:
+slurmctld, slurmd, slurm-client; for accounting also slurmdbd, mariadb-server).
 """
 
 import os
@@ -30,7 +30,7 @@ from holdfast.core.sockets import free_ports
 from holdfast.testing.slurm_guard import end_processes
 
 _START_TIMEOUT_S = 240.0
-"""Long, as all limits here: a machine that runs many tests stands still for seconds."""
+"""All limits here are long, because a machine that runs many tests stands still for seconds."""
 _SOCKET_PATH_LIMIT_BYTES = 107  # sun_path of unix(7), less the closing zero
 _SEARCH_PATH = os.pathsep.join(
     [os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin", "/sbin"]
@@ -76,30 +76,33 @@ GresTypes=gpu
 
 
 class PrivateSlurm:
-    """A Slurm cluster, from the beginning to the end of a `with` block.
+    """A Slurm cluster that runs until the end of its `with` block.
 
-    At the end, all processes that the cluster's jobs started are killed, also if this process is
+    At the end, all processes that the cluster's jobs started are killed, even if this process is
     killed.
 
     Args:
-        folder: an unused folder for configuration, state, spool and logs; its path must be short
-            (the limit of a socket's path).
+        folder: an unused folder for configuration, state, spool and logs; its path must be short,
+            because the path of a Unix socket has a limit.
         nodes: the number of nodes.
-        cpus: the CPUs of each node, which need not exist; RealMemory is 2000 MiB a node.
-        gpus_per_node: the GPUs that Slurm counts and allocates on each node (gres/gpu), without a
-            device.
+        cpus: the CPUs of each node, which need not exist; RealMemory is 2000 MiB for each node.
+        gpus_per_node: the GPUs that Slurm counts and allocates on each node (gres/gpu), without
+            real devices.
         accounting: True to run slurmdbd for `sacct` and `sacctmgr`, which takes two seconds more.
-            `sacct` shows a change only seconds later, so tests must poll.
-        node_timeout_s: the silence after which Slurm marks a node down (SlurmdTimeout).
+            `sacct` shows a change with a delay of seconds, so tests must poll.
+        node_timeout_s: the silence, in seconds, after which Slurm marks a node down
+            (SlurmdTimeout).
 
     Attributes:
         folder: the folder, as an absolute path; `log/` has the daemons' logs.
         node_names: n1, n2, ….
-        environment: the variables with which a process reaches only this cluster (SLURM_CONF).
+        environment: the environment variables with which a process reaches only this cluster
+            (SLURM_CONF).
 
     Raises:
         BadUse: a program is missing, or the folder's path is too long.
-        RuntimeError: raised on entering if a daemon does not start; the message ends with its log.
+        RuntimeError: a daemon does not start; raised when the block is entered. The message ends
+            with the daemon's log.
     """
 
     def __init__(
@@ -136,7 +139,7 @@ class PrivateSlurm:
 
     @staticmethod
     def missing(*, accounting: bool = False) -> str | None:
-        """Return a sentence with the programs that are not installed; None if all are installed."""
+        """Return a sentence that names the missing programs; None if all are installed."""
         needed = ["slurmctld", "slurmd", "sbatch", "sinfo"]
         if accounting:
             needed += ["slurmdbd", "sacct", "mariadbd", "mariadb-install-db"]
@@ -218,11 +221,11 @@ class PrivateSlurm:
         return done.stdout
 
     def kill_node(self, name: str) -> None:
-        """SIGKILL a node's slurmd, step daemons and tasks at once, as a loss of power does.
+        """Kill a node's slurmd, step daemons and tasks with SIGKILL, as a power failure would.
 
-        Slurm notices within `node_timeout_s` plus half a minute. `scontrol update nodename=NAME
-        state=down reason=dead` marks the node down at once. A requeued job waits 5 s (cred_expire)
-        before its next start.
+        Slurm notices this after at most `node_timeout_s` plus half a minute. `scontrol update
+        nodename=NAME state=down reason=dead` marks the node down at once. A requeued job waits 5 s
+        (cred_expire) before its next start.
         """
         # First slurmd and its step daemons, then tasks that have left them.
         end_processes({"SLURM_CONF": str(self._conf), "HOLDFAST_SLURM_NODE": name})
@@ -230,7 +233,7 @@ class PrivateSlurm:
         self._daemons.pop(name).wait(timeout=60)
 
     def restart_node(self, name: str) -> None:
-        """Start a killed node again; return when the node accepts jobs."""
+        """Start a killed node again, and wait until it accepts jobs."""
         self._start_node(name)
         self._await(
             name, lambda: self._all_in_state("idle", [name]) or self._all_in_state("mixed", [name])
@@ -286,8 +289,8 @@ class PrivateSlurm:
     def _start_accounting(self, accounting_port: int) -> None:
         user = pwd.getpwuid(os.getuid()).pw_name
         database, database_socket = self.folder / "db", self.folder / "run" / "db.sock"
-        # No data outlive the test, so no fsync is needed. mariadbd needs the user's name, also for
-        # root.
+        # The data need not outlive the test, so fsync is off. mariadbd demands a user name, even
+        # if the user is root.
         options = [
             f"--user={user}",
             f"--datadir={database}",
@@ -299,8 +302,8 @@ class PrivateSlurm:
             "--innodb-log-file-size=16M",
             "--innodb-buffer-pool-size=64M",
         ]
-        # "normal": root has no password in this database, so any user can connect, but only by the
-        # socket.
+        # With "normal", root has no password in this database. So any user can connect, but only
+        # through the socket.
         install = [
             "mariadb-install-db",
             "--no-defaults",

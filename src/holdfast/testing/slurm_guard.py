@@ -1,10 +1,10 @@
-"""End every process of a private Slurm, also if the test that started the Slurm was killed.
+"""End every process of a private Slurm, even if the test that started the Slurm was killed.
 
-A process belongs to the cluster if its environment has the cluster's `SLURM_CONF`. The daemons, the
-commands and the tasks of jobs all have this variable; a process tree would lack the steps' daemons,
-which have left their parents. The guard runs beside the test as `python -m
+A process belongs to the cluster if its environment contains the cluster's `SLURM_CONF`, as for all
+daemons, commands and tasks of jobs. The tree of child processes would not be enough, because the
+daemons of job steps leave their parents. The guard runs beside the test as `python -m
 holdfast.testing.slurm_guard CONF`. Its standard input is a pipe whose other end only the test
-holds. At the end of the pipe, the guard kills the processes by their ids.
+holds. When the pipe ends, the guard kills the processes by their ids.
 """
 
 import contextlib
@@ -18,12 +18,14 @@ import psutil
 
 
 def end_processes(variables: dict[str, str], *, timeout_s: float = 60.0) -> None:
-    """SIGKILL every process that started with all these environment variables, and its descendants.
+    """Kill every process whose initial environment has all these variables, with its descendants.
 
-    This process and its ancestors are spared. The function returns when only zombies are left.
+    The signal is SIGKILL. This process and its ancestors are spared. The function returns when only
+    zombies are left.
 
     Raises:
-        TimeoutError: a process is alive after `timeout_s` seconds, stuck in the kernel.
+        TimeoutError: a process is still alive after `timeout_s` seconds, because it is stuck in the
+            kernel.
     """
     wanted = {f"{name}={value}".encode() for name, value in variables.items()}
     spared = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
@@ -32,10 +34,10 @@ def end_processes(variables: dict[str, str], *, timeout_s: float = 60.0) -> None
     while victims := _marked(wanted, spared):
         if time.monotonic() > deadline_s:
             raise TimeoutError(f"processes {sorted(victim.pid for victim in victims)} do not end")
-        # All are stopped before the first is killed: a process that sees another end may react, as
-        # a node's srun does, which cancels its step. Descendants are killed before their ancestors:
-        # after the end of a process, the kernel continues stopped processes in a group that becomes
-        # orphaned (setpgid(2)).
+        # All processes are stopped before the first is killed, because a process may react to the
+        # end of another: srun on a node cancels its step. Descendants are killed before their
+        # ancestors, because the end of a process may orphan a process group, and the kernel
+        # continues the stopped processes of an orphaned group (setpgid(2)).
         for victim in victims:
             _send(signal.SIGSTOP, victim)
         for victim in sorted(victims, key=_depth, reverse=True):

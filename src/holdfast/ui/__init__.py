@@ -1,14 +1,15 @@
-"""Show runs: on a page, one offline file with the answer first; and in the console, live.
+"""Show runs on an HTML page that works offline, and live in the console.
 
-The input is `RunSummary` objects of `holdfast.core.accounting`; the output is an HTML file. The
-stages, in order:
+The page is made from `RunSummary` objects of `holdfast.core.accounting`. The stages, in order:
 
 | module | one idea |
 |---|---|
 | `headline` | the answer in one sentence, and the key figures |
 | `cards` | an incident's card |
 | `view` | every other section's words, computed from the summary |
-| `charts` | the loss curve and the time line, and their colours |
+| `charts` | the loss curve and the timeline, and their colours |
+| `metric_charts` | small charts of the speed and the reported metrics |
+| `cited` | the log and the traceback of a cited line |
 | `run_report` | the template filled and written, whole or not at all |
 | `period` | all runs of a period, such as a week |
 | `period_report` | the period in Markdown or as a page |

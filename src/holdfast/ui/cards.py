@@ -1,4 +1,4 @@
-"""Make an incident's card: the injected fault, the observation, the diagnosis and the action."""
+"""Build an incident's card: the injected fault, the observation, the diagnosis and the action."""
 
 import re
 from collections.abc import Mapping
@@ -15,12 +15,12 @@ from holdfast.ui.cited import own_frame
 
 EVIDENCE_LIMIT = 25
 SHOWN_LIMIT = 3
-"""Lines of evidence that are not folded."""
+"""The most lines of evidence that are shown without unfolding the card."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """A cited log line."""
+    """A log line that is cited as evidence."""
 
     role: str
     place: str
@@ -38,9 +38,9 @@ class Card:
     reason: str
     verdict: str
     evidence: tuple[Evidence, ...]
-    """The lines that explain the failure: its root, the user's own frame, one more."""
+    """The main lines: the root, the user's own frame in the traceback, and one more line."""
     folded: tuple[Evidence, ...]
-    """Further cited lines."""
+    """Further cited lines, which the page shows after a click."""
     evidence_left_out: int
     done: str
     why: str
@@ -50,33 +50,33 @@ class Card:
 
 
 _SEEN = {"hang": "stopped making steps", "anomaly": "reported a broken loss"}
-"""The words for a kind of incident other than an exit."""
+"""The text for a kind of incident that is not the end of a process."""
 _LOSSES = {
     "observer-spike": "The loss spiked",
     "observer-not-finite": "The loss was no longer a finite number",
 }
-"""The words for a broken loss, by the rule that decided."""
+"""The text for a broken loss, by the rule that decided the diagnosis."""
 _ENDS = {
     "observer-killed": "was killed",
     "task-killed": "was killed",
     "observer-terminated": "was told to end",
     "observer-left": "left the others",
 }
-"""The words for the end of a rank, by the rule that decided."""
+"""The text for the end of a rank, by the rule that decided the diagnosis."""
 _LAUNCHERS = {"observer-launcher", "launcher-killed"}
-"""The rules that decide if the launcher ended."""
+"""The rules that decide the diagnosis if the launcher ended."""
 _OBSERVED = re.compile(r"^\S+Z holdfast: ")
-"""The beginning of a line of the observer's log."""
+"""Match the start of a line in the supervisor's log of observations."""
 OTHERS = "Others"
-"""The reason of failures that Table 3 of the study does not name."""
+"""The reason of failures that Table 3 of the study does not list."""
 
 
 def incident_card(cost: IncidentSummary, summary: RunSummary, *, home: Path | None = None) -> Card:
     """Return the card of one incident of a run.
 
-    A diagnosis of another version may lack fields; the card shows the fields that are there. `home`
-    is the folder above the run's folder, whose logs have the user's own frame; without `home`, no
-    log is read.
+    A diagnosis from another version of Holdfast may lack fields; the card shows the fields that
+    exist. `home` is the folder above the run's folder, where the logs are searched for the user's
+    own frame. Without `home`, no log is read.
     """
     incident, found = cost.incident, cost.incident.diagnosis
     step = f"at step {incident.step}" if incident.step else "before its first step"
@@ -112,7 +112,7 @@ def incident_card(cost: IncidentSummary, summary: RunSummary, *, home: Path | No
 
 
 def _title(cost: IncidentSummary, step: str) -> str:
-    """Return the failure in words, after the name of an injected fault."""
+    """Return the observed failure as text; the name of an injected fault comes before it."""
     named = f"{cost.injected[-1].get('fault')}: " if cost.injected else ""
     bad = f"; {', '.join(cost.cordoned)} was bad" if cost.cordoned else ""
     return f"{named}{_happened(cost.incident, cost.node)} {step}{bad}"
@@ -190,7 +190,7 @@ def _evidence(found: Mapping[str, Any], run_id: str) -> list[Evidence]:
 
 
 def _shown(evidence: list[Evidence], home: Path | None, run_id: str) -> list[Evidence]:
-    """Choose the root, the user's own frame above the root, and the lines cited next."""
+    """Choose the lines to show first: the root, the user's own frame, and further lines."""
     in_order = sorted(evidence, key=lambda line: line.role != "root")
     roots = [line for line in in_order if line.role == "root"]
     frame = None if home is None or not roots else own_frame(home, run_id, roots[0].place)

@@ -1,4 +1,4 @@
-"""The two drawings of a run: the loss over the steps, the attempts over the time."""
+"""Draw the two charts of a run: the loss over the steps, and the attempts over time."""
 
 import html
 import math
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 POINTS_LIMIT = 800
-"""Points drawn of a curve; more than the pixels that show it would only make the file larger."""
+"""The most points drawn of a curve; more points than pixels would only make the file larger."""
 ROWS_LIMIT = 60
-"""Attempts drawn: of a run with more, the newest."""
+"""The most attempts that are drawn; the newest attempts are chosen."""
 TALLEST_IN = 9.0
 BADGES_LIMIT = 40
 BADGE_LEVELS = 4
 
 
 def loss_chart(summary: RunSummary, *, name: str, narrow: bool) -> str | None:
-    """Return the loss curve with lost segments, validation points and incidents.
+    """Draw the loss curve with lost segments, validation points and incidents.
 
     Returns:
-        None without a loss.
+        The chart as an `<svg>` element; None if no loss was reported.
     """
     curve = summary.loss
     finite = [point for point in curve.surviving if math.isfinite(point.value)]
@@ -62,7 +62,7 @@ def loss_chart(summary: RunSummary, *, name: str, narrow: bool) -> str | None:
 
 
 def time_line(summary: RunSummary, *, name: str, narrow: bool) -> str | None:
-    """Draw one bar an attempt over the wall time; None before any time has passed."""
+    """Draw one bar for each attempt over the wall time; return None if no time has passed."""
     if not summary.phases:
         return None
     numbers = sorted({phase.attempt for phase in summary.phases})[-ROWS_LIMIT:]
@@ -130,9 +130,9 @@ def _line(
 
 
 def _thinned(points: Sequence[Point]) -> Sequence[Point]:
-    """Return at most `POINTS_LIMIT` points: the lowest and the highest of each bucket.
+    """Return at most `POINTS_LIMIT` points: the lowest and the highest of each group of neighbours.
 
-    So no spike is lost.
+    In this way no spike is lost.
     """
     if len(points) <= POINTS_LIMIT:
         return points
@@ -222,9 +222,9 @@ VARIABLES = (
     "other",
 )
 COLOUR = page.stand_ins(VARIABLES)
-"""Stand-in colours: the colour that matplotlib uses for each CSS variable."""
+"""The placeholder colour for each CSS variable, which matplotlib draws with."""
 
 
 def inline_svg(figure: "Figure", *, name: str, label: str) -> str:
-    """Return a figure as an `<svg>` element in the colours of `COLOUR`."""
+    """Render a figure that was drawn in the colours of `COLOUR` as an `<svg>` element."""
     return page.inline_svg(figure, name=name, label=label, variables=VARIABLES)

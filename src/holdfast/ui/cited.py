@@ -1,4 +1,4 @@
-"""Find the log of a citation, and the user's own frame in the traceback above a cited line."""
+"""Find the log that a citation names, and the user's own frame in the traceback above the line."""
 
 import re
 from collections import deque
@@ -11,19 +11,21 @@ from holdfast.core.paths import RunPaths
 from holdfast.core.rotating_log import parts_oldest_first
 
 ABOVE: Final = 400
-"""The most lines above a cited line in which its traceback is sought."""
+"""The most lines above a cited line that are searched for a traceback."""
 _CITED = re.compile(r"(?:logs/)?attempt-(\d{1,6})/(rank-(\d{1,6})|observer|launcher)\.log(?:\.\d)?")
 _FRAME = re.compile(r'File "([^"]{1,500})", line \d{1,7}')
 _LIBRARY = ("/site-packages/", "/dist-packages/", "<frozen ", "/lib/python", "/lib64/python")
 
 
 def log_of(home: Path, run_id: str, place: str) -> tuple[Path, int] | None:
-    """Return the log of a citation and the number of the line; None for any other text.
+    """Return the path of the log that a citation names, and the line number.
+
+    The result is None for a text that is no citation.
 
     Args:
         home: the folder above the run's folder.
         run_id: the run, as the ledger names it.
-        place: the citation, `attempt-001/rank-3.log:212`, from the diagnosis.
+        place: the citation from the diagnosis, such as `attempt-001/rank-3.log:212`.
     """
     file, _, number = place.rpartition(":")
     found = _CITED.search(file)
@@ -36,15 +38,19 @@ def log_of(home: Path, run_id: str, place: str) -> tuple[Path, int] | None:
 
 
 def own_frame(home: Path, run_id: str, place: str) -> tuple[str, str] | None:
-    """Return the place and the text of the deepest frame outside of installed packages.
+    """Find the deepest traceback frame that is in the user's code, above a cited line.
 
-    The text is the frame's line and its line of source. None without a traceback directly above the
-    cited line, without such a frame, or without the log on this host.
+    Frames in installed packages are skipped.
 
     Args:
         home: as for `log_of`.
         run_id: as for `log_of`.
         place: as for `log_of`.
+
+    Returns:
+        The place of the frame (file and line number in the log) and its text, which is the frame's
+        line and the line of source below it. None if there is no traceback directly above the cited
+        line, no frame in the user's code, or no log on this host.
     """
     found = log_of(home, run_id, place)
     if found is None:

@@ -1,4 +1,4 @@
-"""The top of a run's report, computed: one sentence, one line of context, the key figures."""
+"""Compute the top of a run's report: one sentence, one line of context, the key figures."""
 
 import statistics
 
@@ -10,7 +10,7 @@ from holdfast.core.page import KeyFigure
 def headline(summary: RunSummary) -> str:
     """Return a run's result in one sentence.
 
-    An example: `Survived 3 faults, nobody stepped in, weights identical`.
+    An example is `Survived 3 faults, nobody stepped in, weights identical`.
     """
     return _sentence(summary).replace(words.NBSP, " ")
 
@@ -39,7 +39,10 @@ def _sentence(summary: RunSummary) -> str:
 
 
 def _incident(summary: RunSummary) -> str:
-    """Return `fault` if all incidents follow injected faults, else `incident`."""
+    """Return the noun for the run's incidents: `fault` if faults were injected before all of them.
+
+    Otherwise return `incident`.
+    """
     injected = all(cost.injected for cost in summary.incidents)
     return "fault" if injected else "incident"
 
@@ -62,7 +65,7 @@ def context(summary: RunSummary) -> str:
 
 
 def key_figures(summary: RunSummary) -> list[KeyFigure]:
-    """Return the figures that an engineer looks for first."""
+    """Return the key figures, which an engineer looks for first."""
     stalls = summary.checkpoints
     figures = [
         KeyFigure(

@@ -1,4 +1,4 @@
-"""Draw small charts of a run's speed and metrics, whose values show under the pointer."""
+"""Draw small charts of a run's speed and metrics; the page shows the value under the pointer."""
 
 import html
 import itertools
@@ -13,14 +13,17 @@ from holdfast.core import words
 from holdfast.core.accounting import Point, RunSummary
 
 PLACES: Final = 120
-"""Places of a chart; a place with several points shows their range and the last of them."""
+"""The most places of a chart.
+
+A place with several points shows the range of their values, and the last one.
+"""
 CHARTS_LIMIT: Final = 24
 _WIDTH, _HEIGHT, _TOP, _BOTTOM = 320.0, 110.0, 18.0, 94.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class MetricChart:
-    """One metric over the steps."""
+    """The chart of one metric over the steps."""
 
     name: str
     last: str
@@ -29,7 +32,7 @@ class MetricChart:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """The points of neighbouring steps: the last point, and the range of all."""
+    """Neighbouring points that a chart shows as one: the last point, and the range of all."""
 
     step: int
     value: float
@@ -38,7 +41,7 @@ class Place:
 
 
 def metric_charts(summary: RunSummary) -> tuple[MetricChart, ...]:
-    """Return a chart of the steps per second, of the loss, and of each other reported number.
+    """Return charts of the steps per second, the loss, and each other reported number.
 
     Steps that do not survive are left out, and so are values that are not finite.
     """
@@ -53,7 +56,7 @@ def metric_charts(summary: RunSummary) -> tuple[MetricChart, ...]:
 
 
 def gathered(points: Sequence[Point]) -> list[Place]:
-    """Gather finite points into at most `PLACES` places of equal numbers of points."""
+    """Group finite points into at most `PLACES` places with equal numbers of points."""
     finite = [point for point in points if math.isfinite(point.value)]
     size = max(1, math.ceil(len(finite) / PLACES))
     places = []
@@ -107,5 +110,5 @@ def _svg(label: str, places: Sequence[Place]) -> Markup:
 
 
 def _shown(value: float) -> str:
-    """Format four figures."""
+    """Format a value with four significant figures."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -1,4 +1,4 @@
-"""Account for a period of time over all runs, such as the last week."""
+"""Compute the figures of a period, such as the last week, over all runs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ from holdfast.core.paths import RunPaths
 
 @dataclass(frozen=True, kw_only=True)
 class PeriodIncident:
-    """One incident of the period."""
+    """One incident in the period."""
 
     run_id: str
     reason: str
-    """The reason in the diagnosis."""
+    """The reason that the diagnosis gave."""
     story: IncidentStory
     is_recovered: bool
     """True if the policy restarted the job and the job trained again."""
@@ -31,27 +31,27 @@ class RunInPeriod:
 
     run: Run
     state: str
-    """The state of the run, `lost` included."""
+    """The actual state of the run; unlike the ledger's state, it may be `lost`."""
     ranks: int
     wall_s: float
-    """Seconds of the run in the period."""
+    """Seconds of the run that lie in the period."""
     seconds: Mapping[Cause, float]
-    """These seconds by cause; empty if the steps are unknown."""
+    """The seconds in `wall_s` by cause; empty if the steps are unknown."""
     final_step: int
     interventions: int
     """The number of times that a person stopped the run or started the run again."""
     incidents: tuple[PeriodIncident, ...]
     why_unknown: str = ""
-    """The reason why the steps are unknown; empty if they are known."""
+    """Why the steps are unknown; empty if they are known."""
 
     @property
     def gpu_hours(self) -> float:
-        """The GPU-hours of the run in the period."""
+        """The GPU-hours that the run used in the period."""
         return gpu_hours(self.wall_s * self.ranks)
 
     @property
     def ettr(self) -> float | None:
-        """ETTR in the period, 0 to 1; None if the steps are unknown."""
+        """Effective training time ratio in the period, 0 to 1; None if the steps are unknown."""
         if not self.seconds or self.wall_s <= 0:
             return None
         return self.seconds.get("productive", 0.0) / self.wall_s
@@ -59,13 +59,13 @@ class RunInPeriod:
 
 @dataclass(frozen=True, kw_only=True)
 class Period:
-    """All runs from `since_s` to `until_s`, in Unix seconds."""
+    """The figures of all runs from `since_s` to `until_s`, which are in Unix seconds."""
 
     since_s: float
     until_s: float
     runs: tuple[RunInPeriod, ...]
     cordoned: tuple[NodeRecord, ...]
-    """The nodes that were cordoned in the period and are cordoned still."""
+    """The nodes that were cordoned in the period and still are."""
     evaluations: tuple[EvaluationRecord, ...]
 
     @property
@@ -79,7 +79,7 @@ class Period:
 
     @property
     def incidents(self) -> tuple[PeriodIncident, ...]:
-        """All incidents, in the order of time."""
+        """The incidents of all runs, in the order of time."""
         found = [one for run in self.runs for one in run.incidents]
         return tuple(sorted(found, key=lambda one: one.story.at_s))
 
@@ -90,7 +90,7 @@ class Period:
 
     @property
     def ettr(self) -> float | None:
-        """ETTR of the runs with known steps, weighted by GPU-hours; None without such a run."""
+        """The mean ETTR of the runs with known steps, weighted by GPU-hours; None without any."""
         seconds = self.rank_seconds
         total_s = sum(seconds.values())
         return seconds.get("productive", 0.0) / total_s if total_s > 0 else None
@@ -105,18 +105,19 @@ def period_of(
     state_of: Callable[[Run], str],
     progress: Callable[[str, float, float | None], None] = lambda *_: None,
 ) -> Period:
-    """Return the account of a period.
+    """Compute the figures of a period.
 
-    A step survives if the step is part of the run's state today. At the edges of the period a
-    stretch of steps is divided by time.
+    A step survives if it is part of the run's state today. If a phase crosses the start or the end
+    of the period, its seconds are divided in proportion to time.
 
     Args:
         ledger: the ledger.
-        home: `$HOLDFAST_HOME`, above the journals of the runs.
-        since_s: the begin, in Unix seconds.
-        until_s: the end, in Unix seconds.
-        state_of: returns the state of a run, `lost` included.
-        progress: receives the work, the number of runs done, and the number of all runs.
+        home: `$HOLDFAST_HOME`, the folder above the journals of the runs.
+        since_s: the start of the period, in Unix seconds.
+        until_s: the end of the period, in Unix seconds.
+        state_of: returns the actual state of a run, which may be `lost`.
+        progress: receives the name of the work, the number of runs done, and the number of all
+            runs.
 
     Raises:
         LedgerError: the ledger cannot be read.

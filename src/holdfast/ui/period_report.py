@@ -1,4 +1,4 @@
-"""The report about a period, in Markdown or as one HTML page: the same sections in both."""
+"""Write the report on a period, as Markdown or as one HTML page with the same sections."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from holdfast.ui.period import Period, PeriodIncident
 
 TEMPLATE = Path(__file__).parent / "templates" / "period_report.html.j2"
 ROWS_LIMIT = 30
-"""The most rows of a table; a sentence counts the others."""
+"""The most rows of a table; a sentence states the number of further rows."""
 TEXT_LIMIT = 160
 CAUSES: dict[Cause, str] = {
     "productive": "steps that survive",
@@ -31,19 +31,19 @@ MARKUP = str.maketrans(
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A table with its title."""
+    """A table of the report, with its title."""
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     empty: str
-    """The sentence in place of a table without rows."""
+    """The sentence to show if the table has no rows."""
     left_out: int = 0
-    """The number of rows that are not shown."""
+    """The number of rows that are not in the table."""
 
 
 def period_markdown(period: Period) -> str:
-    """Return the report in Markdown. Text from logs cannot become markup."""
+    """Return the report as Markdown; text from logs cannot become markup."""
     lines = [f"# {title(period)}", "", *(_escaped(one) for one in headline(period))]
     for section in sections(period):
         lines += ["", f"## {section.title}", ""]
@@ -59,7 +59,7 @@ def period_markdown(period: Period) -> str:
 
 
 def period_html(period: Period) -> str:
-    """Return the report as one page that needs no network.
+    """Return the report as an HTML page that needs no network.
 
     Raises:
         HoldfastError: jinja2 is not installed.
@@ -70,12 +70,12 @@ def period_html(period: Period) -> str:
 
 
 def title(period: Period) -> str:
-    """Return the title, with the dates."""
+    """Return the title of the report, which has the dates."""
     return f"Holdfast, {words.moment(period.since_s)} to {words.moment(period.until_s)}"
 
 
 def headline(period: Period) -> list[str]:
-    """Return the period in a few sentences."""
+    """Return a few sentences that sum up the period."""
     if not period.runs:
         return ["No run was going on."]
     said = [
@@ -211,7 +211,7 @@ def _section(
 
 
 def _plain(text: str) -> str:
-    """Return text of any origin as one short line without control characters."""
+    """Return any text as one short line without control characters."""
     return words.shorten(" ".join(words.clean(text).split()), TEXT_LIMIT)
 
 

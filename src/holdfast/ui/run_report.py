@@ -1,4 +1,4 @@
-"""The template filled and written, whole or not at all."""
+"""Write the report on runs: fill the template, and write the page whole or not at all."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,16 +12,17 @@ TEMPLATES = Path(__file__).parent / "templates"
 def write_report(
     path: Path, summaries: Sequence[RunSummary], *, title: str, home: Path | None = None
 ) -> None:
-    """Write one self-contained page about runs: the first in full, the others below it in short.
+    """Write one self-contained HTML page about runs: the first in full, the others in short below.
 
-    The page needs no network and runs no script. Text from logs is escaped, its control characters
-    made visible. Equal summaries give equal bytes.
+    The page needs no network and runs no script. Text from logs is escaped, and its control
+    characters are made visible. Equal summaries give equal bytes.
 
     Args:
-        path: where the page goes; its folder is made.
+        path: the path of the page; its folder is created.
         summaries: the summaries of the runs, at least one.
-        title: the page's name.
-        home: the folder of the runs' folders, whose logs have the user's own frame of a failure.
+        title: the title of the page.
+        home: the folder above the runs' folders, whose logs are searched for the user's own frame
+            of a failure; None: no log is read.
 
     Raises:
         HoldfastError: jinja2 or matplotlib is not installed.

@@ -1,7 +1,7 @@
 """Write the curves of a run into an experiment tracker: TensorBoard, W&B or trackio.
 
-Each step appears once, as the step was last made: steps that were rolled back are left out. Each
-tracker is a function of the same curves.
+Each step appears once, with the numbers of its last execution. Steps that were rolled back are left
+out. All trackers receive the same curves.
 """
 
 import contextlib
@@ -25,27 +25,27 @@ PROJECT = "holdfast"
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """The numbers of one step."""
+    """The numbers that were reported for one step."""
 
     step: int
     at_s: float
-    """The time of the step's completion, in Unix seconds."""
+    """The time at which the step was completed, in Unix seconds."""
     values: Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curves:
-    """A run as a tracker shows it."""
+    """The curves and incidents of a run, in the form that all trackers need."""
 
     run_id: str
     points: tuple[Point, ...]
     incidents: tuple[tuple[int, float, str], ...]
-    """Step, Unix time and story of each incident."""
+    """The step, the Unix time and the story of each incident."""
     config: Mapping[str, Any]
 
 
 def curves_of(ledger: Ledger, home: Path, run_id: str) -> Curves:
-    """Return the curves of a run, up to the present if the run goes on.
+    """Return the curves of a run; if the run is in progress, up to now.
 
     Raises:
         NotFound: the ledger has no such run.
@@ -102,10 +102,10 @@ def curves_of(ledger: Ledger, home: Path, run_id: str) -> Curves:
 
 
 def export(curves: Curves, tracker: Tracker, folder: Path) -> str:
-    """Write the curves, and return a sentence on where they are.
+    """Write the curves into a tracker; return a sentence with the place of the result.
 
     Args:
-        curves: the run.
+        curves: the curves of the run.
         tracker: the tracker.
         folder: the folder for the files of the tracker.
 
@@ -213,6 +213,9 @@ def _not_installed(package: str) -> BadUse:
 
 @contextlib.contextmanager
 def _output_to_stderr() -> Iterator[None]:
-    """Send what a tracker prints to standard error, where no program reads an answer."""
+    """Redirect a tracker's output to standard error.
+
+    Standard output is for the command's own answer, which programs may read.
+    """
     with contextlib.redirect_stdout(sys.stderr):
         yield

@@ -1,4 +1,4 @@
-"""Each section's words, computed from the summary; the template only places them."""
+"""Compute the texts and figures of each section, so that the template only places them."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ from holdfast.ui.metric_charts import MetricChart, metric_charts
 
 CARDS_LIMIT = 100
 WHOLE = re.compile(r"(\d+ \S+|[^\s-]+-\S+)")
-"""Matches a number with its noun, or a word with a hyphen."""
+"""Match a text that must stay on one line: a number with its noun, or a word with a hyphen."""
 
 CAUSES = {
     "productive": ("Steps that survive", "training time of the final state"),
@@ -41,12 +41,15 @@ COLOURS: Mapping[LostCause, str] = {
     "after_end": "other",
     "unexplained": "other",
 }
-"""The account's cause whose colour a time line's cause has; others belong to a restart."""
+"""The timeline cause whose colour each cause of the account uses.
+
+Causes that are not listed belong to a restart and use its colour.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """The final weights, compared with those of the reference run."""
+    """The result of comparing the final weights with the weights of the reference run."""
 
     identical: bool
     rows: tuple[tuple[str, str], ...]
@@ -57,15 +60,15 @@ class Proof:
 
 @dataclass(frozen=True, kw_only=True)
 class RunView:
-    """One run as the page shows it."""
+    """The texts and figures that the page shows about one run."""
 
     key: str
-    """Unique on the page; begins the ids of its elements."""
+    """A prefix, unique on the page, of the ids of the run's elements."""
     run_id: str
     state: str
     headline: str
     headline_parts: Sequence[tuple[str, bool]]
-    """Its pieces, and whether one must not be broken over two lines."""
+    """The parts of the headline, each with True if it must stay on one line."""
     context: str
     key_figures: list[KeyFigure]
     outcome: str
@@ -74,7 +77,7 @@ class RunView:
     metrics: tuple[MetricChart, ...]
     time_lines: Sequence[tuple[str, Markup]]
     legend: Sequence[tuple[str, str]]
-    """Cause and name of what the time line shows."""
+    """The causes that the timeline shows, each with its name."""
     has_lost: bool
     has_validation: bool
     cards: tuple[Card, ...]
@@ -83,14 +86,16 @@ class RunView:
     stall_note: str
     times: TimeBars
     rank_times: TimeBars
-    """The lost-time account, the mean of the ranks."""
+    """Bars of the lost-time account, as the mean over the ranks."""
     ettr: str
     proof: Proof | None
     origin: tuple[tuple[str, str], ...]
 
 
 def run_view(summary: RunSummary, *, key: str, home: Path | None = None) -> RunView:
-    """Collect all facts on a page about one run; `home` has the logs (see `incident_card`).
+    """Collect everything that a page shows about one run.
+
+    `home` is the folder above the run's folder, where the logs are (see `incident_card`).
 
     Raises:
         HoldfastError: matplotlib is not installed.
@@ -132,7 +137,7 @@ def run_view(summary: RunSummary, *, key: str, home: Path | None = None) -> RunV
 
 
 def _both_widths(draw: Any, summary: RunSummary, name: str) -> Sequence[tuple[str, Markup]]:
-    """Lay the chart out for a page and for a phone; CSS shows one of them."""
+    """Draw a chart twice, for a wide page and for a phone; CSS shows one of the two."""
     drawings = []
     for width in ("wide", "narrow"):
         svg = draw(summary, name=f"{name}-{width}", narrow=width == "narrow")

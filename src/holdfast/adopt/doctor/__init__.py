@@ -1,1 +1,1 @@
-"""Check a host for what stops or slows a training."""
+"""Check a host for problems that stop or slow a training."""

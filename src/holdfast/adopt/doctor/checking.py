@@ -1,7 +1,7 @@
-"""Run checks in a process of its own, because a driver or a file system may never answer.
+"""Run checks in a separate process, because a driver or a file system may never answer.
 
 `checking FOLDER NAME…` runs the checks in order. After each check, the process prints one JSON line
-with the findings. The process ends with its parent.
+with the findings. The process ends when its parent ends.
 """
 
 import json
@@ -30,7 +30,7 @@ CHECKS: dict[str, Check] = {
     "kubernetes": kubernetes,
     "ports": ports,
 }
-"""Each check by its name, in order."""
+"""The checks by name, in the order in which they run."""
 
 
 def main() -> None:
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def findings_of(check: Check, folder: Path) -> Iterator[Finding]:
-    """Yield the findings of a check; an error of the check is one more finding."""
+    """Yield the findings of a check; if the check raises an error, yield the error as a finding."""
     try:
         yield from check(folder)
     except Exception as error:

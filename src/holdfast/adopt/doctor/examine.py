@@ -1,4 +1,7 @@
-"""Run all checks of this host, each with a limit: a check that hangs or dies hides no other."""
+"""Run all checks of this host, each with a time limit.
+
+A check that hangs or dies does not prevent the other checks.
+"""
 
 import contextlib
 import json
@@ -16,13 +19,13 @@ from holdfast.adopt.doctor.findings import Finding, unseen
 from holdfast.core.processes import module_command
 
 LIMIT_S: Final = 60.0
-"""Seconds for one check. The import of torch from a shared file system takes most of them."""
+"""Seconds that one check may take; importing torch from a shared file system takes the longest."""
 _LAST_WAIT_S: Final = 1.0
 Command = Callable[[Path, Sequence[str]], tuple[list[str], dict[str, str]]]
 
 
 class _NoAnswer(Exception):
-    """The process gave no line; the message states why."""
+    """The checking process printed no line; the message states why."""
 
 
 def examine(
@@ -32,7 +35,7 @@ def examine(
     limit_s: float = LIMIT_S,
     command: Command | None = None,
 ) -> Iterator[tuple[str, Finding]]:
-    """Yield the findings of each check, with the check's name, as the check ends.
+    """Yield the findings of each check when the check ends, each with the check's name.
 
     Args:
         folder: the folder in which the training saves its checkpoints.

@@ -1,4 +1,4 @@
-"""Define the answer of a check."""
+"""Define the findings that a check returns."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ Outcome = Literal["good", "wrong", "not looked at"]
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One answer of a check.
+    """One result of a check.
 
     Attributes:
-        outcome: "not looked at" if the check found out neither good nor wrong.
+        outcome: "good", "wrong", or "not looked at" if the check could not decide.
         what: one sentence with the values that were found.
-        mend: the command that mends the fault, or that makes the look possible; may be empty.
+        mend: the command that fixes the problem, or that makes the check possible; may be empty.
     """
 
     outcome: Outcome
@@ -24,19 +24,22 @@ class Finding:
 
 
 Check = Callable[[Path], Iterator[Finding]]
-"""Look at one thing; the argument is the folder in which the training saves its checkpoints."""
+"""A function that checks one thing on this host.
+
+Its argument is the folder in which the training saves its checkpoints.
+"""
 
 
 def good(what: str) -> Finding:
-    """Return a finding of nothing wrong."""
+    """Return a finding that something is in order."""
     return Finding(outcome="good", what=what)
 
 
 def wrong(what: str, mend: str) -> Finding:
-    """Return a finding of a fault, with the command that mends the fault."""
+    """Return a finding of a problem, with the command that fixes it."""
     return Finding(outcome="wrong", what=what, mend=mend)
 
 
 def unseen(what: str, mend: str = "") -> Finding:
-    """Return the reason why something was not looked at."""
+    """Return a finding that something could not be checked, and why."""
     return Finding(outcome="not looked at", what=what, mend=mend)

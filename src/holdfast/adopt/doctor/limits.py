@@ -1,4 +1,4 @@
-"""Check the limits of this process: shared memory, ulimits, control groups."""
+"""Check the limits on this process: shared memory, ulimits, control groups."""
 
 import errno
 import os
@@ -14,21 +14,21 @@ from holdfast.core.system_limits import allowed_by_limit
 
 GIB: Final = 1 << 30
 LEAST_SHARED_BYTES: Final = GIB
-"""Data loaders and NCCL outgrow less. Containers have 64 MiB by default."""
+"""Data loaders and NCCL need at least this much; containers have 64 MiB by default."""
 LEAST_FREE_BYTES: Final = GIB
 LEAST_OPEN_FILES: Final = 1024
 LEAST_PROCESSES: Final = 4096
-"""The threads count too: a rank with its data loaders and libraries has hundreds."""
+"""Threads count as processes; a rank with its data loaders and libraries has hundreds."""
 WANTED_OPEN_FILES: Final = 65_536
 
 
 def shared_memory(folder: Path) -> Iterator[Finding]:  # noqa: ARG001 - the form of all checks
-    """Look at the size of /dev/shm."""
+    """Check the size of /dev/shm."""
     yield shared_memory_in(Path("/dev/shm"))
 
 
 def shared_memory_in(folder: Path) -> Finding:
-    """Look at a folder in shared memory."""
+    """Check the size of the shared memory at a folder."""
     in_container = "docker run --shm-size=16g …  # in Kubernetes: an emptyDir of medium Memory"
     try:
         space = os.statvfs(folder)
@@ -47,7 +47,7 @@ def shared_memory_in(folder: Path) -> Finding:
 
 
 def ulimits(folder: Path) -> Iterator[Finding]:  # noqa: ARG001 - the form of all checks
-    """Look at the limits of open files, of the size of files, of processes and of locked memory."""
+    """Check the limits on open files, file sizes, processes and locked memory."""
     faults = [
         *_too_low(resource.RLIMIT_NOFILE, "n", LEAST_OPEN_FILES, WANTED_OPEN_FILES, errno.EMFILE),
         *_too_low(resource.RLIMIT_NPROC, "u", LEAST_PROCESSES, 4 * LEAST_PROCESSES),
@@ -79,12 +79,12 @@ def _too_low(
 
 
 def control_groups(folder: Path) -> Iterator[Finding]:  # noqa: ARG001 - the form of all checks
-    """Look at the memory, processes and CPU time that the control groups leave to this process."""
+    """Check how much memory, how many processes and how much CPU time the control groups allow."""
     yield from groups_below(Path("/"))
 
 
 def groups_below(root: Path) -> Iterator[Finding]:
-    """Look at control groups; `root` is the folder that holds `proc` and the mount points."""
+    """Check the control groups; `root` is the folder that holds `proc` and the mount points."""
     free = available_memory_bytes(root)
     words = f"This process can still take {free / GIB:.1f} GiB of memory"
     if free < LEAST_FREE_BYTES:

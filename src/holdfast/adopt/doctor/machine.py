@@ -15,9 +15,9 @@ MIB: Final = 1 << 20
 GIB: Final = 1 << 30
 WRITTEN_BYTES: Final = 256 * MIB
 WRITING_S: Final = 2.0
-"""A slow file system is measured with fewer bytes."""
+"""The longest time to write for the measurement, so that a slow file system gets fewer bytes."""
 LEAST_BYTES_S: Final = 50 * MIB
-"""At this rate, 10 GiB of state take more than three minutes."""
+"""A lower rate than this is reported; at this rate, 10 GiB of state take over three minutes."""
 LEAST_FREE_BYTES: Final = 10 * GIB
 LEAST_FREE_FILES: Final = 10_000
 CONNECT_S: Final = 5.0
@@ -25,12 +25,12 @@ PORTS: Final = 16
 
 
 def storage(folder: Path) -> Iterator[Finding]:
-    """Measure how fast a file is written durably, and look at the free space."""
+    """Measure how fast a file can be written durably to the folder, and check the free space."""
     yield from storage_of(folder, time.monotonic)
 
 
 def storage_of(folder: Path, clock_s: Callable[[], float]) -> Iterator[Finding]:
-    """Measure a folder's storage; a folder that is not there yet is measured by the one above.
+    """Measure the storage of a folder; if it does not exist, of the nearest existing parent folder.
 
     Args:
         folder: the folder for checkpoints.
@@ -59,7 +59,11 @@ def storage_of(folder: Path, clock_s: Callable[[], float]) -> Iterator[Finding]:
 
 
 def _write(folder: Path, clock_s: Callable[[], float]) -> tuple[int, float]:
-    """Write a file for some seconds at most, durably, and delete it; return bytes and seconds."""
+    """Write a file durably, for a few seconds at most, and delete it.
+
+    Returns:
+        The number of bytes, and the seconds that writing them took.
+    """
     block = os.urandom(8 * MIB)  # a file system may compress
     path = folder / f".holdfast-doctor-{os.getpid()}"
     try:
@@ -75,14 +79,14 @@ def _write(folder: Path, clock_s: Callable[[], float]) -> tuple[int, float]:
 
 
 def clock(folder: Path) -> Iterator[Finding]:  # noqa: ARG001 - the form of all checks
-    """Look whether the kernel's clock is synchronised."""
+    """Check that the kernel's clock is synchronised."""
     from holdfast.recover import clock_is_synchronised
 
     yield clock_finding(clock_is_synchronised())
 
 
 def clock_finding(is_synchronised: bool | None) -> Finding:
-    """Return the finding for a clock; None: the kernel does not tell."""
+    """Return the finding for a clock; `is_synchronised` is None if the kernel gives no answer."""
     if is_synchronised is None:
         return unseen(
             "The kernel does not tell whether the clock is synchronised.", "chronyc tracking"
@@ -96,7 +100,7 @@ def clock_finding(is_synchronised: bool | None) -> Finding:
 
 
 def ports(folder: Path) -> Iterator[Finding]:  # noqa: ARG001 - the form of all checks
-    """Look whether programs of this host can listen, and be reached by the host's name."""
+    """Check that programs on this host can listen, and can be reached by the host's name."""
     yield from range_of_ports(Path("/proc/sys/net/ipv4/ip_local_port_range"))
     try:
         free_ports(PORTS)
@@ -107,7 +111,10 @@ def ports(folder: Path) -> Iterator[Finding]:  # noqa: ARG001 - the form of all 
 
 
 def range_of_ports(path: Path) -> Iterator[Finding]:
-    """Look whether the kernel takes ports for outgoing connections on which nodes listen."""
+    """Check that outgoing connections do not use the ports on which nodes listen.
+
+    `path` is the file with the kernel's range of ports for outgoing connections.
+    """
     try:
         first = int(path.read_text().split()[0])
     except (OSError, ValueError, IndexError) as error:
@@ -121,7 +128,7 @@ def range_of_ports(path: Path) -> Iterator[Finding]:
 
 
 def reached_by_name(name: str) -> Iterator[Finding]:
-    """Look whether a program that listens at the host's name can be reached there."""
+    """Check that a program that listens at the host's name can be reached there."""
     in_hosts = f'echo "ADDRESS {name}" | sudo tee -a /etc/hosts'
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)

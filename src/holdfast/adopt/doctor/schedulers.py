@@ -1,4 +1,4 @@
-"""Check what Slurm and Kubernetes report."""
+"""Check the states of nodes and pods that Slurm and Kubernetes report."""
 
 import os
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def slurm(folder: Path) -> Iterator[Finding]:  # noqa: ARG001 - the form of all checks
-    """Look whether Slurm answers, and in which states its nodes are."""
+    """Check that Slurm answers, and which states its nodes have."""
     from holdfast.cluster import read_slurm_nodes, slurm_is_here
 
     if not slurm_is_here(os.environ):
@@ -36,7 +36,7 @@ def slurm(folder: Path) -> Iterator[Finding]:  # noqa: ARG001 - the form of all 
 
 
 def kubernetes(folder: Path) -> Iterator[Finding]:  # noqa: ARG001 - the form of all checks
-    """Look at the conditions of this pod and its node."""
+    """Check the conditions of this pod and its node."""
     from holdfast.cluster import is_in_pod, read_facts
 
     if is_in_pod():
@@ -46,7 +46,7 @@ def kubernetes(folder: Path) -> Iterator[Finding]:  # noqa: ARG001 - the form of
 
 
 def of_look(look: "Look") -> Iterator[Finding]:
-    """Yield a finding for each bad condition in the cluster, and for each source that was not read."""
+    """Yield a finding for each bad condition, and for each object that could not be read."""
     for fact in look.facts:
         if fact.is_bad:
             detail = f" ({fact.detail})" if fact.detail else ""

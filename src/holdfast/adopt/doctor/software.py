@@ -15,11 +15,11 @@ from holdfast.adopt.doctor.findings import Finding, good, unseen, wrong
 _PCI: Final = Path("/sys/bus/pci/devices")
 _VENDORS: Final = {"0x10de": "NVIDIA", "0x1002": "AMD"}
 _DISPLAYS: Final = ("0x03", "0x12")
-"""The beginnings of the PCI classes of GPUs: display controllers, processing accelerators."""
+"""The first characters of the PCI classes of GPUs: display controllers, processing accelerators."""
 
 
 def versions(folder: Path) -> Iterator[Finding]:  # noqa: ARG001 - the form of all checks
-    """Compare the installed libraries with those that Holdfast asks for."""
+    """Check that the installed libraries have versions that Holdfast supports."""
     try:
         own = metadata.distribution("holdfast")
     except metadata.PackageNotFoundError:
@@ -36,11 +36,11 @@ def versions(folder: Path) -> Iterator[Finding]:  # noqa: ARG001 - the form of a
 def unfit(requirements: list[str]) -> Iterator[Finding]:
     """Yield a finding for each installed library whose version Holdfast does not support.
 
-    A library that is not installed is a finding only if Holdfast needs it without an extra. The
-    libraries for the development of Holdfast are left out.
+    A missing library is a finding only if Holdfast needs it without any extra. The libraries for
+    the development of Holdfast are not checked.
 
     Args:
-        requirements: the requirements, as a package's metadata has them (PEP 508).
+        requirements: the requirements in the form of a package's metadata (PEP 508).
     """
     for text in dict.fromkeys(requirements):
         one = Requirement(text)
@@ -59,7 +59,7 @@ def unfit(requirements: list[str]) -> Iterator[Finding]:
 
 
 def gpus(folder: Path) -> Iterator[Finding]:  # noqa: ARG001 - the form of all checks
-    """Compare the numbers of GPUs on the PCI bus, in the driver and in torch; read their health."""
+    """Check that the PCI bus, the driver and torch show the same GPUs, and check their health."""
     from holdfast.profile import gpu_memory, has_gpu
 
     on_bus = gpus_on_bus()
@@ -86,7 +86,7 @@ def gpus(folder: Path) -> Iterator[Finding]:  # noqa: ARG001 - the form of all c
 
 
 def gpus_on_bus(root: Path = _PCI) -> list[str]:
-    """Return the vendors of the GPUs on the PCI bus with their counts, such as "8 NVIDIA GPUs"."""
+    """Return the GPUs on the PCI bus, one text for each vendor, such as "8 NVIDIA GPUs"."""
     counts: dict[str, int] = {}
     for device in sorted(root.glob("*")):
         try:

@@ -1,1 +1,1 @@
-"""`holdfast eval`."""
+"""Provide `holdfast eval`."""

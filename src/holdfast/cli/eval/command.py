@@ -1,4 +1,4 @@
-"""`holdfast eval run | plan | resume | watch | rescore | why | compare | ls | show`."""
+"""Provide `holdfast eval run | plan | resume | watch | rescore | why | compare | ls | show`."""
 
 import importlib.util
 from pathlib import Path
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from holdfast.evaluate import Evaluation, Plan
 
 INCOMPLETE = 4
-"""Exit code where a task has no scores."""
+"""The exit code if a task has no scores."""
 ID = click.option(
     "--id", "evaluation_id", metavar="ID", help="Its id.  [default: the model's name and the time]"
 )
@@ -80,8 +80,8 @@ def command() -> None:
     holdfast eval run --suite gsm8k,mmlu:0.1 --model ./llama
     holdfast eval watch checkpoints/ --suite nightly.toml --hf-config ./llama
 
-    SUITE is a TOML file or task names of lm-evaluation-harness, separated by commas; `inspect:NAME`
-    is inspect-ai's.
+    SUITE is a TOML file, or task names of lm-evaluation-harness separated by commas. `inspect:NAME`
+    is a task of inspect-ai.
     """
     _check_installed()
 
@@ -94,12 +94,15 @@ def _check_installed() -> None:
 
 
 class LmEvalWords(click.Command):
-    """A command that also takes lm-eval's command line; if `always`, nothing else."""
+    """A command that accepts lm-eval's options as well as its own.
+
+    If `always` is True, the command accepts only lm-eval's options.
+    """
 
     always = False
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Translate lm-eval's command line into Holdfast's options first."""
+        """Translate lm-eval's options into Holdfast's options, and then parse the command line."""
         if not {"--help", "-h"} & set(args) and (self.always or speaks_lm_eval(args)):
             as_json = ["--json"] if "--json" in args else []
             line = ctx.meta[Line.__name__] = translate(args)
@@ -114,7 +117,7 @@ class LmEvalWords(click.Command):
 
 
 class LmEvalLine(LmEvalWords):
-    """A command that takes lm-eval's command line unchanged."""
+    """A command that accepts the command line of lm-eval without changes."""
 
     always = True
 
@@ -143,7 +146,7 @@ def _run(
 def lm_eval(
     place: Place, /, suite: str, model: str, as_json: bool, no_progress: bool, **how: Any
 ) -> int:
-    """Run a line of lm-eval's command as it stands.
+    """Run a command line of lm-eval without changes.
 
     \b
     holdfast eval lm_eval --model hf --model_args pretrained=./llama --tasks gsm8k --num_fewshot 5
@@ -157,7 +160,7 @@ def lm_eval(
 def run(
     place: Place, /, suite: str, model: str, as_json: bool, no_progress: bool, **how: Any
 ) -> int:
-    """Run a suite on a model. The options of lm-eval's command are accepted, too.
+    """Run a suite on a model. The options of lm-eval's command are also accepted.
 
     \b
     holdfast eval run --suite gsm8k,mmlu:0.1 --model ./llama
@@ -295,7 +298,7 @@ for _command in (why, compare, ls, show):
 
 
 def _print(evaluation: "Evaluation", *, as_json: bool) -> int:
-    """Print the result of an evaluation; return the exit code."""
+    """Print the result of an evaluation; return the command's exit code."""
     if as_json:
         fields = evaluation.to_json()
         print_json(

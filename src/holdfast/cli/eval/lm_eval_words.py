@@ -1,7 +1,8 @@
 """Translate lm-eval's command line into Holdfast's suite, model and options.
 
-lm-eval's own parser parses the line. An option that asks for Holdfast's fixed behaviour is accepted
-with a notice. An option that Holdfast cannot honour is refused by name, with an alternative.
+lm-eval's own parser parses the command line. If an option requests what Holdfast always does, it is
+accepted with a notice. If Holdfast cannot do what an option requests, the option is refused by
+name, with an alternative.
 """
 
 import argparse
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from holdfast.evaluate import Suite
 
 _NATIVE = {"model", "limit", "num_fewshot", "include_path", "device"}
-"""The options of lm-eval that `holdfast eval run` has too, with the same meaning."""
+"""The options of lm-eval that `holdfast eval run` also has, with the same meaning."""
 _LOCAL = {"hf": "hf", "hf-auto": "hf", "huggingface": "hf", "vllm": "vllm"}
 _SERVERS = {
     "local-completions": "/completions",
@@ -76,13 +77,13 @@ _SEEDS = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_rand
 
 @dataclass
 class Line:
-    """A translated line.
+    """The translation of a command line of lm-eval.
 
     Attributes:
-        suite: the tasks; None if the line names no tasks of lm-eval.
-        native: the remaining options for `holdfast eval run`, in its own spelling.
-        said: notices on options that Holdfast always applies.
-        listing: the names of all tasks, if the line requests these names.
+        suite: the tasks; None if the command line names no tasks of lm-eval.
+        native: the remaining options, in the spelling of `holdfast eval run`.
+        said: notices on options that request Holdfast's fixed behaviour.
+        listing: the names of all tasks, if the command line requests a list of them.
     """
 
     suite: "Suite | None" = None
@@ -92,7 +93,7 @@ class Line:
 
 
 def speaks_lm_eval(words: Sequence[str]) -> bool:
-    """Return True if a line of `holdfast eval run` has an option that only lm-eval has."""
+    """Return True if a command line of `holdfast eval run` has an option that only lm-eval has."""
     if not any(word.startswith("-") for word in words):
         return False
     parser = _parser()
@@ -102,10 +103,10 @@ def speaks_lm_eval(words: Sequence[str]) -> bool:
 
 
 def translate(words: Sequence[str]) -> Line:
-    """Return a line of lm-eval's command in Holdfast's options.
+    """Translate a command line of lm-eval into Holdfast's options.
 
     Raises:
-        BadUse: Holdfast has no equivalent of an option; the message has the alternative.
+        BadUse: Holdfast has no equivalent of an option; the message has an alternative.
     """
     words = list(words)
     if words[:2] == ["ls", "tasks"]:
@@ -142,7 +143,7 @@ def translate(words: Sequence[str]) -> Line:
 
 
 def task_names(include_paths: Sequence[str] = ()) -> list[str]:
-    """Return lm-eval's tasks, groups and tags, and the tasks in the folders `include_paths`."""
+    """Return the names of lm-eval's tasks, groups and tags, and of the tasks in `include_paths`."""
     from lm_eval.tasks import TaskManager
 
     return sorted(TaskManager(include_path=list(include_paths) or None).all_tasks)
@@ -168,7 +169,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _include_path() -> argparse.ArgumentParser:
-    """Return a parser of `--include_path` alone, which lm-eval's takes once and Holdfast's repeatedly."""
+    """Create a parser for the option `--include_path` only, which may be given more than once.
+
+    lm-eval's own parser accepts the option only once.
+    """
     parser = argparse.ArgumentParser(
         add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS
     )
@@ -181,13 +185,13 @@ def _name_of(word: str) -> str:
 
 
 def _spelled(word: str, names: Mapping[str, Any]) -> str:
-    """Return a word in lm-eval's spelling, with underscores."""
+    """Return an option with underscores instead of dashes, as lm-eval spells it."""
     name = _name_of(word)
     return name + word[len(name) :] if name in names else word
 
 
 def _model(options: Mapping[str, Any], line: Line) -> dict[str, Any]:
-    """Add the model and its engine to a line; return the model arguments that shape requests."""
+    """Add the model and its engine to `line`; return the model arguments that change requests."""
     from lm_eval.models import MODEL_MAPPING
 
     from holdfast.evaluate import MODEL_ARGS

@@ -1,4 +1,4 @@
-"""The options of `holdfast eval` for how to evaluate, and their `EvaluateOptions`."""
+"""Define the options of `holdfast eval` on how to evaluate; convert them to `EvaluateOptions`."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -237,7 +237,7 @@ HOW = (*ENGINE, *PLACING, *MODEL, *TASKS, *JUDGE, *LIMITS, OUTPUT)
 
 
 def takes(*options: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that adds options in the order in which `--help` shows them."""
+    """Return a decorator that adds options to a command, in the order of its `--help`."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         for option in reversed(options):
@@ -248,7 +248,9 @@ def takes(*options: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callab
 
 
 def options_from(place: "Place", how: Mapping[str, Any], **more: Any) -> "EvaluateOptions":
-    """Return the options that were given, with the home and the ledger of the command.
+    """Convert the options that were given to `EvaluateOptions`.
+
+    The home and the ledger come from `place`.
 
     Raises:
         BadUse: an option is not allowed.
@@ -280,7 +282,7 @@ def options_from(place: "Place", how: Mapping[str, Any], **more: Any) -> "Evalua
 
 
 def is_given(value: Any) -> bool:
-    """Return False for the defaults of an option: None and the empty tuple."""
+    """Return True if an option was given: its value is neither None nor an empty tuple."""
     return value is not None and value != ()
 
 

@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from holdfast.evaluate import Status
 
 RATE_WINDOW_S = 10.0
-"""The window over which the rate of samples is measured."""
+"""The period, in seconds, over which the rate of samples is measured."""
 PLAIN_EVERY_S = 10.0
-"""The least interval between two plain lines with the same state."""
+"""The least time between two plain lines about the same state, in seconds."""
 
 Show = Callable[["Status"], None]
 
 
 @contextmanager
 def shown(*, quiet: bool) -> Iterator[Show | None]:
-    """Yield a function that shows a `Status` on standard error; None if `quiet`."""
+    """Yield a function that shows a `Status` on standard error; yield None if `quiet`."""
     if quiet:
         yield None
     elif sys.stderr.isatty():
@@ -34,16 +34,16 @@ def shown(*, quiet: bool) -> Iterator[Show | None]:
 
 
 class Rate:
-    """Measure samples per second over the last seconds.
+    """Measure the rate of samples per second over the last `RATE_WINDOW_S` seconds.
 
-    Samples that an earlier run of the evaluation answered do not count.
+    Samples that were answered before this run of the evaluation do not count.
     """
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()
 
     def after(self, status: "Status") -> float | None:
-        """Return the rate after `status`; None before the second status."""
+        """Record `status`, and return the rate; None before the second status."""
         self._seen.append((status.now_s, status.samples_done))
         while len(self._seen) > 2 and self._seen[1][0] <= status.now_s - RATE_WINDOW_S:
             self._seen.popleft()
@@ -52,7 +52,7 @@ class Rate:
 
 
 def sentence(status: "Status", rate: float | None) -> str:
-    """Return a status as one line."""
+    """Format a status and the rate as one line."""
     done = f"{status.samples_done:,} of {words.plainly(status.samples, 'sample')}"
     parts = [f"{status.state}: {done if status.samples else 'tasks are being prepared'}"]
     if rate is not None and rate > 0:

@@ -1,4 +1,4 @@
-"""`holdfast eval why | compare | ls | show`: report on recorded evaluations."""
+"""Provide `holdfast eval why | compare | ls | show`, which report on recorded evaluations."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -85,7 +85,7 @@ def _ratio(one: EvaluationRecord) -> str:
 
 
 def _as_it_is(one: EvaluationRecord, ledger: Ledger) -> EvaluationRecord:
-    """Return the record with its true state."""
+    """Return the record with the evaluation's actual state."""
     from holdfast.evaluate import state_of
 
     if (
@@ -104,7 +104,7 @@ def _row(one: EvaluationRecord) -> dict[str, Any]:
 
 
 def _ended(one: EvaluationRecord) -> "Evaluation":
-    """Return the result of an evaluation.
+    """Return the result of an evaluation that has ended.
 
     Raises:
         NotFound: the evaluation is still running.
@@ -179,7 +179,7 @@ def _print_facts(record: EvaluationRecord) -> None:
 
 
 def _there(record: EvaluationRecord, name: str) -> str:
-    """Return the path of an evaluation's own file or folder; empty if there is none."""
+    """Return the path of a file or folder of an evaluation; empty if it does not exist."""
     path = Path(record.folder) / name
     return str(path) if path.exists() else ""
 
@@ -243,7 +243,7 @@ def compare(
     holdfast eval compare
     holdfast eval compare ID OTHER_ID
 
-    Compare the named evaluations, or the newest complete one of each step of --suite or --run.
+    Without IDs, compare the newest complete evaluation of each step of --suite or --run.
     """
     from holdfast.evaluate import compare as put_side_by_side
     from holdfast.evaluate import plot
@@ -299,7 +299,7 @@ def compare(
 def newest_of_each(found: list[EvaluationRecord]) -> list[EvaluationRecord]:
     """Return the newest evaluation of each model and step, oldest first.
 
-    The evaluations are given newest first.
+    `found` is sorted from the newest to the oldest evaluation.
     """
     kept: dict[tuple[str, str, int | None], EvaluationRecord] = {}
     for one in found:

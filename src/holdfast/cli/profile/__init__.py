@@ -1,1 +1,1 @@
-"""`holdfast profile`."""
+"""Provide `holdfast profile`."""

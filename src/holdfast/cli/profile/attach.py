@@ -1,4 +1,4 @@
-"""`holdfast profile --attach RUN`: show or sample a run's recording, and request captures."""
+"""Provide `holdfast profile --attach RUN`: show or sample a run, and request captures."""
 
 import contextlib
 import time
@@ -16,7 +16,7 @@ from holdfast.core.paths import RunPaths
 
 LOOK_S: Final = 0.5
 CAPTURE_S: Final = 600.0
-"""Seconds that the ranks have for a capture: some steps, and the writing of their files."""
+"""Seconds that the ranks have for a capture, which takes some steps and writes their files."""
 
 
 def attach_to(
@@ -28,16 +28,16 @@ def attach_to(
     interval_s: float,
     as_json: bool,
 ) -> int:
-    """Attach to a run that is going on.
+    """Attach to a run that is in progress.
 
     Args:
-        place: where the records are.
+        place: the home and the ledger of the records.
         run_id: the run.
-        wanted: the kinds of captures to request; if empty, the recording is shown, or this node is
-            sampled.
-        max_bytes: the largest capture of a rank.
-        interval_s: seconds between two samples, where this process samples.
-        as_json: print JSON.
+        wanted: the kinds of captures to request. If empty, the run's recording is shown; if the run
+            records nothing, this node is sampled.
+        max_bytes: the largest size of one rank's capture.
+        interval_s: seconds between two samples, if this process samples.
+        as_json: True to print JSON.
     """
     from holdfast.cli.profile.command import print_summary
 
@@ -83,7 +83,10 @@ def _sample(ledger: Ledger, run_id: str, folder: Path, interval_s: float, *, as_
 
 
 def _capture(folder: Path, run_id: str, wanted: list[str], *, max_bytes: int, as_json: bool) -> int:
-    """Request captures of rank 0 and of the rank with the longest own work, and wait for them."""
+    """Request captures of two ranks, and wait for them.
+
+    The ranks are rank 0 and the rank whose own work takes longest.
+    """
     from holdfast.profile import Recording, captured, outlier_rank, request_capture
 
     recording = Recording.read(folder)

@@ -1,4 +1,4 @@
-"""`holdfast profile`: record one job, or attach to a run."""
+"""Provide `holdfast profile`: record one job, or attach to a run."""
 
 import contextlib
 import os
@@ -32,7 +32,7 @@ LOOK_S: Final = 0.5
 
 
 class _Profile(click.Group):
-    """A group whose default command records: `holdfast profile -- COMMAND` suffices."""
+    """A group whose default command is `record`, so that `holdfast profile -- COMMAND` suffices."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
@@ -103,7 +103,8 @@ def record(
     holdfast profile record -- python train.py
     holdfast profile record --attach RUN --deep
 
-    `holdfast run` records by default; then --attach shows the recording, and requests captures.
+    `holdfast run` records a profile by default. For such a run, --attach shows the recording, and
+    requests captures.
     """
     from holdfast.profile import LEAST_INTERVAL_S
 
@@ -151,7 +152,7 @@ def _record(job: list[str], folder: Path | None, interval_s: float, *, as_json: 
 
 @contextlib.contextmanager
 def _started(job: list[str], environment: Mapping[str, str]) -> Iterator["subprocess.Popen[bytes]"]:
-    """Start the job, pass SIGTERM and Ctrl-C on to the job, and end the job with the block."""
+    """Start the job, forward SIGTERM and Ctrl-C to it, and end it after the block."""
     process = subprocess.Popen(
         job, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
@@ -173,7 +174,7 @@ def _started(job: list[str], environment: Mapping[str, str]) -> Iterator["subpro
 
 
 class _Log:
-    """The job's output, shown as it comes; and the steps that its lines name."""
+    """Print the job's output as it arrives, and collect the steps that its lines name."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", *, to_stderr: bool) -> None:
         self.steps: list[tuple[int, int]] = []
@@ -198,7 +199,7 @@ class _Log:
 
 
 def _watch(process: "subprocess.Popen[bytes]", sampler: "LocalSampler") -> None:
-    """Keep the sampler going until the job ends, and send it the ranks' processes."""
+    """Run the sampler until the job ends, and send it the processes of the ranks."""
     due_s = 0.0
     pids: dict[int, int] = {}
     while True:
@@ -212,9 +213,9 @@ def _watch(process: "subprocess.Popen[bytes]", sampler: "LocalSampler") -> None:
 
 
 def ranks_below(pid: int) -> dict[int, int]:
-    """Return the processes of ranks among a process and its descendants, by rank.
+    """Find the processes of ranks among a process and its descendants; return them by rank.
 
-    The process itself is returned if no process has a rank.
+    If no process has a rank, the process itself is returned as rank 0.
     """
     import psutil
 
@@ -228,7 +229,7 @@ def ranks_below(pid: int) -> dict[int, int]:
 
 
 def ranks_of_run(run_id: str) -> dict[int, int]:
-    """Return the topmost process of each rank of a run on this node, by rank."""
+    """Return the topmost process of each of a run's ranks on this node, by rank."""
     import psutil
 
     from holdfast.core.link import ENV_RUN
@@ -246,7 +247,7 @@ def ranks_of_run(run_id: str) -> dict[int, int]:
 
 
 def _is_own(process: "psutil.Process") -> bool:
-    """Return True for the shim of a rank, which is no rank itself."""
+    """Return True for Holdfast's own process around a rank (the shim), which is no rank itself."""
     import psutil
 
     try:
@@ -265,7 +266,7 @@ def _variable(process: "psutil.Process", name: str) -> str:
 
 
 def _write_steps(folder: Path, node: str, lines: list[tuple[int, int]]) -> None:
-    """Record the steps that the log names, unless the ranks have recorded phases."""
+    """Record the steps that were found in the log, unless the ranks have recorded phases."""
     from holdfast.profile import STEP_PHASE, RecordingWriter, from_lines
 
     if any(folder.glob("spans-rank*")):
@@ -284,7 +285,7 @@ def _write_steps(folder: Path, node: str, lines: list[tuple[int, int]]) -> None:
 
 
 def print_summary(folder: Path, what: str, exit_code: int | None, *, as_json: bool) -> None:
-    """Print the content of a recording, and the sources that are missing."""
+    """Print what a recording contains, and which sources are missing."""
     from holdfast.profile import Recording, iterations_of, typical_s
 
     try:

@@ -1,4 +1,4 @@
-"""`holdfast profile report`."""
+"""Provide `holdfast profile report`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -115,7 +115,7 @@ def _is_run(place: Place, target: str) -> bool:
 
 
 def _found(place: Place, target: str) -> tuple[Path, Path]:
-    """Return the folder of a recording, and the default place of its page."""
+    """Return the folder of a recording, and the default path of its page."""
     if _is_run(place, target):
         paths = RunPaths(place.home, target)
         return paths.profile, paths.report.with_name("profile.html")

@@ -1,1 +1,1 @@
-"""`holdfast run`."""
+"""Provide `holdfast run`."""

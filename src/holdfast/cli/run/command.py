@@ -1,4 +1,4 @@
-"""`holdfast run`: supervise a job."""
+"""Provide `holdfast run`: supervise a job."""
 
 import contextlib
 import copy
@@ -77,21 +77,21 @@ SETTINGS = (
     ),
     ("--log-max-mib", "log_max_mib", "How much of each rank's output is kept."),
 )
-"""Each option of supervision, the field of `RunSpec` that it sets, and its help."""
+"""The options of the supervision: each with the field of `RunSpec` that it sets, and its help."""
 
 
 LAST_WORDS_S = 2.0
 ENV_NOTIFY = "HOLDFAST_NOTIFY"
-"""URLs like the values of --notify, separated by spaces.
+"""The environment variable with more URLs in the form of --notify, separated by spaces.
 
-A variable, because every user of a node can read command lines.
+It exists because every user of a node can read command lines, and the URLs may hold secrets.
 """
 
 
 def _with_settings(command: Callable[..., int]) -> Callable[..., int]:
-    """Add the options of `SETTINGS`; an option that is not given is None.
+    """Add the options of `SETTINGS` to a command.
 
-    So a resumed run keeps its former value.
+    An option that is not given is None, so that a resumed run keeps its former value.
     """
     for flag, path, text in reversed(SETTINGS):
         default = _default(path)
@@ -332,7 +332,7 @@ def command(
 
 
 def _completed(ledger: Ledger, meeting: "Meeting | None") -> Run | None:
-    """Return the completed run of a job that its scheduler has started again; None without one."""
+    """Return the completed run of a job that the scheduler has started again; None without one."""
     name = None if meeting is None else meeting.run_name
     return next(
         (run for run in ledger.runs() if run.run_id == name and run.state == "completed"), None
@@ -340,7 +340,10 @@ def _completed(ledger: Ledger, meeting: "Meeting | None") -> Run | None:
 
 
 def _lead(paths: RunPaths, ledger: Ledger, place: Place, **options: Any) -> "Outcome":
-    """Supervise a run to its end, and evaluate its checkpoints; `options` go to `supervise`."""
+    """Supervise a run to its end, and evaluate its checkpoints.
+
+    `options` are passed to `supervise`.
+    """
     narrator = _Narrator(paths.run_id)
     evaluation = _evaluation(paths, ledger.run(paths.run_id), place, narrator.say)
 
@@ -383,7 +386,7 @@ def _recorded(
     name: str | None,
     meeting: "Meeting | None",
 ) -> str:
-    """Record a new run, or the changed options of a run that goes on; return the run's id."""
+    """Record a new run, or the changed options of a run that continues; return the run's id."""
     if run is None and meeting is not None:
         run = _led_before(ledger, board_of(home, meeting.key, ledger.url), name, meeting)
     if run is None:
@@ -394,9 +397,9 @@ def _recorded(
 
 
 def _led_before(ledger: Ledger, board: "Board", name: str | None, meeting: "Meeting") -> Run | None:
-    """Return the run that goes on here; None if a new run begins.
+    """Return the run that continues in this process; None if a new run must begin.
 
-    A run continues in a Slurm job that was queued again, and when its first node comes back.
+    A run continues if its Slurm job was requeued, or if its first node has returned.
     """
     runs = {one.run_id: one for one in ledger.runs()}
     led = runs.get(meeting.led_before(board) or "")
@@ -424,7 +427,7 @@ def _join(
     as_json: bool,
     notify: Sequence[str],
 ) -> int:
-    """Take part in a run that another node leads."""
+    """Take part in a run that another node leads; return the exit code."""
     narrator = _Narrator(meeting.key)
     ledger.close()  # the ledger is opened again only if this node comes to lead
     try:
@@ -444,7 +447,7 @@ def _join(
 
 
 def _has_failed_here(run_id: str, place: Place) -> bool:
-    """Return True if this process came to lead a run, and the run has failed here."""
+    """Return True if this process has taken over the lead of a run, and the run has failed."""
     with contextlib.suppress(HoldfastError), Ledger.open(place.ledger) as ledger:
         run = ledger.run(run_id)
         is_led_here = (run.host, run.pid) == (socket.gethostname(), os.getpid())
@@ -472,7 +475,7 @@ def _wish(suite: str | None, drop_stale: bool, options: tuple[str, ...]) -> "Wis
 def _evaluation(
     paths: RunPaths, run: Run, place: Place, say: Callable[[str], None]
 ) -> "RunEvaluation | None":
-    """Return the evaluation of the run's checkpoints; None if the run has no evaluation."""
+    """Return the evaluation of the run's checkpoints; None if the run requests no evaluation."""
     from holdfast.cli.run.evaluation import RunEvaluation, Wish
 
     wish = Wish.kept(paths)
@@ -500,9 +503,9 @@ def _print_detached(run_id: str, pid: int, *, as_json: bool) -> None:
 
 
 class _Narrator:
-    """A printer of events, one line each, on standard error.
+    """Print the events of a run on standard error, one line each.
 
-    A thread prints, so that a blocked terminal does not hold up the supervisor.
+    A separate thread prints, so that a blocked terminal does not block the supervisor.
     """
 
     def __init__(self, run_id: str) -> None:
@@ -525,7 +528,7 @@ class _Narrator:
         self._lines.put(text)
 
     def finish(self) -> None:
-        """Wait until all lines are printed, for a limited time."""
+        """Wait for a limited time until all lines are printed."""
         self._lines.put(None)
         self._thread.join(LAST_WORDS_S)
 

@@ -1,4 +1,4 @@
-"""Say at the end of a run how far the run came, at what cost, and what to do next."""
+"""Summarize at the end of a run how far it came, at what cost, and what to do next."""
 
 from pathlib import Path
 
@@ -11,14 +11,14 @@ NEXT = {
     "completed": "holdfast runs report {run_id}",
     "stopped": "holdfast run --resume {run_id}",
 }
-"""The next command by the state of the run."""
+"""The command to run next, by the state of the run."""
 UNUSABLE = ("damaged", "incomplete")
-"""States of a checkpoint that cannot be restored."""
+"""The states of a checkpoint that cannot be restored."""
 OTHERWISE = "holdfast explain {run_id}"
 
 
 def ending(ledger: Ledger, home: Path, run_id: str) -> str:
-    """Return a line with the step, the time, the ETTR, the newest checkpoint, the next command."""
+    """Return a line with the last step, time, ETTR, newest checkpoint and next command."""
     try:
         summary = summarize(ledger, home, run_id)
         saved = ledger.checkpoints(run_id)

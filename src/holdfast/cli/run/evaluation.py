@@ -1,4 +1,4 @@
-"""Run `holdfast eval watch` beside a run; its failures never disturb training."""
+"""Run `holdfast eval watch` beside a run; a failure of the evaluation never disturbs training."""
 
 import json
 import os
@@ -28,8 +28,7 @@ class Wish:
 
     Attributes:
         suite: the SUITE of `holdfast eval`.
-        drop_stale: whether a newer checkpoint replaces the checkpoints whose evaluation has not
-            begun.
+        drop_stale: True if a newer checkpoint replaces checkpoints whose evaluation has not begun.
         options: the options of `holdfast eval watch`, one word each.
     """
 
@@ -39,7 +38,7 @@ class Wish:
 
     @classmethod
     def checked(cls, suite: str, *, drop_stale: bool, options: Sequence[str]) -> Self:
-        """Check a request and return it.
+        """Create a request after checking it.
 
         Raises:
             BadUse: there is no such suite, or an option is malformed.
@@ -77,20 +76,21 @@ class Wish:
 
 
 class RunEvaluation:
-    """Evaluate a run's checkpoints as they come; an observer of the run.
+    """Evaluate a run's checkpoints as they appear.
 
-    This is an observer for `holdfast.recover.agent.node.Observer`. The watch starts with the first
-    checkpoint and watches the parent of the checkpoint's folder. If the watch has ended, the next
-    checkpoint starts another. At the end of the run the file RUN/evaluation.over is written; the
-    watch then evaluates the remaining checkpoints and ends.
+    An instance is an observer of the run (`holdfast.recover.agent.node.Observer`). With the first
+    checkpoint it starts `holdfast eval watch` on the parent of the checkpoint's folder. If this
+    watch process has ended, the next checkpoint starts another. At the end of the run the file
+    RUN/evaluation.over is written; the watch then evaluates the remaining checkpoints and ends.
 
     Args:
         wish: the requested evaluation.
         paths: the paths of the run.
         ledger: the ledger's URL.
-        working_folder: the working folder of the run's command, for relative paths in its reports.
+        working_folder: the working folder of the run's command, to which the checkpoint paths that
+            it reports are relative.
         say: prints a line for people.
-        holdfast: the command line.
+        holdfast: the command line of the `holdfast` program.
     """
 
     def __init__(
@@ -117,17 +117,17 @@ class RunEvaluation:
 
     @property
     def log(self) -> Path:
-        """The log of the watch."""
+        """The log of the watch process."""
         return self._paths.logs / "evaluation.log"
 
     def __call__(self, kind: str, data: Mapping[str, Any]) -> None:
-        """Receive an event of the run."""
+        """Receive an event of the run; a saved or restored checkpoint starts the watch."""
         if kind in ("checkpoint", "restored"):
             self._watched = (self._working_folder / str(data["path"])).parent
             self._start_unless_it_runs()
 
     def finish(self) -> None:
-        """Wait until the checkpoints of the ended run are evaluated.
+        """Wait until the checkpoints of the run, which has ended, are evaluated.
 
         Ctrl-C ends the wait; finished evaluations are kept.
         """
@@ -195,9 +195,10 @@ class RunEvaluation:
 
 
 def _awaited(child: "subprocess.Popen[bytes]") -> int:
-    """Wait for the watch and return its exit code.
+    """Wait for the end of the watch process, and return its exit code.
 
-    The wait polls: a Ctrl-C just before an endless wait would take effect only after the wait.
+    The function polls, because a Ctrl-C just before a wait without a limit would take effect only
+    after the wait.
     """
     while (exit_code := child.poll()) is None:
         time.sleep(_LOOK_S)

@@ -1,4 +1,4 @@
-"""`holdfast run --on slurm`: submit a run as a Slurm job, and follow the run."""
+"""Provide `holdfast run --on slurm`: submit a run as a Slurm job, and follow the run."""
 
 import signal
 import sys
@@ -21,7 +21,7 @@ INCOMPLETE = 4
 
 
 def with_slurm(command: Callable[..., int]) -> Callable[..., int]:
-    """Add the options for a run that Slurm starts."""
+    """Add the options of a run that Slurm starts to a command."""
     options = [
         click.option(
             "--on",
@@ -50,13 +50,13 @@ def with_slurm(command: Callable[..., int]) -> Callable[..., int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """The requested Slurm job of a run.
+    """The Slurm job that the command line requests for a run.
 
     Attributes:
         nodes: the number of nodes that train.
-        spares: the number of nodes that wait to replace others.
+        spares: the number of spare nodes, which wait to replace others.
         sbatch_options: the user's options for sbatch.
-        environment: variables of the job that may hold secrets.
+        environment: environment variables of the job, which may hold secrets.
         echo: True to show the output of the ranks.
     """
 
@@ -67,7 +67,10 @@ class Wanted:
     echo: bool
 
     def submission(self, run_id: str, place: Place) -> Submission:
-        """Return the record; options that are not given come from the run's last submission."""
+        """Return the submission to record.
+
+        Options that were not given are taken from the run's last submission.
+        """
         last = Submission.read(RunPaths(place.home, run_id))
         new = new_submission(
             run_id=run_id,
@@ -84,7 +87,7 @@ class Wanted:
 def check_slurm_use(
     on: str, nodes: int | None, sbatch_options: Sequence[str], rendezvous: str | None, spares: int
 ) -> None:
-    """Refuse options that mean nothing together.
+    """Check that the options on Slurm and nodes fit together.
 
     Raises:
         BadUse: the options do not fit together; the message has the next step.
@@ -115,14 +118,15 @@ def run_on_slurm(
     detached: bool,
     as_json: bool,
 ) -> int:
-    """Submit a run, and follow the run to its end unless it is `detached`; return the exit code.
+    """Submit a run to Slurm; unless `detached`, follow the run to its end. Return the exit code.
 
     Args:
-        record: records the run and returns the run's id; called once the options have been checked.
+        record: records the run and returns the run's id; called after the options were checked.
         place: the home and the ledger of the records.
-        ledger: the ledger, which is closed here: the job's first node writes the ledger.
+        ledger: the open ledger; it is closed here, because from now on the job's first node writes
+            to the ledger.
         wanted: the requested job.
-        keep: stores the settings of the run's evaluations.
+        keep: stores the settings of the run's evaluations in the run's folder.
         detached: True to return once the run is queued.
         as_json: True to print one JSON object.
     """
@@ -165,7 +169,10 @@ def run_on_slurm(
 
 
 def _ended(run_id: str, place: Place, following: Following, jobs: SlurmJobs) -> Run:
-    """Return the run from the ledger; record the outcome if the job ended before the run did."""
+    """Return the run from the ledger after its job ended.
+
+    If the job ended before the run did, record the outcome of the run.
+    """
     with Ledger.open(place.ledger) as ledger:
         run = ledger.run(run_id)
         if run.state not in ("queued", "running") or not following.state.is_over:
@@ -192,9 +199,9 @@ def _ended(run_id: str, place: Place, following: Following, jobs: SlurmJobs) -> 
 
 
 def settle(paths: RunPaths, outcome: Outcome, say: Callable[[str], None]) -> None:
-    """End the Slurm jobs that a run does not need any more.
+    """Cancel the Slurm jobs that a run no longer needs.
 
-    A run that is queued again goes on in its next job.
+    A run that is queued again continues in its next job.
     """
     try:
         ended = settle_jobs(paths, is_queued=outcome.state == "queued")
@@ -206,9 +213,9 @@ def settle(paths: RunPaths, outcome: Outcome, say: Callable[[str], None]) -> Non
 
 
 class _Screen:
-    """The terminal: output as the job prints it, sentences on standard error.
+    """Print the job's output as it is, and sentences about the run on standard error.
 
-    Each node reports its part of the events, so a line that only repeats the line before is left
+    Each node reports its part of the events, so a line that is equal to the line before it is left
     out.
     """
 
@@ -222,7 +229,7 @@ class _Screen:
         self._print(f"holdfast: {text}\n".encode(), is_error=True)
 
     def show(self, fd: int, lines: bytes) -> None:
-        """Print lines of a job: 1 is its standard output, 2 its errors."""
+        """Print lines that a job wrote to its standard output (`fd` 1) or standard error (2)."""
         self._print(lines, is_error=fd == 2)
 
     def _print(self, lines: bytes, *, is_error: bool) -> None:

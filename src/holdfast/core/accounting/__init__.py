@@ -1,7 +1,7 @@
 """Account for a run: the surviving steps, the seconds, the costs of the incidents, ETTR.
 
-The account reads only the run's rows in the ledger and its journal of steps, and makes a
-`RunSummary`. So every figure of a report can be traced to a row or a line. The stages, in order:
+The account reads only the run's rows in the ledger and the run's journal of steps. So every figure
+of a report can be traced to a row or a line. The result is a `RunSummary`. The stages, in order:
 
 | module | one idea |
 |---|---|

@@ -20,8 +20,8 @@ def interventions(
 ) -> int:
     """Return the number of times that a person stopped the run or started the run again.
 
-    A person has started an attempt (`run --resume`) if the attempt before ended without an incident
-    whose action is `restart`.
+    A person started an attempt again (`run --resume`) unless the attempt before it ended in an
+    incident whose action is `restart`.
     """
     stops = sum(
         event.kind == "stop_asked" and not str(event.data.get("by")).startswith(BY_TIME_LIMIT)
@@ -35,7 +35,7 @@ def interventions(
 def incident_summaries(
     incidents: Sequence[Incident], events: Sequence[Event], ranks: int | None
 ) -> tuple[IncidentSummary, ...]:
-    """Return each incident with its fault, seconds, steps, nodes and the checkpoints passed over.
+    """Summarize each incident: the fault, times, steps lost, nodes, and checkpoints passed over.
 
     Args:
         incidents: the incidents of a run, in their order.
@@ -58,9 +58,10 @@ def incident_summaries(
 
 
 def _node(incident: Incident, events: Sequence[Event], ranks: int) -> str | None:
-    """Return the node of the rank at fault; without a rank at fault, the lost node.
+    """Return the name of the node that an incident concerns; None if the node is unknown.
 
-    The last launch up to the attempt gives the rank's node. None if the node is unknown.
+    If a rank is at fault, that is the rank's node in the last launch up to the incident's attempt.
+    Otherwise that is the first node that was reported as lost.
     """
     attempt, rank = incident.attempt, incident.rank
     if rank is None:
@@ -125,9 +126,9 @@ def _incident(
 
 
 def _restored(events: Sequence[Event]) -> dict[int, Mapping[str, Any]]:
-    """Return, by attempt, the data of the `restored` event of the lowest rank.
+    """Return, for each attempt, the data of the `restored` event of the lowest rank.
 
-    An event without a rank counts as lower than rank 0. Of two events of a rank the first counts.
+    An event without a rank counts as lower than rank 0. If a rank has two events, the first counts.
     """
     first: dict[int, tuple[int, Mapping[str, Any]]] = {}
     for event in events:
@@ -143,7 +144,10 @@ def _seconds(value: Any) -> float | None:
 
 
 def checkpoint_summary(checkpoints: Sequence[Checkpoint], wall_s: float) -> CheckpointSummary:
-    """Return counts, stalls and sizes of the checkpoints, for the run and for each attempt."""
+    """Return counts, stalls and sizes of the checkpoints, for the run and for each attempt.
+
+    `wall_s` is the wall time of the run, in seconds.
+    """
     numbers = sorted({checkpoint.attempt for checkpoint in checkpoints})
     total_stall_s = sum(checkpoint.stall_s for checkpoint in checkpoints)
     return CheckpointSummary(

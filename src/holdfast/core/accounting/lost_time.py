@@ -1,9 +1,9 @@
-"""Give each second of each rank to one cause, and each lost second to the incident that cost it.
+"""Assign each second of each rank to one cause, and each lost second to the incident that cost it.
 
-The time line of `wall_time` is refined: a restart is divided at the moments that the ledger holds
-(the end of the last process, the decision, the start, the restore). The restore takes a time of its
-own on each rank. For each rank the parts add up to the wall time: time that no record explains is
-`unexplained`.
+The timeline of `wall_time` is divided further. A restart is divided at the times that the ledger
+records: the end of the last process, the decision, the start and the restore. The restore may take
+a different time on each rank. For each rank, the parts add up to the wall time, because time that
+no record explains gets the cause `unexplained`.
 """
 
 import math
@@ -29,15 +29,15 @@ TESTS_END = (
     "supervisor_lost",
     "begun",
 )
-"""Kinds of events that end the tests of the nodes."""
+"""Kinds of events after which the tests of the nodes are over."""
 
 Seconds = dict[tuple[int | None, LostCause], float]
-"""Seconds by the number of the incident that cost them (None: no incident) and by cause."""
+"""Seconds by incident and cause; the key holds the incident's number (None: no incident)."""
 
 
 @dataclass(frozen=True)
 class _Mark:
-    """The end of a stretch of one cause, in Unix seconds."""
+    """The end of a period that has one cause, in Unix seconds."""
 
     until_s: float
     cause: LostCause
@@ -54,7 +54,7 @@ class _Restore:
 
 @dataclass(frozen=True)
 class _Window:
-    """The start of an attempt, from its first process to its first step, in Unix seconds."""
+    """The period from the start of an attempt's processes to the first step, in Unix seconds."""
 
     attempt: int
     incident: int | None
@@ -62,7 +62,7 @@ class _Window:
     end_s: float
 
     def divide(self, seconds: Seconds, restore: _Restore | None) -> None:
-        """Add the seconds of one rank."""
+        """Add this period to the `seconds` of one rank: start, restore, first step."""
         if restore is None:
             _add(seconds, self.incident, "start", self.end_s - self.start_s)
             return
@@ -75,7 +75,7 @@ class _Window:
 
 @dataclass(frozen=True, kw_only=True)
 class Records:
-    """The records of one run from which the account is made."""
+    """The records of one run from which `lost_time` computes its result."""
 
     start_s: float
     phases: Sequence[Phase]
@@ -89,7 +89,7 @@ class Records:
 
 
 def lost_time(records: Records) -> LostTime:
-    """Return the account of the seconds of all ranks."""
+    """Return the seconds of all ranks by cause and by incident."""
     return _Account(records).lost_time()
 
 
@@ -161,7 +161,10 @@ class _Account:
         )
 
     def _divide(self, common: Seconds, phase: Phase) -> list[_Window]:
-        """Divide a stretch without steps; return the attempt's start, which each rank divides."""
+        """Assign a phase without steps to causes; return the period before the first step.
+
+        That period is returned because its division differs from rank to rank (`_Window.divide`).
+        """
         cursor_s = self._records.start_s + phase.start_s
         end_s = self._records.start_s + phase.end_s
 
@@ -196,11 +199,11 @@ class _Account:
 
     @property
     def _waiting(self) -> LostCause:
-        """The cause of time before the processes of an attempt are started."""
+        """The cause of the time before the processes of an attempt are started."""
         return "nodes_missing" if self._records.nnodes > 1 else "start"
 
     def _marks_before(self, number: int) -> tuple[list[_Mark], int | None]:
-        """Return the moments before an attempt began, and the incident before the attempt."""
+        """Return the marks of the time before an attempt began, and the incident before it."""
         attempt, place = self._attempts[number], self._places[number]
         marks: list[_Mark] = []
         incident = None
@@ -211,7 +214,7 @@ class _Account:
         return [*marks, *self._until_start(attempt.started_at_s, cause, incident)], incident
 
     def _until_start(self, until_s: float, cause: LostCause, incident: int | None) -> list[_Mark]:
-        """Return the moments of a wait for the processes' start; nodes may be tested meanwhile."""
+        """Return the marks of the wait for the start of the processes, including node tests."""
         marks = []
         for began_s, ended_s in self._tests:
             if began_s < until_s:
@@ -220,7 +223,7 @@ class _Account:
         return [*marks, _Mark(until_s, cause, incident)]
 
     def _marks_of_end(self, number: int, until_s: float) -> tuple[list[_Mark], int | None]:
-        """Return the moments from the end of an attempt to the next start, and the incident to blame.
+        """Return the marks from the end of an attempt to the next start, and the incident to blame.
 
         The attempt ended by a failure or a stop.
 
@@ -249,7 +252,7 @@ class _Account:
         return marks, incident
 
     def _add_lost_steps(self, common: Seconds) -> None:
-        """Give the steps that were made again to the incidents that had lost them."""
+        """Assign the time of rolled-back steps to the incidents that caused the rollback."""
         for number in self._order:
             booked_s = sum(
                 phase.end_s - phase.start_s - phase.between_s
@@ -283,7 +286,10 @@ class _Account:
 
 
 def _decisions(events: Sequence[Event]) -> dict[int, tuple[float, float]]:
-    """Return by attempt the time of the decision after its failure, and the wait of the restart."""
+    """Return, for each failed attempt, when the decision was made and the wait before the restart.
+
+    The decision's time is in Unix seconds, the wait in seconds.
+    """
     decided = {}
     for event in events:
         if event.kind == "decision" and event.data.get("finding", {}).get("kind") == "diagnosed":
@@ -293,9 +299,9 @@ def _decisions(events: Sequence[Event]) -> dict[int, tuple[float, float]]:
 
 
 def _tests(events: Sequence[Event]) -> list[tuple[float, float]]:
-    """Return the starts and ends of the tests of the nodes, in Unix seconds.
+    """Return the starts and ends of the node tests, in Unix seconds.
 
-    A test without a record of its end ends when its supervisor ends, or when the next attempt
+    A test whose end was not recorded ends when its supervisor ends, or when the next attempt
     begins. The end of the last test may be infinite.
     """
     tests: list[tuple[float, float]] = []
@@ -310,7 +316,7 @@ def _tests(events: Sequence[Event]) -> list[tuple[float, float]]:
 
 
 def _restores(events: Sequence[Event]) -> dict[int, dict[int, _Restore]]:
-    """Return the first restore of each rank in each attempt: rank → attempt → restore."""
+    """Return the first restore of each rank in each attempt, by rank and then by attempt."""
     restores: dict[int, dict[int, _Restore]] = {}
     for event in events:
         if event.kind == "restored" and event.rank is not None:

@@ -1,4 +1,7 @@
-"""The records of a run's accounting. Times without a date are seconds since the run's start."""
+"""Define the results of a run's accounting.
+
+Times are seconds since the run's start, unless a field is in Unix seconds.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -50,12 +53,12 @@ LOST_CAUSES: Mapping[LostCause, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class TimeBreakdown:
-    """The wall time by cause. The parts do not overlap; their sum is the wall time."""
+    """The wall time by cause. The parts do not overlap, and their sum is the wall time."""
 
     productive_s: float
-    """Steps that survive in the final state."""
+    """Time of the steps that survive in the final state."""
     lost_s: float
-    """Steps executed and rolled back, and the unfinished step that a fault broke off."""
+    """Time of steps that were rolled back, and of the unfinished steps that faults interrupted."""
     detecting_s: float
     """From each fault to its detection."""
     restarting_s: float
@@ -69,7 +72,7 @@ class TimeBreakdown:
 
     @property
     def total_s(self) -> float:
-        """The sum of the parts: the wall time."""
+        """The wall time, which is the sum of the parts."""
         return sum(self.by_cause().values())
 
     def by_cause(self) -> dict[Cause, float]:
@@ -87,9 +90,9 @@ class TimeBreakdown:
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """A stretch of the time line.
+    """A period of the timeline that has one cause and belongs to one attempt.
 
-    Stretches of steps include the checkpoints and evaluations between the steps.
+    A period of steps includes the checkpoints and evaluations between the steps.
     """
 
     attempt: int
@@ -97,12 +100,12 @@ class Phase:
     start_s: float
     end_s: float
     between_s: float = 0.0
-    """Seconds of the stretch that have another cause: checkpoints and evaluations."""
+    """The seconds of this period that went to checkpoints and evaluations, not to `cause`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankTime:
-    """The account of some ranks whose seconds are alike."""
+    """The seconds by cause of ranks that all have the same figures."""
 
     ranks: tuple[int, ...]
     seconds: Mapping[LostCause, float]
@@ -111,18 +114,18 @@ class RankTime:
 
 @dataclass(frozen=True, kw_only=True)
 class LostTime:
-    """Each second of each rank by its cause, in rank-seconds: seconds times ranks."""
+    """The seconds of all ranks by cause, in rank-seconds (seconds times ranks)."""
 
     ranks: int
     by_cause: Mapping[LostCause, float]
     """Rank-seconds by cause; the sum is the run's wall time times its ranks."""
     by_incident: Mapping[int, Mapping[LostCause, float]]
-    """The share of these rank-seconds that each incident cost, by the incident's number."""
+    """The rank-seconds that each incident cost, by the incident's number and by cause."""
     by_rank: tuple[RankTime, ...]
 
     @property
     def total_s(self) -> float:
-        """The rank-seconds of the run."""
+        """The rank-seconds of the run: the wall time times the number of ranks."""
         return sum(self.by_cause.values())
 
     def incident_s(self, number: int) -> float:
@@ -131,17 +134,17 @@ class LostTime:
 
     @property
     def unexplained_share(self) -> float:
-        """The part of the rank-seconds, 0 to 1, that no record explains."""
+        """The share of the rank-seconds, 0 to 1, that no record explains."""
         return self.by_cause.get("unexplained", 0.0) / self.total_s if self.total_s > 0 else 0.0
 
 
 def gpu_hours(rank_s: float) -> float:
-    """Return the GPU-hours of rank-seconds: each rank holds one GPU."""
+    """Convert rank-seconds to GPU-hours; each rank holds one GPU."""
     return rank_s / 3600
 
 
 class Point(NamedTuple):
-    """One value of a curve."""
+    """One value of a curve, at one step."""
 
     step: int
     value: float
@@ -162,12 +165,12 @@ class LossCurve:
     surviving: tuple[Point, ...]
     lost: tuple[LostSegment, ...]
     validation: tuple[Point, ...]
-    """The metric `val_loss` of surviving steps."""
+    """The values of the metric `val_loss` at surviving steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PassedOver:
-    """A newer checkpoint that did not verify; an older one was restored in its place."""
+    """A checkpoint that did not verify, so that an older one was restored in its place."""
 
     step: int
     path: str
@@ -176,28 +179,28 @@ class PassedOver:
 
 @dataclass(frozen=True, kw_only=True)
 class IncidentSummary:
-    """One incident with its cost."""
+    """One incident with its cost in seconds and steps."""
 
     number: int
-    """1 for the run's first incident."""
+    """The number of the incident in its run, from 1."""
     incident: Incident
     injected: tuple[Mapping[str, Any], ...]
-    """Data of this attempt's `fault_injected` events up to the detection; empty without events."""
+    """Data of the `fault_injected` events of the same attempt, up to the detection."""
     fault_at_s: float
-    """Unix time of the last of those events, else `Incident.fault_at_s`."""
+    """Unix time of the last event in `injected`; without such an event, `Incident.fault_at_s`."""
     seconds_to_detect: float
     seconds_to_restart: float | None
-    """Seconds from the detection to the next completed step; None if the job did not go on."""
+    """Seconds from the detection to the next completed step; None if there was no such step."""
     steps_lost: int | None
-    """Steps completed before the incident and missing in the restored state.
+    """Steps that were completed before the incident and that the restored state does not include.
 
-    None: the incident's step or the restored step is unknown.
+    None if the incident's step or the restored step is unknown.
     """
     restore_s: float | None
     """Seconds of the restart spent on reading the checkpoint."""
     passed_over: tuple[PassedOver, ...]
     node: str | None = None
-    """The node of the rank at fault, else the lost node; None if neither is known."""
+    """The node of the rank at fault; without a rank at fault, the lost node; None if unknown."""
     cordoned: tuple[str, ...] = ()
     """The nodes cordoned because the tests after the incident found them to be bad."""
 
@@ -220,16 +223,16 @@ class AttemptCheckpoints:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSummary:
-    """The cost of the checkpoints."""
+    """The number of the checkpoints of a run, and the time that training stood still for them."""
 
     count: int
     damaged: int
-    """The number of checkpoints found damaged or incomplete since."""
+    """The number of checkpoints that were later found to be damaged or incomplete."""
     total_stall_s: float
     share_of_wall: float
     """Stall seconds / wall seconds, 0 to 1."""
     overall: AttemptCheckpoints | None
-    """All checkpoints of the run; None if there is no checkpoint."""
+    """The figures of all checkpoints of the run; None if there is no checkpoint."""
     by_attempt: tuple[AttemptCheckpoints, ...]
 
 
@@ -241,7 +244,7 @@ class RunSummary:
     attempts: tuple[Attempt, ...]
     world_size: int | None
     wall_s: float
-    """Seconds from the first start to the end, or to the last record of a run without an end."""
+    """Seconds from the first start to the run's end, or to the last record if there is no end."""
     final_step: int
     """Steps completed in the final state."""
     steps_executed: int
@@ -264,4 +267,7 @@ class RunSummary:
     proof: Mapping[str, Any] | None
     """Data of the newest `proof` event: a comparison of the final weights with a reference run."""
     metrics: Mapping[str, tuple[Point, ...]]
-    """Over the surviving steps: `steps per second`, and each number that the script reported."""
+    """The values of `steps per second`, and of each number that the script reported, by step.
+
+    Only surviving steps have values.
+    """

@@ -118,13 +118,13 @@ def account(
 
 
 def latest_steps(ledger: Ledger, home: Path, run_id: str) -> list[StepRecord]:
-    """Return each step of a run as the step was last made, in order, one record a step.
+    """Return one record for each step of a run, in order; the last execution of a step counts.
 
-    Steps that a later attempt rolled back and did not make again are left out. The last attempt's
-    steps are all there, also those that a failure lost after the newest checkpoint.
+    Steps that a later attempt rolled back and did not execute again are left out. All steps of the
+    last attempt are returned, also those that a failure lost after the newest checkpoint.
 
-    A script may report one step in several records, for example its loss and then its validation
-    loss: the later numbers complete the earlier ones.
+    A script may report one step in several records, for example the loss and then the validation
+    loss. Such records are merged; later values replace earlier ones.
 
     Raises:
         NotFound: the ledger has no such run.
@@ -159,7 +159,10 @@ def _complete(
     records: Mapping[int, Sequence[StepRecord]],
     events: Sequence[Event],
 ) -> list[Attempt]:
-    """Return the attempts in order, with start steps, and with those that only the journal has."""
+    """Return all attempts in order, each with its start step.
+
+    The result includes attempts that appear only in the journal.
+    """
     known = {attempt.number for attempt in attempts}
     # The supervisor records an attempt before the attempt's first step. A journal restored from
     # elsewhere may still hold steps of attempts that the ledger lacks.
@@ -201,9 +204,10 @@ def _last_record_s(
 
 
 def _with_start_step(attempt: Attempt, events: Sequence[Event]) -> Attempt:
-    """Return the attempt with its start step, taken from the `restored` event if the row has none.
+    """Return the attempt with its start step.
 
-    The row has none if the attempt ended between its restore and its first step.
+    If the attempt's row has no start step, the step is taken from the `restored` event. The row has
+    none if the attempt ended between its restore and its first step.
     """
     if attempt.start_step is not None:
         return attempt

@@ -1,8 +1,8 @@
 """Determine which executed steps are part of the final state.
 
 The attempts are examined from the last to the first. An attempt that began from step s has rolled
-back all steps above s of every earlier attempt. A script that rolls back within an attempt executes
-some steps twice; only the later execution counts.
+back all steps above s of every earlier attempt. If a script itself rolls back within an attempt,
+the script executes some steps twice, and only the later execution counts.
 """
 
 import math
@@ -18,14 +18,14 @@ UNUSABLE_STATES = frozenset({"damaged", "incomplete"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExecutedStep:
-    """One line of the journal, and whether its steps survive."""
+    """One line of the journal, with the information whether the line's steps survive."""
 
     record: StepRecord
     survives: bool
     covers: int
-    """The number of steps that the line covers: a script may report every tenth step only."""
+    """The number of steps that the line reports; a script may report only every tenth step."""
     counted_s: float
-    """`step_s`, but without the warm-up in an attempt's first step."""
+    """`step_s` of the record; for the first step of an attempt, without the warm-up."""
 
 
 def executed_steps(
@@ -34,14 +34,14 @@ def executed_steps(
     records: Mapping[int, Sequence[StepRecord]],
     checkpoints: Iterable[Checkpoint],
 ) -> dict[int, list[ExecutedStep]]:
-    """Return the journal lines of each attempt, in order, each with its survival.
+    """Return the journal lines of each attempt, in order, and mark the lines whose steps survive.
 
     A running or completed run ends in the state of its last attempt. A stopped or failed run leaves
-    only its newest usable checkpoint; all later steps are lost.
+    only its newest usable checkpoint, so all later steps are lost.
 
-    An attempt's first step includes allocations, compilation and cold caches. So the step counts at
-    most the median of the attempt's other surviving steps. An attempt without other steps uses the
-    median of the run.
+    An attempt's first step includes allocations, compilation and cold caches. So this step counts
+    with at most the median time of the attempt's other surviving steps. If there are no other
+    steps, the median of the run is the limit.
     """
     survival = _survival(attempts, records, _final_step_limits(state, attempts, checkpoints))
     later_s = [record.step_s for of_attempt in records.values() for record in of_attempt[1:]]
@@ -98,7 +98,11 @@ def _survival(
 def _final_step_limits(
     state: RunState, attempts: Sequence[Attempt], checkpoints: Iterable[Checkpoint]
 ) -> dict[int, float]:
-    """Return by attempt the highest step that survives the run's end, -inf if none does."""
+    """Return, for each attempt, the highest step that survives the end of the run.
+
+    The limit is -inf if no step of the attempt survives. An attempt without a limit is not in the
+    result.
+    """
     if state in ("running", "completed"):
         return {}
     usable = [mark for mark in checkpoints if mark.state not in UNUSABLE_STATES]

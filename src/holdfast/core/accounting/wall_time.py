@@ -1,8 +1,8 @@
-"""Give each second of the run to exactly one cause.
+"""Assign each second of the run to exactly one cause.
 
-A cursor moves from the run's start to its end, never backwards. Every stretch that the cursor
-passes goes to one cause. So the parts always add up to the wall time, even if a clock was set back
-or a record is missing.
+A cursor moves from the run's start to the run's end, and never backwards. The time that the cursor
+passes is assigned to one cause at each move. So the parts always add up to the wall time, even if a
+clock was set back or a record is missing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,14 +14,14 @@ from holdfast.core.accounting.survival import ExecutedStep
 
 @dataclass(frozen=True, kw_only=True)
 class Outage:
-    """The Unix times of the fault that ended an attempt, and of its detection."""
+    """The Unix times of a fault that ended an attempt, and of the detection of this fault."""
 
     fault_at_s: float
     detected_at_s: float
 
 
 class _Tape:
-    """The time line so far, in seconds since the run's start."""
+    """The timeline up to a cursor, in seconds since the run's start."""
 
     def __init__(self, start_s: float, end_s: float) -> None:
         self.start_s = start_s
@@ -31,13 +31,21 @@ class _Tape:
         self.phases: list[Phase] = []
 
     def span_to(self, at_s: float) -> float:
-        """Return seconds from the cursor to a Unix time, cut at the run's end; 0 for the past."""
+        """Return the seconds from the cursor to a Unix time.
+
+        Times after the run's end count as the run's end. For times before the cursor the result is
+        0.
+        """
         return max(0.0, min(at_s - self.start_s, self.length_s) - self.cursor_s)
 
     def spend(
         self, seconds: float, cause: Cause, attempt: int, *, parts: Mapping[Cause, float]
     ) -> None:
-        """Count a stretch of time as a phase of `cause`, with the seconds divided by `parts`."""
+        """Move the cursor by `seconds`, and append a phase of `cause` to the timeline.
+
+        `parts` holds the seconds by cause. The seconds that no part names are the phase's
+        `between_s`.
+        """
         if seconds <= 0:
             return
         end_s = self.cursor_s + seconds
@@ -62,7 +70,7 @@ class _Tape:
         self.cursor_s = end_s
 
     def pass_to(self, at_s: float, cause: Cause, attempt: int) -> None:
-        """Pass the whole time up to a Unix time for one cause."""
+        """Move the cursor to a Unix time, and assign all the time in between to one cause."""
         seconds = self.span_to(at_s)
         self.spend(seconds, cause, attempt, parts={cause: seconds})
 
@@ -77,12 +85,12 @@ def wall_time(
     outages: Mapping[int, Outage],
     stalls_s: Mapping[int, float],
 ) -> tuple[TimeBreakdown, tuple[Phase, ...]]:
-    """Divide the time from `start_s` to `end_s` (Unix) among causes, and return the time line.
+    """Assign the time from `start_s` to `end_s` to causes; return it with the timeline.
 
     Args:
-        start_s: the run's first start.
-        end_s: the run's end, or its last record.
-        running: True if the run still recovers from an outage at the end of the records.
+        start_s: the run's first start, in Unix seconds.
+        end_s: the run's end, in Unix seconds; the time of the last record if there is no end.
+        running: True if the ledger has the run as `running`.
         attempts: the numbers of the attempts, in order.
         steps: the steps of each attempt, in order.
         outages: the outages of the attempts that ended in an incident.
@@ -115,7 +123,11 @@ def wall_time(
 
 
 def _steps(tape: _Tape, attempt: int, steps: Sequence[ExecutedStep], starting: Cause) -> float:
-    """Pass an attempt's steps; return the seconds between them, which have no cause yet."""
+    """Add an attempt's steps to the timeline.
+
+    Returns:
+        The seconds between the steps, which have no cause yet.
+    """
     between_s = 0.0
     for index, step in enumerate(steps):
         span_s = tape.span_to(step.record.at_s)

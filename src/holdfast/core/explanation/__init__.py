@@ -1,4 +1,6 @@
-"""Explain a run in order and in plain words: turn the ledger's rows into a `RunStory` and text.
+"""Explain a run in order and in plain words.
+
+`story` builds a `RunStory` from the ledger's rows, and `telling` prints the story as text.
 
 | module | one idea |
 |---|---|

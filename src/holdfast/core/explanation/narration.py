@@ -7,7 +7,7 @@ from holdfast.core.left_out import in_words
 
 
 def narrate(kind: str, data: Mapping[str, Any]) -> str | None:
-    """Return the line for an event of the `Observer`; None for an event without a line."""
+    """Return the line that describes an event of the `Observer`; None if the event has no line."""
     match kind:
         case "restored":
             over = "".join(

@@ -10,12 +10,12 @@ from holdfast.core.explanation.training_words import training_note
 from holdfast.core.ledger.records import BY_TIME_LIMIT, Event, Incident
 
 NO_REASON = ("Others", "Unknown")
-"""Reasons of a diagnosis that add nothing to the line that states the root."""
+"""Reasons of a diagnosis that are left out, because they add nothing to the root line."""
 OWN_WORDS = re.compile(r"^(?:\S+Z )?holdfast: ")
-"""The beginning of a line of the supervisor's own log."""
+"""Match the start of a line of the supervisor's own log."""
 ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SENTENCE_LIMIT = 300
-"""The most characters of a log line within a sentence."""
+"""The most characters of a log line that is quoted in a sentence."""
 
 
 def what_happened(incident: Incident, events: Sequence[Event]) -> str:
@@ -81,7 +81,10 @@ def lost_node(events: Sequence[Event]) -> str | None:
 
 
 def cause(diagnosis: Mapping[str, Any]) -> str:
-    """Return the cause in a diagnosis as a sentence; "No cause was found." if there is none."""
+    """Return the cause that a diagnosis found, as a sentence.
+
+    The sentence is "No cause was found." if the diagnosis has no cause.
+    """
     root = diagnosis.get("root_line")
     statement = str(root.get("text", "")) if isinstance(root, Mapping) else ""
     statement = " ".join(OWN_WORDS.sub("", words.clean(statement)).split())
@@ -93,7 +96,10 @@ def cause(diagnosis: Mapping[str, Any]) -> str:
 
 
 def event_note(event: Event, run_id: str) -> str | None:
-    """Return an event as a sentence; None for an event that an incident or the account contains."""
+    """Return an event as a sentence.
+
+    The result is None for an event that is already part of an incident or of the account.
+    """
     data = event.data
     match event.kind:
         case "begun" if event.attempt > 0:
@@ -130,7 +136,7 @@ def event_note(event: Event, run_id: str) -> str | None:
 
 
 def _node_note(event: Event) -> str | None:
-    """Return an event about the nodes as one or more sentences; None for another event."""
+    """Return an event about the nodes as one or more sentences; None for any other event."""
     data = event.data
     match event.kind:
         case "nodes_tested":
@@ -180,7 +186,7 @@ def _stop_requested(by: str) -> str:
 
 
 def _tested(data: Mapping[str, Any]) -> str:
-    """Return the findings of the tests of the nodes."""
+    """Return what the tests of the nodes found, as sentences."""
     nodes = [one for one in _listed(data, "nodes") if isinstance(one, Mapping)]
     cordoned = _listed(data, "cordoned")
     found = [
@@ -235,4 +241,4 @@ RULES: Mapping[str, str] = {
     "propose": "in the mode propose a running job is touched only after an approval",
     "note": "in the mode observe a running job is not touched",
 }
-"""The meaning of each rule of the policy, by the rule's name in a decision's record."""
+"""The meaning of each rule of the policy, by the rule's name in the record of a decision."""

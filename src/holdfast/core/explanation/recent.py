@@ -1,4 +1,4 @@
-"""Explain a run from the last part of its journal, since the time for a message is limited."""
+"""Explain a run from the last part of its journal of steps, so that a message is sent in time."""
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -13,16 +13,20 @@ from holdfast.core.telemetry import StepRecord, read_steps
 def explain_recent(
     ledger: Ledger, home: Path, run_id: str, incident_ids: Collection[int], *, journal_bytes: int
 ) -> tuple[RunStory, bool]:
-    """Return the story of a run, and True if the costs of the incidents `incident_ids` are right.
+    """Return the story of a run, from the last part of the run's journal of steps.
 
-    Do not use the costs of other incidents or of the whole run.
+    Do not use the costs of the whole run or of incidents that are not in `incident_ids`, because
+    steps before the part that was read are missing in these costs.
 
     Args:
         ledger: the ledger that holds the run.
-        home: `$HOLDFAST_HOME`, below which the journal of steps lies.
+        home: `$HOLDFAST_HOME`, the folder above the run's journal of steps.
         run_id: the name of the run.
-        incident_ids: the incidents of the message.
-        journal_bytes: the bytes that are read from the journal's end.
+        incident_ids: the incidents that the message is about.
+        journal_bytes: the number of bytes to read from the end of the journal.
+
+    Returns:
+        The story, and True if the costs of the incidents in `incident_ids` are right.
 
     Raises:
         NotFound: there is no such run.
@@ -41,10 +45,11 @@ def explain_recent(
 
 
 def _has_all(steps: Sequence[StepRecord], incidents: Sequence[Incident]) -> bool:
-    """Return True if `steps` contain all steps that the incidents caused to be executed again.
+    """Return True if `steps` contain every step that the incidents caused to be executed again.
 
-    An attempt begins below its first step. So no attempt before the first record has steps above
-    that record's step that an incident of a later attempt could have lost.
+    An incident causes the steps above its restored step to be executed again. `steps` contain these
+    steps if the first record belongs to the incident's attempt or an earlier one, and its step is
+    not above the restored step.
     """
     if not steps:
         return False

@@ -1,4 +1,4 @@
-"""Build a run's chain from its records: faults, signals, decisions, actions, checks, costs."""
+"""Build the story of a run from its records: faults, signals, decisions, actions, checks, costs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,39 +19,39 @@ from holdfast.core.explanation.training_words import class_note
 from holdfast.core.ledger import Event, Ledger
 
 OF_INCIDENT = ("nodes_tested", "nodes_not_tested", "nodes_marked", "nodes_readmitted")
-"""Kinds of events that belong to the actions after an incident, if there is an incident."""
+"""Kinds of events that become part of an incident, if their attempt ended in an incident."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Signals:
-    """The signals that the supervisor could use at a failure."""
+    """The signals that the supervisor read, or could not read, when a failure happened."""
 
     looked_at: tuple[str, ...] = ()
-    """The signals that were read, a phrase each."""
+    """A phrase for each signal that the supervisor read."""
     not_seen: tuple[str, ...] = ()
-    """The signals that could not be read, each with the reason."""
+    """A phrase for each signal that could not be read, with the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """One decision of the policy."""
+    """One decision of the recovery policy."""
 
     at_s: float
-    """Unix time."""
+    """The time of the decision, in Unix seconds."""
     mode: str
-    """act, propose or observe."""
+    """The mode of the supervision: `act`, `propose` or `observe`."""
     finding: Mapping[str, Any]
     state: Mapping[str, Any]
     """The state of the policy before the decision."""
     plan: Mapping[str, Any]
-    """The decided plan: `action`, `explanation`, `wait_s`."""
+    """The plan that was decided, with the keys `action`, `explanation` and `wait_s`."""
     rule: str
-    """The rule of the decision, in words."""
+    """The meaning of the rule that led to the decision."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """A cited line of a log."""
+    """A line of a log that is cited as evidence."""
 
     role: str
     place: str
@@ -63,20 +63,20 @@ class IncidentStory:
     """One incident, from its fault to the check of the action's effect."""
 
     number: int
-    """1 for the run's first incident."""
+    """The number of the incident in its run, from 1."""
     incident_id: int | None
     attempt: int
     what: str
     """The observed failure, without a full stop."""
     at_s: float
-    """The Unix time of the fault, as exact as the records are."""
+    """The time of the fault in Unix seconds, as exact as the records are."""
     detected_after_s: float
     rank: int | None
     node: str | None
-    """The node that was lost, else the node on which the rank ran."""
+    """The lost node; if no node was lost, the node of the rank at fault."""
     step: int | None
     signals: Signals | None
-    """The signals at the failure; None if the run's records are older than this kind of record."""
+    """The signals at the failure; None if the run is older than the recording of signals."""
     cause: str
     confidence: float | None
     evidence: tuple[Line, ...]
@@ -86,12 +86,12 @@ class IncidentStory:
     check: str
     """The effect of the action, as a sentence."""
     is_settled: bool
-    """True if the job trains again, or the run is over."""
+    """True if the job trains again, or the run has ended."""
     resumed_after_s: float | None
     """Seconds from the detection to the first new step."""
     steps_again: int | None
     lost_s: float
-    """Lost wall seconds: the mean over the ranks."""
+    """Wall-clock seconds that the incident cost, as the mean over the ranks."""
     lost_gpu_hours: float
     lost: Mapping[LostCause, float]
     """Lost rank-seconds by cause."""
@@ -107,24 +107,24 @@ class Note:
 
 @dataclass(frozen=True, kw_only=True)
 class RunStory:
-    """The chain of one run."""
+    """The story of one run: its incidents and notes."""
 
     summary: RunSummary
     chain: tuple[IncidentStory | Note, ...]
-    """The incidents and notes in the order of time."""
+    """The incidents and notes, ordered by time."""
 
     @property
     def incidents(self) -> tuple[IncidentStory, ...]:
-        """The incidents alone."""
+        """The incidents of `chain`, without the notes."""
         return tuple(one for one in self.chain if isinstance(one, IncidentStory))
 
 
 def explain(ledger: Ledger, home: Path, run_id: str) -> RunStory:
-    """Return the story of a run, which may still be going on.
+    """Return the story of a run; the run may still be in progress.
 
     Args:
         ledger: the ledger that holds the run.
-        home: `$HOLDFAST_HOME`, below which the run's journal of steps lies.
+        home: `$HOLDFAST_HOME`, the folder above the run's journal of steps.
         run_id: the name of the run.
 
     Raises:
@@ -136,7 +136,9 @@ def explain(ledger: Ledger, home: Path, run_id: str) -> RunStory:
 
 
 def story_of(summary: RunSummary, events: Sequence[Event]) -> RunStory:
-    """Return the story of a run as `explain` does, as a pure function of the records.
+    """Return the story of a run from records that were read before; see `explain`.
+
+    This is a pure function of the records.
 
     Args:
         summary: the summary of the run.
@@ -223,7 +225,10 @@ def _evidence(found: Mapping[str, Any], run_id: str) -> list[Line]:
 
 
 def within_run(file: str, run_id: str) -> str:
-    """Return a file's path below the run's folder, to keep the logs of two attempts apart."""
+    """Return a log file's path relative to the run's folder.
+
+    The relative path still names the attempt, so that logs of two attempts have different names.
+    """
     return file.rpartition(f"/runs/{run_id}/")[2]
 
 
@@ -242,7 +247,7 @@ def _decision(event: Event) -> Decision:
 
 
 def _node_notes(events: Sequence[Event], run_id: str) -> list[str]:
-    """Return the findings about the nodes before the next start, and the use of the nodes."""
+    """Return sentences about the nodes that belong to an incident: tests, cordons, returns."""
     found = [event_note(event, run_id) for event in events if event.kind in OF_INCIDENT]
     return [_clean(text) for text in found if text is not None]
 
@@ -266,7 +271,7 @@ def _done(cost: IncidentSummary) -> str:
 
 
 def _check(cost: IncidentSummary, summary: RunSummary) -> tuple[str, bool]:
-    """Return the effect of the action as a sentence, and True if the incident is over."""
+    """Return the effect of the action as a sentence, and True if the incident is settled."""
     incident = cost.incident
     if incident.resumed_at_s is not None and cost.seconds_to_restart is not None:
         step = "" if incident.restored_step is None else f" at step {incident.restored_step + 1}"

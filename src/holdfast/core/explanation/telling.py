@@ -15,7 +15,8 @@ def story_lines(story: RunStory, state: str | None = None) -> Iterator[str]:
 
     Args:
         story: the story of the run.
-        state: the state of the run by its processes, such as "lost"; None: the state in the ledger.
+        state: the state of the run to show, such as "lost" if the run's processes have died; None:
+            show the state in the ledger.
     """
     summary = story.summary
     run = summary.run
@@ -79,7 +80,7 @@ def _decided(decision: Decision) -> str:
 
 
 def lost_line(story: IncidentStory) -> str:
-    """Return the seconds and GPU-hours that an incident cost, by cause."""
+    """Return the seconds and GPU-hours that an incident cost, in total and by cause."""
     total_s = sum(story.lost.values())
     if total_s <= 0:
         return "nothing"
@@ -93,7 +94,7 @@ def lost_line(story: IncidentStory) -> str:
 
 
 def account_lines(story: RunStory) -> Iterator[str]:
-    """Yield the lines of the account of all seconds of all ranks."""
+    """Yield a table of the time of all ranks by cause, one line for each cause."""
     lost = story.summary.lost_time
     if lost.total_s <= 0:
         return
@@ -111,7 +112,7 @@ def account_lines(story: RunStory) -> Iterator[str]:
 
 
 def in_order(seconds: Mapping[LostCause, float]) -> dict[LostCause, float]:
-    """Return the causes in the order of `LOST_CAUSES`."""
+    """Return the seconds by cause, sorted in the order of `LOST_CAUSES`."""
     return {cause: seconds[cause] for cause in LOST_CAUSES if cause in seconds}
 
 

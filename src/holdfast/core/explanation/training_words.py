@@ -1,4 +1,4 @@
-"""Describe in a sentence a slow training, a broken loss, or data left out of the training."""
+"""Describe a slow training, a broken loss, or data left out of the training, in a sentence."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -16,13 +16,13 @@ CLASSES: Mapping[str, str] = {
 
 
 def class_note(events: Iterable[Event], attempt: int) -> list[str]:
-    """Return the class of the broken loss that ended an attempt, and the evidence.
+    """Return the class of the broken loss that ended an attempt, together with the evidence.
 
     The list is empty if no event records a class for the attempt.
 
     Args:
         events: the events of the run.
-        attempt: the attempt.
+        attempt: the number of the attempt.
     """
     for event in events:
         attempts, kind = event.data.get("attempts"), str(event.data.get("class"))
@@ -32,7 +32,10 @@ def class_note(events: Iterable[Event], attempt: int) -> list[str]:
 
 
 def training_note(event: Event) -> str | None:
-    """Return an event about the training as a sentence; None for another or a malformed event."""
+    """Return an event about the training as a sentence.
+
+    The result is None for an event about something else, and for a malformed event.
+    """
     data = event.data
     match event.kind:
         case "leave_out":

@@ -1,12 +1,20 @@
-"""The ledger: runs, attempts, events, incidents, checkpoints, evaluations, priors, nodes.
+"""Keep the records of runs, attempts, events, incidents, checkpoints, evaluations and nodes.
 
-The ledger stores records (frozen dataclasses, `records`) and returns them in order. `schema` holds
-the tables, `migrations` the changes between versions, `engine` the opening and the migration of the
-database, and `ledger` the operations.
+The ledger is a database. The modules:
 
-`ledger_thread` runs the operations in a thread beside an event loop. Only the supervisor, `holdfast
-eval`, the command line and the console write to the ledger. Ranks send events over the control
-channel instead.
+| module | one idea |
+|---|---|
+| `records` | the records, one frozen dataclass for each table |
+| `schema` | the tables |
+| `migrations` | the changes of the tables from version to version |
+| `engine` | opening, creating and migrating the database |
+| `ledger` | the operations on the records, together with the modules named `…_table` |
+| `remembered` | the operations on memories of incidents, learned rules and good runs |
+| `reading` | queries with a time limit |
+| `ledger_thread` | a thread that runs the operations, so that an event loop need not wait |
+
+Only the supervisor, `holdfast eval`, the command line and the console write to the ledger. Ranks
+send events over the control channel instead.
 """
 
 from holdfast.core.ledger.engine import downgrade_ledger

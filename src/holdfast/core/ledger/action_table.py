@@ -1,4 +1,4 @@
-"""Store people's actions in the ledger, one record an action, for the audit."""
+"""Store the actions of people in the ledger, one record for each action, for audits."""
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
@@ -13,21 +13,21 @@ from holdfast.core.ledger.records import ActionRecord
 
 
 class ActionTable(ABC):
-    """A part of `Ledger`: the table `actions`."""
+    """The part of `Ledger` that stores people's actions, in the table `actions`."""
 
     @abstractmethod
     def _write(self) -> AbstractContextManager[Connection]:
-        """Open a transaction that writes."""
+        """Open a transaction that writes; implemented by `Ledger`."""
 
     @abstractmethod
     def _read(self, record: Any, table: Any, where: Any = None, order_by: Any = None) -> list[Any]:
-        """Return the rows of a table as records."""
+        """Return the selected rows of a table as instances of `record`; implemented by `Ledger`."""
 
     def add_action(self, action: ActionRecord) -> int | None:
-        """Record an action before the action begins, and return its new id.
+        """Record an action before the action begins, and return the new record's id.
 
         Returns:
-            The id; None if an action of the same key is recorded already, by any process.
+            The id; None if any process has already recorded an action with the same key.
         """
         values = asdict(action)
         del values["action_id"]
@@ -46,7 +46,7 @@ class ActionTable(ABC):
         return int(key[0])
 
     def end_action(self, action_id: int, state: Literal["done", "refused"], outcome: str) -> None:
-        """Record the result of an action, once."""
+        """Record the result of an action, unless the action already has a result."""
         table = schema.actions
         with self._write() as connection:
             connection.execute(
@@ -56,6 +56,6 @@ class ActionTable(ABC):
             )
 
     def action(self, key: str) -> ActionRecord | None:
-        """Return the action of this key; None without such an action."""
+        """Return the action with this key; None if there is none."""
         found = self._read(ActionRecord, schema.actions, schema.actions.c.key == key)
         return found[0] if found else None

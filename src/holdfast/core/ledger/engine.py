@@ -1,4 +1,4 @@
-"""Open, create and migrate the ledger's database, and begin its transactions."""
+"""Open, create and migrate the ledger's database, and configure how its transactions begin."""
 
 import fcntl
 from collections.abc import Iterator
@@ -17,15 +17,15 @@ BUSY_TIMEOUT_S = 5.0
 SERVER_LIMITS = {"connect_timeout": 5, "tcp_user_timeout": 8000}
 """Limits of PostgreSQL's client library: seconds to connect, milliseconds to an acknowledgement."""
 _ADVISORY_LOCK = 0x686F6C64
-"""The key of PostgreSQL's lock for creating or migrating a ledger: `hold` in ASCII."""
+"""The key of the PostgreSQL lock for creating or migrating a ledger, which is `hold` in ASCII."""
 _NAMED = 5
-"""The running runs and evaluations that an error names."""
+"""The most running runs and evaluations that an error message names."""
 
 
 def open_engine(url: str) -> Engine:
-    """Open an engine on the ledger at a SQLAlchemy URL, with the tables of `schema`.
+    """Open the ledger at a SQLAlchemy URL, and create or migrate its tables as needed.
 
-    After a crash while the tables are created or migrated, the ledger is unchanged.
+    If a crash interrupts the creation or the migration, the ledger stays unchanged.
 
     Raises:
         LedgerError: the ledger cannot be opened, or a newer Holdfast wrote it.
@@ -45,10 +45,10 @@ def open_engine(url: str) -> Engine:
 
 
 def downgrade_ledger(url: str, revision: str, *, force: bool = False) -> dict[str, int]:
-    """Migrate a ledger back to the version of an earlier Holdfast, or change nothing.
+    """Migrate a ledger back to the version of an earlier Holdfast.
 
-    After a crash in between, the ledger is unchanged. Any use of the ledger by this Holdfast
-    migrates the ledger to the newest version again.
+    If the migration fails or a crash interrupts it, the ledger stays unchanged. If this Holdfast
+    uses the ledger afterwards, it migrates the ledger to the newest version again.
 
     Args:
         url: the SQLAlchemy URL of the ledger.
@@ -60,7 +60,7 @@ def downgrade_ledger(url: str, revision: str, *, force: bool = False) -> dict[st
         The deleted tables, each with the number of its records.
 
     Raises:
-        BadUse: the ledger cannot be of this version, or `force` is needed.
+        BadUse: the ledger cannot be migrated to this version, or `force` is needed.
         LedgerError: the ledger cannot be opened, or a newer Holdfast wrote it.
     """
     engine = None
@@ -129,12 +129,15 @@ def _counts(connection: Connection) -> dict[str, int]:
 
 
 def writing(engine: Engine) -> Engine:
-    """Return the engine for transactions that write and so wait for the lock at their begin."""
+    """Return the engine with an option for transactions that write.
+
+    Such a transaction waits for the database's write lock when the transaction begins.
+    """
     return engine.execution_options(holdfast_writes=True)
 
 
 def first_line(error: Exception) -> str:
-    """Return the driver's message, without SQLAlchemy's lines about the statement."""
+    """Return the first line of the database driver's message, which has the reason of the error."""
     cause = error.orig if isinstance(error, DBAPIError) else error
     return next(iter(str(cause).splitlines()), type(cause).__name__)
 
@@ -145,8 +148,8 @@ def is_unreachable(engine: Engine, error: DBAPIError) -> bool:
         return False
     if error.connection_invalidated:
         return True
-    # A failure of the connection has no SQLSTATE; a server that starts, ends or has no free place
-    # has one of these. PostgreSQL's manual, appendix A.
+    # A broken connection has no SQLSTATE. A server that is starting, is stopping or accepts no more
+    # connections returns one of these codes (PostgreSQL's manual, appendix A).
     state = getattr(error.orig, "sqlstate", None)
     return isinstance(error, OperationalError) and (
         state is None or state.startswith(("08", "57P", "53300"))
@@ -156,8 +159,8 @@ def is_unreachable(engine: Engine, error: DBAPIError) -> bool:
 def _engine(url: str) -> Engine:
     parsed = make_url(url)
     if parsed.get_backend_name() != "sqlite":
-        # A server that restarts or does not answer becomes an error soon, so that training goes on
-        # without records.
+        # A server that restarts or does not answer must cause an error soon, so that training
+        # continues without records.
         limits = SERVER_LIMITS if parsed.get_backend_name() == "postgresql" else {}
         return create_engine(parsed, pool_pre_ping=True, connect_args=limits)
     if parsed.database and parsed.database != ":memory:":
@@ -166,8 +169,8 @@ def _engine(url: str) -> Engine:
 
     @event.listens_for(engine, "connect")
     def _configure(connection: Any, _record: Any) -> None:
-        # Transactions begin below, not in the driver. The driver begins none before CREATE TABLE,
-        # so a migration killed half-way would leave a ledger that neither opens nor migrates.
+        # `_begin` below begins transactions, not the driver. The driver would begin none before
+        # CREATE TABLE, so a killed migration would leave a ledger that neither opens nor migrates.
         # SQLAlchemy's SQLite dialect: "Enabling Non-Legacy SQLite Transactional Modes".
         connection.isolation_level = None
         connection.execute("PRAGMA journal_mode=WAL")
@@ -185,7 +188,7 @@ def _engine(url: str) -> Engine:
 
 @contextmanager
 def _migration_lock(engine: Engine) -> Iterator[None]:
-    """Let one process at a time create or migrate a SQLite file."""
+    """Hold a lock, so that only one process at a time creates or migrates a SQLite ledger."""
     database = engine.url.database
     if engine.url.get_backend_name() != "sqlite" or not database or database == ":memory:":
         yield
@@ -210,7 +213,7 @@ def _bring_up_to_date(engine: Engine) -> None:
 
 
 def _lock_on_server(connection: Connection) -> None:
-    """Let one process at a time create or migrate the tables, as `_migration_lock` does."""
+    """Take a lock so that only one process at a time creates or migrates a PostgreSQL ledger."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
 
@@ -238,7 +241,7 @@ def _cannot_be_opened(url: str, error: Exception) -> LedgerError:
 
 
 def _shown(url: str) -> str:
-    """Return the URL without its password, for messages."""
+    """Return the URL without its password, for error messages."""
     try:
         return make_url(url).render_as_string(hide_password=True)
     except ArgumentError:

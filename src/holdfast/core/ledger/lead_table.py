@@ -1,4 +1,4 @@
-"""Store the lead of a run: whose supervisor leads, and where the run's nodes meet."""
+"""Store which supervisor leads a run, and the address at which the run's nodes meet."""
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
@@ -12,18 +12,18 @@ from holdfast.core.ledger.records import Lead, MeetingPlace
 
 
 class LeadTable(ABC):
-    """A part of `Ledger`: the tables `leads` and `meetings`."""
+    """The part of `Ledger` with the tables `leads` and `meetings`."""
 
     @abstractmethod
     def _write(self) -> AbstractContextManager[Connection]:
-        """Open a transaction that writes."""
+        """Open a transaction that writes; implemented by `Ledger`."""
 
     @abstractmethod
     def _read(self, record: Any, table: Any, where: Any = None, order_by: Any = None) -> list[Any]:
-        """Return the rows of a table as records."""
+        """Return the selected rows of a table as instances of `record`; implemented by `Ledger`."""
 
     def lead(self, run_id: str) -> Lead:
-        """Return the newest lead of a run; before the first one, the number is 0.
+        """Return the newest lead of a run; before the first supervisor, a lead of generation 0.
 
         Raises:
             LedgerError: the ledger cannot be read.
@@ -32,11 +32,15 @@ class LeadTable(ABC):
         return found[0] if found else Lead(run_id=run_id, generation=0, node_id="", beats=0)
 
     def take_lead(self, before: Lead, node_id: str) -> Lead | None:
-        """Take the lead of a run after `before`.
+        """Record a new supervisor as the leader of a run, in place of the leader in `before`.
+
+        Args:
+            before: the lead that the caller has read.
+            node_id: the node that starts the new supervisor.
 
         Returns:
             The new lead; None if another node took the lead first, or if the old leader has sent a
-            sign of life meanwhile.
+            heartbeat since `before` was read.
 
         Raises:
             LedgerError: the ledger cannot be written.
@@ -74,7 +78,7 @@ class LeadTable(ABC):
         return found is None or found < generation
 
     def publish_meeting(self, place: MeetingPlace) -> None:
-        """Record where the nodes of a run meet, in place of the key's earlier record.
+        """Record the address at which a run's nodes meet; replace the key's earlier record.
 
         Raises:
             LedgerError: the ledger cannot be written.
@@ -94,7 +98,7 @@ class LeadTable(ABC):
         return found[0] if found else None
 
     def remove_meeting(self, key: str) -> None:
-        """Delete the address at which nodes have met.
+        """Delete the record of the address at which the nodes met.
 
         Raises:
             LedgerError: the ledger cannot be written.

@@ -54,11 +54,11 @@ Record = TypeVar(
     ActionRecord,
 )
 PRIORS_KEPT = 4
-"""The number of priors kept of each task and family; the newest are kept."""
+"""The number of priors that are kept for each task and family; older ones are deleted."""
 
 
 class Ledger(Remembered, NodeTable, LeadTable, ActionTable):
-    """One database with the records of all runs; several processes may open it at once."""
+    """One database with the records of all runs; several processes may open it at the same time."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -76,14 +76,15 @@ class Ledger(Remembered, NodeTable, LeadTable, ActionTable):
 
     @property
     def url(self) -> str:
-        """The URL for `open`; the URL may hold a password."""
+        """The URL to pass to `open`; it may contain a password."""
         return self._engine.url.render_as_string(hide_password=False)
 
     def repeating(self) -> Self:
-        """Return the same ledger, for an operation that is repeated after `LedgerUnreachable`.
+        """Return the same ledger, for repeating an operation that failed with `LedgerUnreachable`.
 
-        The first try may have been recorded. So `add_attempt`, `add_events`, `add_event` and
-        `add_incident` first look for the same record, and add no second one.
+        The failed attempt may have been recorded. So `add_attempt`, `add_events`, `add_event` and
+        `add_incident` of the returned ledger first look for the same record, and do not add a
+        second one.
         """
         again = type(self)(self._engine)
         again._may_be_recorded = True
@@ -114,16 +115,16 @@ class Ledger(Remembered, NodeTable, LeadTable, ActionTable):
         """Change columns of a run.
 
         Raises:
-            NotFound: the ledger has no run of this id.
+            NotFound: the ledger has no run with this id.
         """
         if not self._update(schema.runs, schema.runs.c.run_id == run_id, changes):
             raise _no_run(run_id)
 
     def run(self, run_id: str) -> Run:
-        """Return the run of this id.
+        """Return the run with this id.
 
         Raises:
-            NotFound: the ledger has no run of this id.
+            NotFound: the ledger has no run with this id.
         """
         found = self._read(Run, schema.runs, schema.runs.c.run_id == run_id)
         if not found:
@@ -155,7 +156,7 @@ class Ledger(Remembered, NodeTable, LeadTable, ActionTable):
     # Attempts
 
     def add_attempt(self, attempt: Attempt) -> None:
-        """Record a start of the job."""
+        """Record an attempt, which is one start of the job."""
         if self._may_be_recorded and attempt in self.attempts(attempt.run_id):
             return
         self._insert(schema.attempts, asdict(attempt))
@@ -164,7 +165,7 @@ class Ledger(Remembered, NodeTable, LeadTable, ActionTable):
         """Change columns of an attempt.
 
         Raises:
-            NotFound: the run has no attempt of this number.
+            NotFound: the run has no attempt with this number.
         """
         table = schema.attempts
         if not self._update(
@@ -198,9 +199,10 @@ class Ledger(Remembered, NodeTable, LeadTable, ActionTable):
     def events(
         self, run_id: str, kind: str | None = None, *, kinds: Collection[str] = ()
     ) -> list[Event]:
-        """Return the events of a run in the order of their recording.
+        """Return the events of a run in the order in which they were recorded.
 
-        `kind` selects one kind, and `kinds` several; without either, events of all kinds count.
+        `kind` selects one kind of event, and `kinds` several. Without either, all events are
+        returned.
         """
         table = schema.events
         where = table.c.run_id == run_id
@@ -232,7 +234,7 @@ class Ledger(Remembered, NodeTable, LeadTable, ActionTable):
         """Change columns of an incident.
 
         Raises:
-            NotFound: the ledger has no incident of this id.
+            NotFound: the ledger has no incident with this id.
         """
         if not self._update(
             schema.incidents, schema.incidents.c.incident_id == incident_id, changes
@@ -240,10 +242,10 @@ class Ledger(Remembered, NodeTable, LeadTable, ActionTable):
             raise _no_incident(incident_id)
 
     def incident(self, incident_id: int) -> Incident:
-        """Return the incident of this id.
+        """Return the incident with this id.
 
         Raises:
-            NotFound: the ledger has no incident of this id.
+            NotFound: the ledger has no incident with this id.
         """
         found = self._read(
             Incident, schema.incidents, schema.incidents.c.incident_id == incident_id
@@ -261,7 +263,7 @@ class Ledger(Remembered, NodeTable, LeadTable, ActionTable):
     # Checkpoints
 
     def add_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Record a durable checkpoint, in place of a record of the same attempt, step and path."""
+        """Record a durable checkpoint; replace a record with the same attempt, step and path."""
         table = schema.checkpoints
         with self._write() as connection:
             connection.execute(
@@ -275,7 +277,7 @@ class Ledger(Remembered, NodeTable, LeadTable, ActionTable):
             connection.execute(table.insert().values(**asdict(checkpoint)))
 
     def checkpoints(self, run_id: str) -> list[Checkpoint]:
-        """Return the checkpoints of a run, in the order of their recording."""
+        """Return the checkpoints of a run, in the order in which they were recorded."""
         table = schema.checkpoints
         return self._read(
             Checkpoint, table, table.c.run_id == run_id, order_by=table.c.checkpoint_id
@@ -287,7 +289,7 @@ class Ledger(Remembered, NodeTable, LeadTable, ActionTable):
         """Record a new evaluation.
 
         Raises:
-            BadUse: the ledger already has an evaluation of this id.
+            BadUse: the ledger already has an evaluation with this id.
         """
         table = schema.evaluations
         with self._write() as connection:
@@ -305,23 +307,23 @@ class Ledger(Remembered, NodeTable, LeadTable, ActionTable):
         """Change columns of an evaluation.
 
         Raises:
-            NotFound: the ledger has no evaluation of this id.
+            NotFound: the ledger has no evaluation with this id.
         """
         table = schema.evaluations
         if not self._update(table, table.c.evaluation_id == evaluation_id, changes):
             raise _no_evaluation(evaluation_id)
 
     def remove_evaluation(self, evaluation_id: str) -> None:
-        """Delete an evaluation; do nothing if the ledger has no evaluation of this id."""
+        """Delete an evaluation; do nothing if the ledger has no evaluation with this id."""
         with self._write() as connection:
             table = schema.evaluations
             connection.execute(table.delete().where(table.c.evaluation_id == evaluation_id))
 
     def evaluation(self, evaluation_id: str) -> EvaluationRecord:
-        """Return the evaluation of this id.
+        """Return the evaluation with this id.
 
         Raises:
-            NotFound: the ledger has no evaluation of this id.
+            NotFound: the ledger has no evaluation with this id.
         """
         table = schema.evaluations
         found = self._read(EvaluationRecord, table, table.c.evaluation_id == evaluation_id)
@@ -333,7 +335,8 @@ class Ledger(Remembered, NodeTable, LeadTable, ActionTable):
         """Return the evaluations, newest first.
 
         Args:
-            equal: columns and their values, such as `suite="mine"`; other evaluations are left out.
+            equal: columns with the values that they must have, such as `suite="mine"`; without any,
+                all evaluations are returned.
         """
         table = schema.evaluations
         where = and_(true(), *(table.c[name] == value for name, value in equal.items()))
@@ -347,9 +350,9 @@ class Ledger(Remembered, NodeTable, LeadTable, ActionTable):
     # Priors
 
     def add_priors(self, priors: Sequence[Prior]) -> None:
-        """Record the costs of samples in one transaction.
+        """Record the measured costs of samples in one transaction.
 
-        Of each task and family the newest `PRIORS_KEPT` priors are kept.
+        For each task and family, only the newest `PRIORS_KEPT` priors are kept.
         """
         table = schema.priors
         with self._write() as connection:
@@ -373,7 +376,7 @@ class Ledger(Remembered, NodeTable, LeadTable, ActionTable):
                 connection.execute(table.delete().where(same, table.c.prior_id < min(kept)))
 
     def latest_priors(self, family: str) -> dict[tuple[str, str], Prior]:
-        """Return the newest prior of each task of a family, by harness and task."""
+        """Return the newest prior of each task of a family; the key is the harness and the task."""
         table = schema.priors
         newest = (
             select(func.max(table.c.prior_id))
@@ -385,10 +388,10 @@ class Ledger(Remembered, NodeTable, LeadTable, ActionTable):
 
     @contextmanager
     def bounded_reading(self, limit_s: float) -> Iterator[Connection]:
-        """Open one transaction that only reads, with a limit on the time of its queries.
+        """Open one transaction that only reads, with a time limit on its queries in seconds.
 
         Raises:
-            TooSlow: a query took longer than the limit; the database has ended the query.
+            TooSlow: a query took longer than the limit, and the database ended the query.
             LedgerError: the ledger cannot be read.
         """
         with (

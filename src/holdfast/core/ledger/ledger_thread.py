@@ -1,10 +1,10 @@
-"""Use a ledger from an event loop, which must not wait for a silent server.
+"""Use a ledger from an event loop without blocking the loop when the ledger's server is silent.
 
-One thread runs all operations, in order. The loop passes writes to the thread and goes on. For
-reads, and for writes before an action, the loop waits a limited time, or not at all while an
-operation is stuck. The thread keeps the writes until the ledger answers. If the ledger's server
-cannot be reached, the thread repeats the present operation until the server can be reached again,
-so that all records arrive, in order and once.
+One thread runs all operations, in order. The event loop passes most writes to the thread and
+continues at once. For reads, and for writes that must precede an action, the loop waits for a
+limited time, or not at all while an operation is stuck. If the ledger's server cannot be reached,
+the thread repeats the current operation until it succeeds. The operations behind it stay in the
+queue, so that all records are written once and in order.
 """
 
 import contextlib
@@ -19,22 +19,23 @@ from holdfast.core.errors import HoldfastError, LedgerError, LedgerUnreachable
 from holdfast.core.ledger.ledger import Ledger
 
 WAIT_S = 5.0
-"""The longest wait of the loop for one operation."""
+"""The longest time that the event loop waits for one operation, in seconds."""
 MOST_WAITING = 10_000
-"""The most operations that may wait; further ones are dropped."""
+"""The most operations in the queue; further operations are dropped."""
 CLOSE_S = 10.0
-"""Seconds to wait at the end for the remaining operations; the event loop stands still meanwhile.
-"""
+"""Seconds to wait at the end for the queued operations; the event loop is blocked meanwhile."""
 REPEAT_S = 0.5
-"""Seconds between two tries to reach the ledger's server."""
+"""Seconds between two attempts to reach the ledger's server."""
 T = TypeVar("T")
 
 
 class LedgerThread:
-    """The thread of one ledger; any thread may call the methods."""
+    """Run the operations of one ledger in a thread; any thread may call the methods."""
 
     def __init__(self, ledger: Ledger, *, wait_s: float = WAIT_S, close_s: float = CLOSE_S) -> None:
-        """Run each operation in the caller's thread until `start`.
+        """Store the ledger and the time limits.
+
+        Until `start`, operations run in the caller's thread.
 
         Args:
             ledger: the ledger.
@@ -53,7 +54,10 @@ class LedgerThread:
         """The same ledger, with each operation run in the thread."""
 
     def start(self) -> None:
-        """Run the operations in a thread from now on, if a thread can be started."""
+        """Start the thread, and run the operations in the thread from now on.
+
+        If no thread can be started, the operations still run in the caller's thread.
+        """
         thread = threading.Thread(target=self._run, name="ledger", daemon=True)
         with contextlib.suppress(RuntimeError):
             thread.start()
@@ -63,7 +67,7 @@ class LedgerThread:
         """Run an operation after all earlier ones, and return its result.
 
         Raises:
-            LedgerError: the ledger does not answer; the thread runs the operation later.
+            LedgerError: the ledger did not answer in time; the thread runs the operation later.
             HoldfastError: the operation failed.
         """
         if self._thread is None:
@@ -78,7 +82,7 @@ class LedgerThread:
             ) from None
 
     def later(self, use: Callable[[Ledger], object]) -> None:
-        """Pass an operation to the thread; `take_errors` returns its error.
+        """Pass an operation to the thread without waiting; `take_errors` returns its error.
 
         Raises:
             HoldfastError: the operation failed, and there is no thread.
@@ -90,12 +94,12 @@ class LedgerThread:
 
     @property
     def is_stuck(self) -> bool:
-        """True if the present operation has lasted longer than a caller waits."""
+        """True if the current operation has lasted longer than `wait_s`."""
         began_s = self._began_s
         return began_s is not None and time.monotonic() - began_s > self._wait_s
 
     def take_errors(self) -> list[str]:
-        """Return, once, the errors of the operations for which no caller waits."""
+        """Return, once, the errors of the operations whose callers did not wait."""
         found = []
         while not self._errors.empty():
             error = self._errors.get()
@@ -105,9 +109,9 @@ class LedgerThread:
         return found
 
     def close(self) -> None:
-        """End the thread after the remaining operations, or after `close_s` seconds.
+        """End the thread after the queued operations, or after `close_s` seconds at the latest.
 
-        `take_errors` then returns the number of operations that were not run.
+        If operations are left, `take_errors` then returns an error with their number.
         """
         if self._thread is not None:
             self._work.put(None)
@@ -149,7 +153,7 @@ class LedgerThread:
             self._began_s = None
 
     def _reach(self, use: Callable[[Ledger], T]) -> T:
-        """Run an operation; repeat the operation while the ledger's server cannot be reached."""
+        """Run an operation, and repeat it while the ledger's server cannot be reached."""
         try:
             return use(self._plain)
         except LedgerUnreachable as error:
@@ -168,7 +172,7 @@ class _Answer:
 
 
 class _Routed:
-    """A ledger whose operations run in the thread."""
+    """A ledger whose operations all run through `LedgerThread.call`."""
 
     def __init__(self, thread: LedgerThread) -> None:
         self._thread = thread

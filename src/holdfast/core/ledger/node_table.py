@@ -1,4 +1,4 @@
-"""Store the nodes: the verdicts of tests, and the cordons."""
+"""Store the nodes with their test verdicts and their cordons."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
@@ -14,26 +14,26 @@ from holdfast.core.ledger.records import VERDICTS_KEPT, CordonKind, NodeRecord, 
 
 
 class NodeTable(ABC):
-    """A part of `Ledger`: the table `nodes`."""
+    """The part of `Ledger` that stores nodes, in the table `nodes`."""
 
     @abstractmethod
     def _write(self) -> AbstractContextManager[Connection]:
-        """Open a transaction that writes."""
+        """Open a transaction that writes; implemented by `Ledger`."""
 
     @abstractmethod
     def _as_ledger_error(self, verb: str) -> AbstractContextManager[None]:
-        """Raise the database's errors as `LedgerError`."""
+        """Convert errors of the database to `LedgerError`; `verb` is part of the message."""
 
     @abstractmethod
     def _read(self, record: Any, table: Any, where: Any = None, order_by: Any = None) -> list[Any]:
-        """Return the rows of a table as records."""
+        """Return the selected rows of a table as instances of `record`; implemented by `Ledger`."""
 
     def nodes(self) -> list[NodeRecord]:
-        """Return the nodes that were tested or cordoned, by name."""
+        """Return the nodes that were tested or cordoned, sorted by name."""
         return self._read(NodeRecord, schema.nodes, order_by=schema.nodes.c.name)
 
     def node(self, name: str) -> NodeRecord:
-        """Return the node of this name.
+        """Return the node with this name.
 
         Raises:
             NotFound: no such node was tested or cordoned.
@@ -47,15 +47,15 @@ class NodeTable(ABC):
     def add_verdicts(
         self, verdicts: Sequence[Verdict], *, at_s: float, by: str, cordons: Collection[str] = ()
     ) -> None:
-        """Record the verdicts of a session of tests, and cordon the nodes in `cordons`.
+        """Record the verdicts of a test session and cordon the nodes in `cordons`, all or nothing.
 
-        Either all of this is recorded or nothing. A node that is cordoned already stays cordoned; a
-        hard verdict replaces the reason of a soft cordon.
+        A node that is already cordoned stays cordoned. If its cordon is soft and the verdict is
+        hard, the verdict becomes the reason of the cordon.
 
         Args:
-            verdicts: one verdict a node.
+            verdicts: one verdict for each node.
             at_s: the time of the session, in Unix seconds.
-            by: the run or the user whose session this is.
+            by: the run or the user that ran the session.
             cordons: the names of the nodes to cordon.
         """
         with self._write() as connection:
@@ -76,7 +76,7 @@ class NodeTable(ABC):
                 _change(connection, verdict.name, changes)
 
     def cordon(self, name: str, *, at_s: float, by: str, why: str) -> None:
-        """Cordon a node for a person's reason, so that no job is launched there.
+        """Cordon a node for a person, so that no job is launched on the node.
 
         The reason `why` replaces an earlier reason.
         """
@@ -85,7 +85,9 @@ class NodeTable(ABC):
             _change(connection, name, _cordoned(at_s, by, "person", why))
 
     def return_node(self, name: str, *, force: bool = False) -> None:
-        """Let jobs be launched on a cordoned node again; do nothing to other nodes.
+        """End the cordon of a node, so that jobs may be launched there again.
+
+        The method does nothing to a node that is not cordoned.
 
         Args:
             name: the node.
@@ -106,7 +108,7 @@ class NodeTable(ABC):
 
 
 def _known(connection: Connection, name: str) -> Mapping[str, Any]:
-    """Return the row of a node, created if missing, and lock the row for this transaction."""
+    """Return the row of a node, locked for this transaction; create the row if it is missing."""
     table = schema.nodes
     empty: dict[str, Any] = {
         "name": name,

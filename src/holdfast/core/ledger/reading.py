@@ -11,18 +11,22 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from holdfast.core.errors import LedgerError
 
 _INSTRUCTIONS = 10_000
-"""Instructions of SQLite's virtual machine between two checks of the time: under a millisecond."""
+"""SQLite checks the time limit after this many instructions, which take under a millisecond."""
 
 
 class TooSlow(LedgerError):
-    """The database ended a query that took longer than its limit."""
+    """A query took longer than its limit, and the database ended the query."""
 
 
 @contextmanager
 def bounded_reading(engine: Engine, limit_s: float) -> Iterator[Connection]:
-    """Open a transaction that only reads, and end each query that exceeds the limit.
+    """Open a transaction that only reads and whose queries the database ends at a time limit.
 
-    On SQLite the limit holds for the whole block; on PostgreSQL for each statement.
+    On SQLite the limit holds for the whole block, on PostgreSQL for each statement.
+
+    Args:
+        engine: the engine of the ledger.
+        limit_s: the time limit, in seconds.
 
     Raises:
         TooSlow: a query took longer than `limit_s`.

@@ -1,16 +1,19 @@
-"""The records of the ledger: one frozen dataclass a table.
+"""Define the records of the ledger, one frozen dataclass for each table.
 
-Times are seconds since the Unix epoch, UTC.
+Times are in seconds since the Unix epoch, UTC.
 """
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 BY_TIME_LIMIT = "the time limit"
-"""The first words of a stop's author if the time limit of the scheduler's job causes the stop."""
+"""The start of the author's name of a stop that the time limit of the scheduler's job caused."""
 
 RunState = Literal["queued", "running", "completed", "failed", "stopped"]
-"""`queued`: the run waits for a job of its scheduler, before its first attempt or between two."""
+"""The state of a run; `queued` means that the run waits for a job of its scheduler.
+
+A run may be queued before its first attempt and between two attempts.
+"""
 AttemptOutcome = Literal["running", "completed", "failed", "stopped"]
 EvaluationState = Literal["running", "done", "failed", "stopped"]
 CheckpointState = Literal["written", "verified", "healthy", "damaged", "incomplete"]
@@ -18,22 +21,22 @@ CheckpointState = Literal["written", "verified", "healthy", "damaged", "incomple
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One `holdfast run`, with all its restarts."""
+    """One run of `holdfast run`, with all its restarts."""
 
     run_id: str
     state: RunState
     command: list[str]
     options: dict[str, Any]
-    """The options of the supervision, as `recover.spec` writes them; enough to resume the run."""
+    """The options of the supervision as `recover.spec` writes them, enough to resume the run."""
     cwd: str
     host: str
     pid: int
-    """The process id of the run's `holdfast run` on `host`."""
+    """The id of the run's `holdfast run` process on `host`."""
     started_at_s: float
     ended_at_s: float | None = None
     exit_code: int | None = None
     outcome: str = ""
-    """One sentence on the end of the run and the next step of the user."""
+    """One sentence on how the run ended and on the user's next step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +45,11 @@ class Attempt:
 
     run_id: str
     number: int
-    """1 for the first start of the run."""
+    """The number of the attempt in its run, from 1."""
     started_at_s: float
     outcome: AttemptOutcome = "running"
     start_step: int | None = None
-    """Steps completed in the state at the attempt's start; None until a rank reported them."""
+    """Steps completed in the state that the attempt began with; None until a rank reported it."""
     first_step_at_s: float | None = None
     last_step: int | None = None
     """The highest step that any rank reported."""
@@ -79,21 +82,21 @@ class Incident:
     step: int | None
     """The highest step that any rank had completed."""
     fault_at_s: float
-    """The supervisor's estimate of the failure's time.
+    """The supervisor's estimate of the time of the failure.
 
-    That is the first rank's end, or a last sign of life.
+    The estimate is the end of the first rank that ended, or the last sign of life of the job.
     """
     detected_at_s: float
     diagnosis: dict[str, Any]
-    """The published JSON of `holdfast.diagnose`."""
+    """The diagnosis, in the published JSON format of `holdfast.diagnose`."""
     action: str = ""
     """The action that was taken: `restart` or `stop`."""
     explanation: str = ""
     """The reason for the action, in a sentence."""
     resumed_at_s: float | None = None
-    """The time of the job's next completed step."""
+    """The time at which the job completed its next step."""
     restored_step: int | None = None
-    """Steps completed in the state that the job restored afterwards."""
+    """The number of completed steps in the state that the job restored after the incident."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,57 +110,60 @@ class Checkpoint:
     state: CheckpointState
     size_bytes: int
     stall_s: float
-    """Seconds that the checkpoint stopped the training: the longest of its ranks."""
+    """Seconds for which the checkpoint stopped the training, on the rank that waited longest."""
     committed_at_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationRecord:
-    """One evaluation of a suite on a model. The samples and all scores are files in `folder`."""
+    """One evaluation of a suite on a model.
+
+    The samples and all scores are in files in `folder`.
+    """
 
     evaluation_id: str
     suite: str
     model: str
-    """The model's name, as a person gave it."""
+    """The name of the model, as a person gave it."""
     family: str
-    """The model's family: models whose answers are alike, such as the checkpoints of one run.
+    """The family of the model, such as all checkpoints of one run; their answers are similar.
 
-    The history of one model predicts the costs of the next model of the family.
+    The measured costs of one model predict the costs of other models of the family.
     """
     state: EvaluationState
     started_at_s: float
     folder: str
     digest: str = ""
-    """The digest of the weights' content."""
+    """The digest of the weights."""
     mode: str = ""
-    """The mode of the numerics: `exact` or `free`."""
+    """The mode of the arithmetic, `exact` or `free`."""
     numerics: str = ""
-    """The conditions, besides weights and requests, that the bits of the answers depend on."""
+    """The conditions that the exact answers depend on, besides the weights and the requests."""
     harness_versions: dict[str, str] = field(default_factory=dict)
     ended_at_s: float | None = None
     makespan_s: float | None = None
     bound_s: float | None = None
-    """Seconds that every schedule needs at least."""
+    """A lower bound, in seconds, on the duration of the evaluation with any schedule."""
     engines: int = 0
     nodes: int = 0
     engine_seconds: float = 0.0
-    """The sum of the seconds for which each engine was there."""
+    """The seconds for which engines existed, added up over the engines."""
     account: dict[str, float] = field(default_factory=dict)
-    """Engine-seconds by cause."""
+    """The engine-seconds, by cause."""
     scores: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Scores by task and by lm-eval's `metric,filter`: `[value, standard error or None]`."""
     failed_tasks: dict[str, str] = field(default_factory=dict)
-    """The reason for missing scores, by task."""
+    """The tasks without scores, each with the reason."""
     run_id: str | None = None
-    """The training run of the checkpoint; None if unknown."""
+    """The training run that wrote the checkpoint; None if unknown."""
     step: int | None = None
     outcome: str = ""
-    """One sentence on the end of the evaluation and the next step; empty if all is well."""
+    """One sentence on how the evaluation ended and on the next step; empty if all went well."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prior:
-    """The measured cost of a task's samples in an evaluation, for models of a family."""
+    """The measured costs of a task's samples, which predict later evaluations of the family."""
 
     family: str
     harness: str
@@ -165,7 +171,7 @@ class Prior:
     recorded_at_s: float
     evaluation_id: str
     history: bytes
-    """The costs, as the policy packs them; at most `HISTORY_LIMIT_BYTES`."""
+    """The measured costs, in the scheduling policy's packed form; at most `HISTORY_LIMIT_BYTES`."""
 
 
 HISTORY_LIMIT_BYTES = 1 << 20
@@ -173,7 +179,7 @@ HISTORY_LIMIT_BYTES = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """The memory of an incident, for finding similar incidents and for learning rules."""
+    """The stored diagnosis of an incident, used to find similar incidents and to learn rules."""
 
     memory_id: int | None = None
     """The memory's id; None until the ledger assigns one."""
@@ -183,7 +189,7 @@ class Memory:
     """The run; empty if logs were diagnosed without a run."""
     remembered_at_s: float
     reason: str
-    """The reason in the diagnosis."""
+    """The reason that the diagnosis gave."""
     category: str
     confidence: float
     rule_id: str = ""
@@ -193,26 +199,32 @@ class Memory:
     action: str = ""
     """The action that the diagnosis advised."""
     done: str = ""
-    """The action that was taken, in a sentence."""
+    """The action that was taken, as a sentence."""
     roots: list[str] = field(default_factory=list)
-    """The lines that state the root, without prefixes; a person's lines replace the diagnosis'."""
+    """The log lines that state the root cause, without their prefixes.
+
+    If a person named other lines, these replace the diagnosis' lines.
+    """
     lines: list[list[Any]] = field(default_factory=list)
-    """The compressed log: file, number and text of each kept line.
+    """The compressed log: file, line number and text of each kept line.
 
     The text has at most `MEMORY_LIMIT_BYTES`.
     """
     words: str = ""
-    """The words of roots and lines for full-text search, separated by blanks, without values."""
+    """The words of `roots` and `lines` for full-text search, separated by blanks.
+
+    Values such as numbers are left out.
+    """
     verdict: Literal["", "confirmed", "corrected"] = ""
     """A person's verdict on the diagnosis."""
     true_reason: str = ""
-    """The reason given with the verdict."""
+    """The true reason, as the person who gave the verdict named it."""
     true_action: str = ""
     """The action that helped, if a person named one."""
     judged_by: str = ""
     judged_at_s: float | None = None
     embedding: bytes | None = None
-    """The root's embedding from an embeddings endpoint: float32, little-endian."""
+    """The embedding of the root lines from an embeddings endpoint: float32, little-endian."""
     embedding_model: str = ""
 
 
@@ -221,62 +233,64 @@ MEMORY_LIMIT_BYTES = 8192
 
 @dataclass(frozen=True, kw_only=True)
 class LearnedRule:
-    """A rule or a filter learned from incidents or good runs, after every check has passed."""
+    """A rule or a filter that was learned from incidents or good runs and passed every check."""
 
     rule_id: str
     kind: Literal["rule", "filter", "suggestion"]
-    """The kind; a `suggestion` is a model's rule that no person has put in force yet."""
+    """The kind of the record.
+
+    A `suggestion` is a rule that a language model wrote and no person has accepted yet.
+    """
     body: dict[str, Any]
-    """The fields of the rule or filter, plain JSON values."""
+    """The fields of the rule or filter, as plain JSON values."""
     author: str
     sources: list[str]
-    """The sources of the rule: ids of incidents, or `good:ID`."""
+    """The sources of the rule: ids of incidents, or `good:ID` for good runs."""
     made_at_s: float
     withdrawn_at_s: float | None = None
-    """The time of the withdrawal; a withdrawn rule is kept for the record but not used."""
+    """The time at which the rule was withdrawn; a withdrawn rule is kept but not used."""
     withdrawn_by: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GoodRun:
-    """The output of a run that ended well: no line in the output is a failure's root."""
+    """The output of a run that ended well, so none of the lines is the root of a failure."""
 
     good_id: int | None = None
     """The id; None until the ledger assigns one."""
     name: str
-    """The paths, as a person gave them."""
+    """The paths of the logs, as a person gave them."""
     fingerprint: str
-    """The fingerprint of the lines, so that the same logs are recorded once."""
+    """A fingerprint of the lines, so that the same logs are recorded only once."""
     added_at_s: float
     lines: list[list[Any]]
-    """A line of each shape, without prefixes, and the number of lines of the shape."""
+    """One line of each shape, without prefixes, with the number of lines that have the shape."""
 
 
 CordonKind = Literal["", "person", "hard", "soft"]
-"""The origin of a cordon; empty if there was none.
+"""The origin of a cordon; empty if there was no cordon.
 
-`person`: a person. `hard`: a check of the node by itself with a wrong result. `soft`: tests that
-may have met a busy node or a bad link.
+`person`: a person cordoned the node. `hard`: a check of this node alone gave a wrong result.
+`soft`: a test failed that may also fail because of a busy node or a bad link.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The verdict of one session of tests on a node."""
+    """The result of one test session for one node."""
 
     name: str
     outcome: Literal["good", "bad", "suspect"]
     probability: float
-    """The probability that the node is faulty, by this session and the earlier verdicts."""
+    """The probability that the node is faulty, based on this session and the earlier verdicts."""
     evidence: str
     """The evidence, in one sentence."""
     is_hard: bool = False
-    """True if a check of the node by itself gave a wrong result."""
+    """True if a check of this node alone gave a wrong result."""
     passed: Literal["", "solo", "all"] = ""
-    """The tests that have passed.
+    """The tests that the node has passed; empty if a check or a test failed.
 
-    `solo`: each check of the node by itself. `all`: also the tests with other nodes. Empty if a
-    check or a test failed.
+    `solo`: each check of this node alone. `all`: also the tests together with other nodes.
     """
 
 
@@ -286,18 +300,18 @@ class Lead:
 
     run_id: str
     generation: int
-    """The number of the supervisor; 0 before the first one."""
+    """The number of the supervisor, from 1; 0 before the first supervisor."""
     node_id: str
-    """The node that keeps the supervisor going."""
+    """The node that restarts the supervisor if the supervisor ends."""
     beats: int
-    """The number of the supervisor's signs of life."""
+    """The number of heartbeats that the supervisor has recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeetingPlace:
     """The address at which the nodes of a run meet, with the run's token.
 
-    A reader of the token can command the nodes.
+    The token must stay secret: with the token, a program can send commands to the nodes.
     """
 
     key: str
@@ -312,22 +326,22 @@ class NodeRecord:
     """A node that was tested or cordoned."""
 
     name: str
-    """The node's name, as the scheduler or the host gives it."""
+    """The name of the node, as the scheduler or the host reports it."""
     cordoned_at_s: float | None = None
-    """The time of the cordon; None if jobs may be launched on the node."""
+    """The time at which the node was cordoned; None if jobs may be launched on the node."""
     cordoned_by: str = ""
-    """A user, or the run whose tests found the node faulty."""
+    """The user who cordoned the node, or the run whose tests found the node faulty."""
     cordon_kind: CordonKind = ""
     """The origin of the last cordon; empty if there was none."""
     why: str = ""
     """The reason for the cordon, in one sentence."""
     probability: float | None = None
-    """The probability that the node is faulty, by the last test; None without a test."""
+    """The probability, by the last test, that the node is faulty; None if there was no test."""
     tested_at_s: float | None = None
     verdicts: list[dict[str, Any]] = field(default_factory=list)
     """The newest `VERDICTS_KEPT` verdicts, oldest first.
 
-    Each has `at_s`, `by`, and the fields of `Verdict` without the name.
+    Each verdict has `at_s`, `by`, and the fields of `Verdict` without the node's name.
     """
 
     @property
@@ -337,10 +351,11 @@ class NodeRecord:
 
     @property
     def passed_since(self) -> bool:
-        """True if the node has passed its last session of tests since its cordon.
+        """True if the node passed its last test session, and the session was after the cordon.
 
-        The probability of a fault may still be high, because it includes the faults before the
-        repair. If a check of the single node caused the cordon, passing these checks is enough.
+        The probability of a fault is not considered, because it includes the faults before the
+        repair. If a failed check of this node alone caused the cordon, it is enough to pass these
+        checks.
         """
         last = self.verdicts[-1] if self.verdicts else {}
         if float(last.get("at_s", 0.0)) <= (self.cordoned_at_s or 0.0):
@@ -351,15 +366,15 @@ class NodeRecord:
 
     @property
     def is_hard(self) -> bool:
-        """True if only `holdfast nodes return` may bring the node back.
+        """True if only `holdfast nodes return` can end the cordon.
 
-        A cordon by a person, or by a failed check of the single node, is hard.
+        A cordon is hard if a person set it, or if a check of this node alone failed.
         """
         return self.is_cordoned and self.cordon_kind != "soft"
 
 
 VERDICTS_KEPT = 50
-"""The number of verdicts kept of each node."""
+"""The number of verdicts that are kept for each node."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -369,20 +384,20 @@ class ActionRecord:
     action_id: int | None = None
     """The action's id; None until the ledger assigns one."""
     key: str
-    """The key of the form that a browser sent. The same form sent twice is one action."""
+    """The key of the form that the browser sent; the same form sent twice counts as one action."""
     at_s: float
     by: str
-    """The person, as the person signed in."""
+    """The name with which the person signed in."""
     address: str
     """The network address of the person's browser."""
     what: str
     """The action, such as `stop` or `confirm`."""
     target: str
-    """The id of the run or of the incident, or the name of the node."""
+    """The id of the run or the incident, or the name of the node, that the action concerns."""
     why: str = ""
-    """The person's reason, or the corrected cause of an incident."""
+    """The reason that the person gave, or the corrected cause of an incident."""
     seen: str
-    """The state of the target that the page had shown to the person."""
+    """The state of the target that the page showed to the person."""
     state: Literal["asked", "done", "refused"] = "asked"
     outcome: str = ""
-    """The result in a sentence; empty while the action goes on."""
+    """The result as a sentence; empty while the action is in progress."""

@@ -17,33 +17,33 @@ R = TypeVar("R", Incident, Memory, LearnedRule, GoodRun)
 
 
 class Remembered(ABC):
-    """A part of `Ledger`: the tables `memories`, `learned_rules` and `good_runs`."""
+    """The part of `Ledger` with the tables `memories`, `learned_rules` and `good_runs`."""
 
     _engine: Engine
 
     @abstractmethod
     def _write(self) -> AbstractContextManager[Connection]:
-        """Open a transaction that writes."""
+        """Open a transaction that writes; implemented by `Ledger`."""
 
     @abstractmethod
     def _as_ledger_error(self, verb: str) -> AbstractContextManager[None]:
-        """Raise the database's errors as `LedgerError`."""
+        """Convert errors of the database to `LedgerError`; `verb` is part of the message."""
 
     @abstractmethod
     def _read(
         self, record: type[R], table: Table, where: Any = None, order_by: Any = None
     ) -> list[R]:
-        """Return the rows of a table as records."""
+        """Return the selected rows of a table as instances of `record`; implemented by `Ledger`."""
 
     @abstractmethod
     def _update(self, table: Table, where: Any, changes: dict[str, Any]) -> bool:
         """Change the selected rows; return False if no row was selected."""
 
     def add_memory(self, memory: Memory) -> int:
-        """Record the memory of an incident, and return its id.
+        """Store a `Memory` of an incident, and return its id.
 
-        A run's incident has one memory: if there is one already, keep that memory and return its
-        id.
+        An incident of a run has only one memory. If the ledger already has the memory, nothing is
+        stored, and the id of the existing memory is returned.
         """
         table = schema.memories
         with self._write() as connection:
@@ -59,7 +59,7 @@ class Remembered(ABC):
         """Change columns of a memory.
 
         Raises:
-            NotFound: the ledger has no memory of this id.
+            NotFound: the ledger has no memory with this id.
         """
         table = schema.memories
         with self._write() as connection:
@@ -71,10 +71,10 @@ class Remembered(ABC):
                 self._index_words(connection, memory_id, changes["words"])
 
     def memory(self, memory_id: int) -> Memory:
-        """Return the memory of this id.
+        """Return the memory with this id.
 
         Raises:
-            NotFound: the ledger has no memory of this id.
+            NotFound: the ledger has no memory with this id.
         """
         found = self._read(Memory, schema.memories, schema.memories.c.memory_id == memory_id)
         if not found:
@@ -91,9 +91,10 @@ class Remembered(ABC):
         """Return memories, oldest first.
 
         Args:
-            incident_id: only the memory of this incident; None: of all incidents.
-            judged: only memories with (True) or without (False) a person's verdict; None: both.
-            newest: only the newest of them, at most this many; None: all.
+            incident_id: return only the memory of this incident; None: of all incidents.
+            judged: True for only the memories with a person's verdict, False for only the memories
+                without one, None for both.
+            newest: return only this many memories, the newest ones; None: all.
         """
         table = schema.memories
         where: Any = true()
@@ -122,13 +123,13 @@ class Remembered(ABC):
         )
 
     def search_memories(self, words: Sequence[str], limit: int) -> list[int]:
-        """Return the ids of memories that contain any of the words, the best match first.
+        """Return the ids of the memories that contain any of the words, best match first.
 
-        The order is BM25 (FTS5) on SQLite and `ts_rank` on PostgreSQL; without FTS5, the number of
-        words found.
+        Matches are ranked by BM25 (FTS5) on SQLite and by `ts_rank` on PostgreSQL. On a SQLite
+        without FTS5 they are ranked by the number of words found.
 
         Args:
-            words: lower-case letters, digits and `_`; other words are ignored.
+            words: words of lower-case letters, digits and `_`; other words are ignored.
             limit: the most ids to return.
         """
         given = [word for word in dict.fromkeys(words) if word.replace("_", "").isalnum()]
@@ -138,7 +139,7 @@ class Remembered(ABC):
             return [int(key) for key in connection.execute(self._search(given, limit)).scalars()]
 
     def add_learned_rule(self, rule: LearnedRule) -> None:
-        """Record a learned rule, in place of a rule of the same id, withdrawn or not."""
+        """Record a learned rule; replace an earlier rule with the same id, withdrawn or not."""
         table = schema.learned_rules
         with self._write() as connection:
             connection.execute(table.delete().where(table.c.rule_id == rule.rule_id))
@@ -148,7 +149,7 @@ class Remembered(ABC):
         """Withdraw a learned rule from use.
 
         Raises:
-            NotFound: no rule of this id is in use.
+            NotFound: no rule with this id is in use.
         """
         table = schema.learned_rules
         in_use = (table.c.rule_id == rule_id) & table.c.withdrawn_at_s.is_(None)
@@ -217,7 +218,7 @@ class Remembered(ABC):
 
     @functools.cached_property
     def _full_text(self) -> str:
-        """The database's full-text search: `fts5`, `tsvector`, or empty if there is none."""
+        """The database's kind of full-text search: `fts5`, `tsvector`, or empty for none."""
         if self._engine.dialect.name == "postgresql":
             return "tsvector"
         return "fts5" if inspect(self._engine).has_table(schema.MEMORY_WORDS) else ""

@@ -1,7 +1,7 @@
 """Define the ledger's tables, in portable SQL.
 
-A change here needs a migration in `migrations/versions` and a new `REVISION`;
-`tests/core/test_migrations.py` compares the two.
+A change to the tables needs a migration in `migrations/versions` and a new `REVISION`.
+`tests/core/test_migrations.py` compares the tables with the result of the migrations.
 """
 
 from sqlalchemy import (
@@ -21,7 +21,7 @@ from sqlalchemy import (
 )
 
 REVISION = "0006"
-"""The migration that makes a ledger equal to these tables."""
+"""The number of the newest migration, after which a ledger has these tables."""
 
 metadata = MetaData()
 
@@ -176,10 +176,10 @@ memories = Table(
 )
 
 MEMORY_WORDS = "memory_words"
-"""SQLite's full-text index (FTS5) of `memories.words`; the rowid is the memory's id.
+"""The name of SQLite's full-text index (FTS5) of `memories.words`.
 
-The migration creates this virtual table, so the table is not listed here. PostgreSQL has an index
-of `to_tsvector` instead.
+The index's rowid is the memory's id. A migration creates this virtual table, so the table is not
+among the tables below. PostgreSQL has an index of `to_tsvector` instead.
 """
 
 learned_rules = Table(

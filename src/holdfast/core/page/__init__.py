@@ -1,11 +1,11 @@
-"""The shared parts of Holdfast's HTML pages: shell, styles, key figures, bars, drawings.
+"""Provide the shared parts of HTML pages: page frame, styles, key figures, bars, drawings.
 
-A page of a room is a template that extends `page.html.j2`, adds the room's own styles, and uses the
-macros of `parts.html.j2`. A page needs no network. The modules:
+Each room's page is a template that extends `page.html.j2`, adds the room's own styles, and uses the
+macros of `parts.html.j2`. A page works without a network. The modules:
 
 | module | one idea |
 |---|---|
-| `rendering` | fill a template: escape every text, make control characters visible; write the page |
+| `rendering` | fill a template, with every text escaped and cleaned; write the page |
 | `parts` | the colours of every page, key figures, and bars that show where time went |
 | `vendor` | uPlot, which draws charts in a browser |
 | `drawing` | a matplotlib figure as inline SVG in the page's colours |

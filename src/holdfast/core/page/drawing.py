@@ -1,8 +1,8 @@
-"""Draw a matplotlib figure as inline SVG in a page's colours, in light and in dark.
+"""Draw a matplotlib figure as inline SVG in a page's colours, for light and dark mode.
 
-A figure is drawn in stand-in colours, one for each CSS variable of the page. In the SVG, each
-stand-in is replaced by its variable. So one drawing serves both schemes, and equal figures give
-equal bytes.
+Matplotlib draws the figure in placeholder colours, one for each CSS variable of the page. Then each
+placeholder in the SVG is replaced by its variable. So one drawing serves both modes, and equal
+figures give equal bytes.
 """
 
 import io
@@ -21,14 +21,14 @@ _DECIMALS = re.compile(r"(\d+\.\d{2})\d+")
 
 
 def stand_ins(variables: Sequence[str]) -> dict[str, str]:
-    """Return the colour to pass to matplotlib for each CSS variable."""
+    """Return a placeholder colour for each CSS variable, to pass to matplotlib."""
     return {name: f"#0000{index:02x}" for index, name in enumerate(variables, start=1)}
 
 
 def new_figure(
     width_in: float, height_in: float, *, layout: Literal["constrained"] | None = "constrained"
 ) -> "Figure":
-    """Return an empty figure, without pyplot's global state.
+    """Create an empty figure of a size in inches, without pyplot's global state.
 
     Raises:
         HoldfastError: matplotlib is not installed.
@@ -41,11 +41,11 @@ def new_figure(
 
 
 def plain_axes(axes: "Axes", colours: Mapping[str, str]) -> None:
-    """Style axes for a page: no background, the lower spine alone, a faint grid.
+    """Style axes for a page: no background, only the bottom spine, a faint grid.
 
     Args:
-        axes: the axes.
-        colours: the colours of the variables `muted` and `hair`, see `stand_ins`.
+        axes: the axes to style.
+        colours: the placeholder colours of the variables `muted` and `hair`, from `stand_ins`.
     """
     axes.patch.set_alpha(0)
     for side, spine in axes.spines.items():
@@ -61,19 +61,19 @@ def plain_axes(axes: "Axes", colours: Mapping[str, str]) -> None:
 
 
 def missing_extra(package: str, *, extra: str = "report") -> HoldfastError:
-    """Return the error for a package of an extra that is not installed."""
+    """Create the error for a missing package, with the command that installs its extra."""
     return HoldfastError(
         f"This needs {package}, which is not installed. Run: pip install 'holdfast[{extra}]'"
     )
 
 
 def inline_svg(figure: "Figure", *, name: str, label: str, variables: Sequence[str]) -> str:
-    """Return the figure as an `<svg>` element for an HTML page.
+    """Render the figure as an `<svg>` element for an HTML page.
 
     Args:
-        figure: a figure in the colours of `stand_ins(variables)`.
-        name: a name, unique on the page, with which the element's ids begin.
-        label: the description for screen readers, HTML-escaped by the caller.
+        figure: a figure drawn in the colours of `stand_ins(variables)`.
+        name: a name, unique on the page, that becomes the prefix of the ids in the element.
+        label: the description for screen readers; the caller has escaped it for HTML.
         variables: the page's CSS variables, as passed to `stand_ins`.
     """
     import matplotlib as mpl

@@ -1,4 +1,4 @@
-"""Define the colours of every page, key figures, and bars that show where time went."""
+"""Define the colours of every page, the key figures, and the bars that show where time went."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ LIGHT: Final[Mapping[str, str]] = {
     "paper": "#fcfcfa",
     "panel": "#f5f5f1",
 }
-"""CSS variables that every page has, and their values in light."""
+"""The CSS variables that every page has, with their colours in light mode."""
 DARK: Final[Mapping[str, str]] = {
     "ink": "#e7e5df",
     "muted": "#a2a6ad",
@@ -21,12 +21,12 @@ DARK: Final[Mapping[str, str]] = {
     "paper": "#15171a",
     "panel": "#1c1f23",
 }
-"""The same variables in dark."""
+"""The same CSS variables with their colours in dark mode."""
 
 
 @dataclass(frozen=True)
 class KeyFigure:
-    """A number with its name and, in small print, a note on its parts."""
+    """A number to show large, with its name and a note in small print."""
 
     name: str
     value: str
@@ -35,10 +35,10 @@ class KeyFigure:
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """A row with a bar: an amount, and its share of all bars."""
+    """One row of a bar chart, with an amount and its share of the total."""
 
     key: str
-    """The CSS class of the bar's colour."""
+    """The CSS class that sets the bar's colour."""
     name: str
     meaning: str
     amount: str
@@ -49,7 +49,7 @@ class Bar:
 
 @dataclass(frozen=True, kw_only=True)
 class TimeBars:
-    """Bars whose printed amounts and shares add up."""
+    """The bars of one chart; the printed amounts and shares add up to the printed total."""
 
     bars: tuple[Bar, ...]
     total: str
@@ -59,11 +59,11 @@ class TimeBars:
 def time_bars(
     rows: Sequence[tuple[str, str, str, float]], *, longest_s: float | None = None
 ) -> TimeBars:
-    """Make bars that show where time went.
+    """Create the bars of a chart that shows where time went.
 
     Args:
-        rows: the key, name, meaning and seconds of each bar.
-        longest_s: the seconds for which the unit is chosen; None: the sum of all rows.
+        rows: for each bar, the CSS class, the name, the meaning and the seconds.
+        longest_s: the time, in seconds, by which the unit is chosen; None: the sum of all rows.
     """
     total_s = sum(seconds for *_, seconds in rows)
     unit, unit_s = words.unit_of_time(total_s if longest_s is None else longest_s)

@@ -1,6 +1,7 @@
 """Fill Jinja templates.
 
-Every text is escaped, and its control characters are made visible. A missing name is an error.
+Every text is escaped, and its control characters are made visible. A template that uses an
+undefined name raises an error.
 """
 
 from pathlib import Path
@@ -22,7 +23,9 @@ UPLOT_STYLE = _VENDOR / "uplot-1.6.32.min.css"
 
 
 def template(path: Path) -> "Template":
-    """Return a template, which may use templates of its own folder and the shared templates.
+    """Load the template at a path.
+
+    The template may include templates of its own folder and the shared templates.
 
     Raises:
         HoldfastError: jinja2 is not installed.
@@ -31,7 +34,7 @@ def template(path: Path) -> "Template":
 
 
 def environment(folder: Path) -> "Environment":
-    """Return an environment for the templates of a folder and the shared templates.
+    """Create a Jinja environment for the templates of a folder and the shared templates.
 
     Raises:
         HoldfastError: jinja2 is not installed.
@@ -53,7 +56,7 @@ def environment(folder: Path) -> "Environment":
 
 
 def write_page(path: Path, page: str) -> None:
-    """Write a page, whole or not at all, and create its folder.
+    """Write a page to a file, whole or not at all; create the folder if needed.
 
     Raises:
         OSError: the page could not be written; an earlier page at `path` is untouched.
@@ -63,5 +66,5 @@ def write_page(path: Path, page: str) -> None:
 
 
 def _finalize(value: Any) -> Any:
-    """Clean every text of a page before its escaping; leave markup unchanged."""
+    """Make control characters in a text visible before Jinja escapes it; leave markup as it is."""
     return words.clean(value) if type(value) is str else value

@@ -1,4 +1,4 @@
-"""Migrate a ledger to another version, with Alembic's scripts, in the caller's transaction."""
+"""Migrate a ledger to another version with Alembic, in the caller's transaction."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ def upgrade(connection: Connection) -> None:
 
 
 def downgrade(connection: Connection, revision: str) -> None:
-    """Migrate the ledger behind `connection` back to an earlier revision; `base` is the first."""
+    """Migrate the ledger behind `connection` back to a revision; `base` removes all tables."""
     command.downgrade(_config(connection), revision)
 
 

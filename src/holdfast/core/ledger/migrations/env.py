@@ -1,4 +1,7 @@
-"""Migrate over the connection of `upgrade`; Alembic runs this script."""
+"""Run the migrations over the connection that `upgrade` or `downgrade` passes.
+
+Alembic runs this script.
+"""
 
 from alembic import context
 

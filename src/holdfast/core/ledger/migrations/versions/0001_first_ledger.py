@@ -1,4 +1,4 @@
-"""Create the first ledger: runs, attempts, events, incidents, checkpoints."""
+"""Create the tables of the first version: runs, attempts, events, incidents, checkpoints."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -83,7 +83,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Delete the tables, those that refer to `runs` first."""
+    """Delete the tables; the tables that refer to `runs` come first."""
     op.drop_table("checkpoints")
     op.drop_table("incidents")
     op.drop_table("events")

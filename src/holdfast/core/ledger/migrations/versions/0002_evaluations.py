@@ -1,4 +1,4 @@
-"""Add evaluations, and the costs of their samples."""
+"""Add the tables of evaluations and of the costs of their samples."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Add memories of incidents, learned rules, and the output of good runs."""
+"""Add the tables of incident memories, learned rules, and the output of good runs."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -8,7 +8,7 @@ down_revision = "0002"
 
 
 def upgrade() -> None:
-    """Create the tables, and the full-text index that the database offers."""
+    """Create the tables, and a full-text index of the kind that the database offers."""
     op.create_table(
         "memories",
         sa.Column("memory_id", sa.Integer, primary_key=True, autoincrement=True),
@@ -72,7 +72,6 @@ def downgrade() -> None:
 
 
 def _has_fts5() -> bool:
-    # Without FTS5 (an SQLite built without the module) the ledger must open as well; search uses
-    # LIKE.
+    # A SQLite may be built without FTS5. The ledger must open there, too; search then uses LIKE.
     found = op.get_bind().execute(sa.text("SELECT 1 FROM pragma_module_list WHERE name = 'fts5'"))
     return found.first() is not None

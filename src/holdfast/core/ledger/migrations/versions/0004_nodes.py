@@ -1,4 +1,4 @@
-"""Add the nodes that were tested or cordoned."""
+"""Add the table of the nodes that were tested or cordoned."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Add the tables of leads (a run's supervisor) and meetings (the address for a run's nodes)."""
+"""Add the tables of leads (who supervises a run) and meetings (where a run's nodes meet)."""
 
 import sqlalchemy as sa
 from alembic import op

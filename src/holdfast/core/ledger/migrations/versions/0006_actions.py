@@ -1,4 +1,4 @@
-"""Add the table of people's actions, and the indexes that the console's bounded queries walk."""
+"""Add the table of people's actions, and the indexes for the console's time-limited queries."""
 
 import sqlalchemy as sa
 from alembic import op
