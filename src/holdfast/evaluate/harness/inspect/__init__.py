@@ -9,7 +9,7 @@ The other modules, in the order of use:
 | `options` | the options of an entry that only inspect understands |
 | `tasks` | finds a task by its name, and refuses a task that needs a container |
 | `text_model` | inspect's model class for engines that take messages |
-| `token_model` | inspect's model class for engines that take tokens: inspect's own Hugging Face provider without its model |
+| `token_model` | inspect's own Hugging Face model class without its model, for engines that take tokens |
 
 Only `options` and `harness` can be imported without inspect-ai.
 """
