@@ -133,7 +133,7 @@ class Orders:
             self._start(slot, node)
 
     def end(self, slot: EngineSlot) -> None:
-        """Order the node to end an engine's process, in whatever state the process is."""
+        """Order the node to end an engine's process, also if the process hangs or loads a model."""
         if slot.peer is not None:
             slot.peer.close()
             slot.peer = None

@@ -102,9 +102,9 @@ class OpenRequests:
             bodies.close()
 
     def add(self, model: int, task: int, given: KeyedSample, answers: Journal) -> OpenSample | None:
-        """Add a sample, and open those of its requests that have no answer yet.
+        """Add a sample, and open its requests that have no answer yet.
 
-        The sample's `missing_requests` are these requests.
+        The sample's `missing_requests` lists the opened requests.
 
         Returns:
             The new sample; None if an equal sample is open.

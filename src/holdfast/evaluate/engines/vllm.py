@@ -40,7 +40,7 @@ _SERVED_NAME = "model"
 class VllmEngine(OpenAIEngine):
     """Run vLLM as a server; the methods implement `Engine`.
 
-    The options are those of `OpenAIEngine` except `tokenizer`, and:
+    The options are the same as for `OpenAIEngine`, without `tokenizer` and with these:
 
     - `command` (vllm): the command that runs vLLM;
     - `arguments`: further arguments of `vllm serve`;

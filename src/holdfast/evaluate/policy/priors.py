@@ -186,8 +186,8 @@ class Priors:
         """Return the factor by which to multiply the predicted tokens of a task's open samples.
 
         The factor is the ratio of generated tokens to expected tokens. The expected tokens include
-        those of requests without an answer, because short answers arrive first: otherwise every new
-        task would look short. This is the usual correction for a censored sample.
+        the tokens of requests without an answer. Otherwise every new task would look short, because
+        short answers arrive first. This is the usual correction for a censored sample.
         """
         seen = self._task(task)
         if seen.expected_tokens <= 0:

@@ -67,7 +67,7 @@ def wants(state: State, model: ModelState) -> int:
 
 
 def claim(state: State, model: ModelState) -> None:
-    """Take engines for a model with waiting work: first idle ones, then those of later models."""
+    """Take engines for a model with waiting work: first idle ones, then engines of later models."""
     wanted = wants(state, model)
     if wanted <= 0:
         return

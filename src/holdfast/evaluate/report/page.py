@@ -57,7 +57,7 @@ def render(
 ) -> str:
     """Return the page as text.
 
-    `samples` is the result of `samples_of`; the other arguments are those of `write_page`.
+    `samples` is the result of `samples_of`; `write_page` describes the other arguments.
     """
     filled = page.template(TEMPLATE)  # before `view`, which needs further packages
     from holdfast.evaluate.report.view import page_view

@@ -83,7 +83,7 @@ class Evaluation:
     mode: str = ""
     """The mode of answering requests.
 
-    `exact`: the scores equal those of the harness alone bit for bit; `free`: floats may differ in
+    `exact`: the scores equal the harness's own scores bit for bit; `free`: floats may differ in
     their last digits.
     """
     harness_versions: dict[str, str] = field(default_factory=dict)

@@ -1,7 +1,8 @@
 """Apply a PEFT adapter to its base model, as lm-eval does.
 
-The calls are those of HFLM with `peft=` (lm-eval 0.4.13). The adapter is applied in each forward
-pass and is not merged into the weights, since a merged product would differ in its last bits.
+The model is changed by the calls that HFLM makes with `peft=` (lm-eval 0.4.13). The adapter is
+applied in each forward pass and is not merged into the weights, since a merged product would differ
+in its last bits.
 """
 
 import textwrap

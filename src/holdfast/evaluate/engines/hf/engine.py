@@ -1,7 +1,7 @@
 """Provide the reference engine: transformers in this process, on a CPU or one GPU.
 
-In exact mode (`exact`), answers have the same bits as those of unmodified lm-eval with `--model hf`
-at batch size 1, whatever other requests there are. In free mode (`batching`), requests are batched
+In exact mode (`exact`), an answer has the same bits as in unmodified lm-eval with `--model hf` at
+batch size 1, and does not depend on other requests. In free mode (`batching`), requests are batched
 as they arrive.
 """
 

@@ -75,7 +75,7 @@ def tokenizer_files(folder: Path) -> dict[str, bytes]:
 def max_length_of(config: Any, tokenizer: Any) -> int:
     """Return the largest number of tokens of a model.
 
-    The number is that of lm_eval.models.utils.resolve_max_length (0.4.13).
+    The rules are the same as in lm_eval.models.utils.resolve_max_length (0.4.13).
     """
     text = getattr(config, "text_config", None) or config
     for name in ("n_positions", "max_position_embeddings", "n_ctx"):

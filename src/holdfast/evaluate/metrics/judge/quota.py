@@ -28,7 +28,7 @@ class QuotaLimits:
     """Limit the requests to a judge; infinity means no limit.
 
     Attributes:
-        requests_per_minute: the number of sent requests, whatever their outcome.
+        requests_per_minute: the number of sent requests; failed requests count too.
         tokens_per_minute: the number of tokens of prompts and answers together.
         cost_microdollars: the cost of the whole evaluation.
         concurrency: the number of requests in flight.
