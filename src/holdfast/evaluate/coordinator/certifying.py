@@ -86,8 +86,9 @@ class Certifying:
     def for_spare(self, slot: EngineSlot) -> list[Model]:
         """List the models that the spare engine may load now.
 
-        These are the uncertified models. If there are none, the first load may be of any model that
-        engines serve, since later loads are quicker in a process that has loaded a model before.
+        The list has the models that still need a certificate. If there are none, and the engine has
+        loaded no model yet, it may load any model that engines serve: later loads are quicker in a
+        process that has loaded a model before.
         """
         serving = {
             one.serving
@@ -140,7 +141,7 @@ class Certifying:
         ]
 
     def new_home(self, now_s: float) -> Node | None:
-        """Return the node on which the spare engine must be started now; None if it need not be."""
+        """Return the node on which to start the spare engine now; None if no start is needed."""
         homes = {number for model in self.uncertified() for number in model.folders}
         spare, here = self._slots.get(SPARE), {node.number: node for node in self._nodes.values()}
         if not homes or (spare is not None and spare.node in homes & here.keys()):

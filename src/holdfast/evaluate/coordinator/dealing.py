@@ -31,7 +31,7 @@ class Dealing:
         self._gathered = False
         self._left_s: float | None = None
         self.is_held = False
-        """True while engines rest: no weights are read."""
+        """True while engines rest, so that no weights are read."""
 
     def gather(self, now_s: float) -> None:
         """Allow `deal` once all nodes are connected, or `gather_s` seconds have passed.
@@ -109,7 +109,7 @@ class Dealing:
         """Record that a node cannot fetch a model.
 
         Returns:
-            The reason why no node can fetch the model, or "" if a node still may.
+            The reason why no node can fetch the model; "" if some node may still fetch it.
         """
         if failure.final:
             return failure.why

@@ -83,7 +83,7 @@ class Dispatcher:
             slot.peer.send(messages.AskEngine(model=slot.serving, requests=sent))
 
     def recall(self, action: events.Recall) -> None:
-        """Request back from an engine the requests that it has not begun."""
+        """Recall requests from an engine, which returns the ones that it has not begun."""
         slot = self._pool.slot_of(action.engine)
         if slot and slot.peer:
             wanted = set(action.requests)  # another engine may have answered some by now
@@ -94,7 +94,7 @@ class Dispatcher:
             )
 
     def recall_everything(self) -> None:
-        """Request back from all engines the requests that they have not begun."""
+        """Recall from all engines the requests that they have not begun."""
         for slot in self._pool.slots.values():
             if slot.peer and slot.asked:
                 slot.peer.send(messages.TakeBack(keys=list(slot.asked)))

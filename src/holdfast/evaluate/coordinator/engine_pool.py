@@ -49,14 +49,17 @@ _log = logging.getLogger(__name__)
 
 
 class ModelListener(Protocol):
-    """Receives from the engine pool the facts that it finds out about models."""
+    """Handle the facts about models that the engine pool learns from nodes and engines."""
 
     def model_known(self, model: Model) -> None:
-        """Handle that a model's digest and numerics are known: its journal can be opened."""
+        """Handle a model whose digest and numerics are known now.
+
+        Digest and numerics name the journal of the model's answers, which can now be opened.
+        """
         ...
 
     def model_failed(self, model: Model | None, why: str, *, wrong_use: bool = False) -> None:
-        """Handle that a model cannot be evaluated; None stands for all models."""
+        """Handle a model that cannot be evaluated; None means all models."""
         ...
 
 

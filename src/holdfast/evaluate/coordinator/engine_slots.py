@@ -39,9 +39,9 @@ class Node:
 class EngineSlot:
     """A place for one engine on a node; the place outlives the engine's processes.
 
-    The policy's `number` of the engine is new each time an engine becomes ready in the slot; None
-    while no engine is ready. `asked` maps the key of each request at the engine to the request's
-    number.
+    `number` is the policy's number of the engine: a new number each time an engine becomes ready in
+    the slot, and None while no engine is ready. `asked` maps the key of each request at the engine
+    to the request's number.
     """
 
     name: str
@@ -82,7 +82,8 @@ class EngineSlot:
 class Orders:
     """Order agents to start and end engines.
 
-    `slots` by engine name is filled here; `nodes` are the connected nodes by name.
+    `slots` maps the names of engines to their slots, and is filled here. `nodes` maps names to the
+    connected nodes.
     """
 
     def __init__(

@@ -34,7 +34,10 @@ class KnownKeys:
         self._write(self._digest_file(stamp), digest)
 
     def numerics(self, spec: EngineSpec, digest: str, kind: str) -> str:
-        """Return the numerics of an engine with these weights on such a node; empty if unknown."""
+        """Return the numerics that an engine reported earlier; empty if unknown.
+
+        The engine had the same spec and the same weights, on a node of the same kind.
+        """
         return self._read(self._numerics_file(spec, digest, kind))
 
     def keep_numerics(self, spec: EngineSpec, digest: str, kind: str, numerics: str) -> None:

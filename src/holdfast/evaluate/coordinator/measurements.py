@@ -18,7 +18,7 @@ _MOST_LOSSES = 3  # of one sample's metric: its process would die again
 
 @dataclass
 class _Running:
-    """A metric in progress on a host, with all samples that have equal answers and this metric."""
+    """A metric in progress on a host, and all samples with equal answers that wait for it."""
 
     host: str
     samples: list[OpenSample]

@@ -252,7 +252,7 @@ class ResumedRequests:
         self._expected[model, key] = engine
 
     def came_early(self, model: int, key: bytes) -> None:
-        """Record an answer that will be committed, to a request that the policy does not have."""
+        """Record that an answer came before the policy had its request; it will be committed."""
         self._expected[model, key] = _COMMIT
 
     def came(self, model: int, key: bytes) -> None:
@@ -270,7 +270,7 @@ class ResumedRequests:
             del self._expected[place]
 
     def keep(self, sample: OpenSample) -> bool:
-        """Keep a sample here, and return True, if one of its answers is expected from an engine."""
+        """Return True, and keep the sample, if one of its answers is expected from an engine."""
         if not self._waits(sample):
             return False
         self._samples.append(sample)

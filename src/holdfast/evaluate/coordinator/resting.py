@@ -25,7 +25,9 @@ Engines of other kinds ask a server or run a user's class, and the server or cla
 
 
 class Resting:
-    """Decide whether engines rest; once they have been needed, they never rest again.
+    """Decide whether engines rest: they are not started as long as all answers may be known.
+
+    Once engines have been needed, they never rest again.
 
     Args:
         config: the evaluation's configuration.
@@ -96,7 +98,7 @@ class Resting:
         return True
 
     def _is_here(self, node: Node) -> bool:
-        """Return True if a node of known kind is on this machine: it reads the stamped files."""
+        """Return True if a node of known kind runs on this machine and reads the stamped files."""
         return bool(node.report and node.report.kind and node.report.host == self._host)
 
     def fetched(self, model: Model, digest: str, nodes: Collection[Node]) -> None:

@@ -94,7 +94,7 @@ class SampleQueue:
             del self._early[place]
 
     def is_settled(self) -> bool:
-        """Return True if all peers have reported since the restart, or had the time to."""
+        """Return True if all peers have reported since the restart, or had their time to."""
         return self._clock.monotonic_s() >= self._settled_s
 
     def settle(self) -> None:

@@ -24,7 +24,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "vllm": (*_CALLS, "arguments", "command", "start_limit_s"),
     "openai": (*_CALLS, "tokenizer"),
 }
-"""The names allowed in `EngineSpec.options` for each kind; `_s` ends a name in seconds.
+"""The names allowed in `EngineSpec.options` for each kind; names of times end with `_s` (seconds).
 
 Other kinds of engine check their own options.
 """

@@ -49,7 +49,7 @@ _MALFORMED_TRIES = 3
 class Unanswerable(Exception):
     """The server will not answer this request.
 
-    `status` is the HTTP status that shows this; 0 if another reason does.
+    `status` is the HTTP status of the server's reply; 0 if the status is not the reason.
     """
 
     def __init__(self, why: str, status: int = 0) -> None:

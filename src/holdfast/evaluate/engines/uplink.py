@@ -99,7 +99,7 @@ class Uplink:
         """Wait up to `timeout_s` for commits while connected, then close the connection.
 
         Returns:
-            The messages whose finished requests may not be committed.
+            The messages that are not acknowledged, whose requests are possibly not committed.
         """
         asyncio.run_coroutine_threadsafe(self._settle(timeout_s), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -40,7 +40,10 @@ from holdfast.profile import start_evaluation, stop_phases
 
 
 class Pulse:
-    """Show one thread whether another hangs, which must call `beat` every `limit_s` seconds."""
+    """Show one thread whether another thread hangs.
+
+    The other thread must call `beat` at least every `limit_s` seconds.
+    """
 
     def __init__(self, limit_s: float, clock: Clock) -> None:
         self._limit_s = limit_s

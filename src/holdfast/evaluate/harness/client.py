@@ -203,7 +203,7 @@ class _Line:
 async def _all(
     futures: Iterable["asyncio.Future[AnsweredSample]"], line: "asyncio.Task[None]"
 ) -> list[AnsweredSample]:
-    """Return all results, or raise the error that ended the connection before them."""
+    """Return all results, or raise the connection's error if the connection ends first."""
     waited = asyncio.gather(*futures)
     await asyncio.wait((waited, line), return_when=asyncio.FIRST_COMPLETED)
     if not waited.done():

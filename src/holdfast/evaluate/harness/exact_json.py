@@ -21,7 +21,7 @@ def encode(value: Any) -> bytes:
     """Encode a value as JSON.
 
     Raises:
-        NotExact: the value, or a value in it, has a type not named above.
+        NotExact: the value, or a value in it, has a type that decoding would not restore exactly.
     """
     return json.dumps(_plain(value), separators=(",", ":"), allow_nan=False).encode()
 

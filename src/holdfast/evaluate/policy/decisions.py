@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from array import array
 
 REVIEW_SHARE = 0.02
-"""A share of the time until the expected end; after this time, the estimates are renewed.
+"""The estimates are renewed after this share of the time until the expected end.
 
 The share applies once the events since the last review are at least an eighth of the requests in
 flight.

@@ -185,7 +185,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """Request back the given requests; those that the engine has not begun return by `Recalled`."""
+    """Recall requests from an engine; a `Recalled` follows for requests that it has not begun."""
 
     engine: int
     requests: tuple[int, ...]

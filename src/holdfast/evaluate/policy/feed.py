@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from array import array
 
 PLENTY = 8
-"""Entries per engine from which on one engine is filled at a time.
+"""If more entries than this wait for each engine, one engine is filled at a time.
 
-Filling one engine at a time keeps entries with a common prefix together.
+So entries with a common prefix stay together.
 """
 WAITS = 0.5
-"""A share of the remaining time.
+"""The share of the remaining time that decides whether an entry can wait.
 
 An entry that takes longer than this share does not wait until a generating engine has a place.
 """
@@ -34,7 +34,7 @@ The end of an answer is known only with the delay of a message, which hides the 
 answers.
 """
 AHEAD = 200
-"""Round trips for which an engine's present work must last for it to get no requests ahead.
+"""An engine whose present work lasts for more round trips than this gets no requests ahead.
 
 Such an engine loses at most 0.5 % of its time while it waits for the next request.
 """
@@ -201,8 +201,8 @@ def _hurry_less(state: State, model: ModelState, tokens: float) -> bool:
     may not meet the target.
 
     Returns:
-        True if an engine can now take the entry. False if the entry can wait, if no pace gives the
-        entry a place, or if more engines are expected.
+        True if an engine can now take the entry. False if the entry can wait, if the entry would
+        get no place at any pace, or if more engines are expected.
     """
     if state.expects_engines():
         return False

@@ -57,8 +57,8 @@ def work_left_s(state: State) -> float:
 def time_left_s(state: State) -> float:
     """Predict the seconds until all submitted work is done; 0 if there is no engine.
 
-    The prediction is the largest of three times: the work divided by the engines, the time of the
-    longest engine, and the metrics divided by their slots.
+    The prediction is the largest of three times: all work divided by the number of engines, the
+    time of the engine that needs longest, and the metrics divided by the number of their slots.
     """
     if state.reference is None or not state.engines:
         return 0.0

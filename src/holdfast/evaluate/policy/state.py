@@ -27,7 +27,7 @@ class PolicyConfig:
             through buffers, network and coordinator. Each engine gets work ahead for this time.
         newest_first: True to run a newer model before an older one, even on the older one's
             engines.
-        swap_pays_s: the engine-seconds of waiting work that justify to swap one more engine.
+        swap_pays_s: the engine-seconds of waiting work that justify swapping one more engine.
         duplicate: True to send a straggler's requests to an idle engine too; the first answer
             counts.
         engines: the expected number of engines; until they have come, the first engines leave work
@@ -434,7 +434,7 @@ class State:
         self.asks.setdefault(engine, []).append(request)
 
     def recall(self, engine: EngineState, requests: list[int]) -> None:
-        """Request back requests that the engine may not have begun."""
+        """Recall requests from an engine, which returns the ones that it has not begun."""
         self.model(engine.model).recalled += len(set(requests) - engine.recalled)
         engine.recalled.update(requests)
         self.actions.append(Recall(engine.engine, tuple(requests)))

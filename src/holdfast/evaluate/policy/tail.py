@@ -98,7 +98,7 @@ def claim(state: State, model: ModelState) -> None:
 
 
 def _steal(state: State, model: ModelState) -> bool:
-    """Request back requests that busy engines have not begun, for idle engines of the same model.
+    """Recall requests that busy engines have not begun, for idle engines of the same model.
 
     Returns:
         True if some requests will come back.

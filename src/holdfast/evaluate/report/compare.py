@@ -136,7 +136,7 @@ def previous_of(
 ) -> EvaluationRecord | None:
     """Choose the evaluation to compare with: the last one before this evaluation.
 
-    If the evaluation has a step, this is the evaluation with the largest smaller step of the same
+    If the evaluation has a step, this is the evaluation of the closest earlier step of the same
     training run. Otherwise, it is the newest evaluation that started earlier.
 
     Args:

@@ -165,7 +165,11 @@ def _rows(found: Occupation) -> tuple[list[tuple[str, Values]], int]:
 def _row(
     shares: Values, kinds: Sequence[str], colours: dict[str, str], y: float, height: float
 ) -> str:
-    """Draw the cells of a row: the colour shows the main activity, the strength how much of it."""
+    """Draw the cells of a row.
+
+    The colour shows the main activity, and the strength of the colour shows the share of occupied
+    time.
+    """
     occupied = np.delete(shares, kinds.index("idle"), axis=0)
     names = [kind for kind in kinds if kind != "idle"]
     most = occupied.argmax(axis=0)

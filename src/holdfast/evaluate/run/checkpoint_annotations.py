@@ -43,7 +43,7 @@ def note_scores(evaluation: Evaluation, suite: Suite) -> None:
         return
 
     def was_evaluated() -> bool:
-        """Return False if this step's checkpoint was saved again after it was evaluated."""
+        """Return False if this step's checkpoint was saved again after the evaluation started."""
         return (inspect_checkpoint(checkpoint).created_at_s or 0.0) <= evaluation.started_at_s
 
     try:

@@ -56,7 +56,7 @@ def evaluate(
     options: EvaluateOptions | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Run a suite on a model and return the scores, which equal those of the harness alone.
+    """Run a suite on a model and return the scores, which equal the harness's own scores.
 
     Args:
         suite: a suite, the path of a suite's TOML file, or task names.
@@ -298,9 +298,9 @@ def _forget_failures(paths: EvaluationPaths) -> None:
 
 
 def _go_on_with_time(paths: EvaluationPaths) -> None:
-    """Shift the recorded start time to now minus the time already spent.
+    """Move the recorded start time, so that the timeline continues at its end after a pause.
 
-    So the timeline continues where it ended, and leaves out the pause.
+    The new start time is the present time minus the makespan so far.
     """
     record = paths.state / "started.json"
     if record.exists():

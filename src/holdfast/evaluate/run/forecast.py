@@ -172,9 +172,9 @@ def history_note(
     names: Sequence[str],
     samples: Sequence[Sequence[SampleRequests]],
 ) -> str:
-    """Return a sentence on how much of the history that predictions need is recorded.
+    """Return a sentence on how complete the recorded history of the suite's tasks is.
 
-    Predictions need the lengths of answers and the times of metrics.
+    The prediction uses the recorded lengths of answers and times of metrics.
     """
     unsure = {
         name

@@ -130,7 +130,8 @@ class Engine(Protocol):
     def canary(self) -> list[float]:
         """Return log-probabilities of fixed prompts, to check a swap.
 
-        After a swap, they must equal the values of an engine that loaded the same weights afresh.
+        After a swap, the values must equal the values of an engine that loaded the same weights
+        afresh.
         """
         ...
 

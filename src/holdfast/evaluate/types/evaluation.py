@@ -30,7 +30,10 @@ class BoundTerm:
 
 @dataclass(frozen=True, kw_only=True)
 class PathStep:
-    """One step of the critical path, the chain of steps that determined the end."""
+    """One step of the critical path.
+
+    The critical path is the chain of steps that determined when the evaluation ended.
+    """
 
     what: str
     """`load`, `swap`, `wait`, `answer`, `metric`, `judge`, `score` …"""

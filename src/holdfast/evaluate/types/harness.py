@@ -142,7 +142,7 @@ class Harness(Protocol):
 
 @runtime_checkable
 class Rehearsing(Protocol):
-    """A harness whose first use is slow: it is used once before the tasks' processes are forked."""
+    """A harness whose first use is slow, so it runs once before the tasks' processes are forked."""
 
     def rehearse(self) -> None:
         """Import and run once all parts that every forked process needs; called after `prepare`."""

@@ -84,8 +84,9 @@ def scores_of(
 
 
 def compact(scores: Iterable[Score]) -> dict[str, dict[str, Any]]:
-    """Convert scores for the ledger: task to `metric,filter` to [value, standard error, direction].
+    """Convert scores to the form in which the ledger keeps them.
 
+    The form maps each task to a mapping from `metric,filter` to [value, standard error, direction].
     The direction is True if a higher value is better. A number that JSON lacks (NaN, infinities)
     becomes a string.
     """

@@ -38,10 +38,11 @@ class JournalError(HoldfastError):
 
 
 class Journal:
-    """Map keys to bodies: the records found on opening, and those that this process commits.
+    """Store bodies, such as encoded answers, durably under keys.
 
-    Records that other processes append later are not visible. `commit` may run in another thread
-    than the other methods.
+    The journal has the records that were found on opening, and the records that this process
+    commits. Records that other processes append later are not visible. `commit` may run in another
+    thread than the other methods.
 
     Args:
         root: the folder of all journals.

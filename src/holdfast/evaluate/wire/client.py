@@ -86,9 +86,9 @@ class Line:
         return self._writer is not None and not self._writer.is_closing()
 
     def send(self, message: wire.Message) -> None:
-        """Queue a message; the message is lost if the connection breaks.
+        """Queue a message, which is lost if the connection breaks.
 
-        After a loss, the next connection starts with a `Welcome`.
+        The caller notices a broken connection by the `Welcome` that begins the next connection.
         """
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(wire.encode(message))

@@ -42,7 +42,7 @@ class Connection:
 
 
 class Listener(Protocol):
-    """Receives what happens on the connections; called from the event loop, never concurrently."""
+    """Handle the events of connections; called from the event loop, never concurrently."""
 
     def joined(self, peer: Connection) -> None:
         """Handle a new peer; an earlier peer of the same role and name is already gone."""

@@ -30,7 +30,7 @@ class StopStrings:
         self._lengths: dict[str, int] = {}
 
     def watch(self, until: Iterable[str]) -> Callable[[Sequence[int]], bool]:
-        """Return a function from all generated tokens to True if the generation must stop."""
+        """Return a function that returns True if, after all given tokens, generation must stop."""
         by_window: dict[int, list[str]] = {}
         for string in until:
             by_window.setdefault(self._length(string) + _LOOKBACK, []).append(string)

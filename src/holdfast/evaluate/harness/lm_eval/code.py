@@ -38,8 +38,8 @@ class CodeEvalModule:
 def install(*, confirmed: bool) -> None:
     """Replace `code_eval` by the sandbox, in this process and in processes forked from it.
 
-    Unless `confirmed`, loading `code_eval` raises an error. The replacement happens when a task
-    imports Hugging Face's evaluate library, since the import takes seconds.
+    Unless `confirmed`, loading `code_eval` raises an error. Hugging Face's evaluate library takes
+    seconds to import, so the replacement happens only when a task imports the library.
     """
     _Finder.confirmed = confirmed
     if (loaded := sys.modules.get("evaluate")) is not None:

@@ -300,7 +300,8 @@ def _grown(task: "Task", before: dict[str, Any]) -> dict[str, Any] | None:
     "pass@1").
 
     Returns:
-        Metric to the metric whose aggregation it uses and to its direction; None if one is unknown.
+        For each added metric, the earlier metric with the same aggregation, and True if a higher
+        value is better. None if either is unknown.
     """
     grown = {}
     for name in task._aggregation_list.keys() - before.keys():

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class EngineLM(HFLM):  # type: ignore[misc]
-    """`HFLM` for a folder with config and tokenizer, with the weights in engines.
+    """Run `HFLM` on a folder with config and tokenizer, while the weights are in engines.
 
     Args:
         facts: the facts of the model.

@@ -117,7 +117,7 @@ def _common(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def plain(value: Any, default: Callable[[Any], Any]) -> Any:
-    """Convert a results object to JSON and back, to the values that lm-eval's file would give.
+    """Convert a results object to JSON and back, so that it equals the content of lm-eval's file.
 
     `default` is lm-eval's function for values that JSON lacks.
     """

@@ -14,8 +14,7 @@ class JudgeConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     Attributes:
         upstream: the URL of the judge's API, with the version ("https://host/v1").
-        journal: the file of reservations and answers; one file per judge
-            (`judge_journal.journal_of`).
+        journal: the file of reservations and answers; one file per judge (`journal.journal_of`).
         evaluation_id: the evaluation to which `cost_limit` applies.
         api_key_env: the environment variable with the judge's API key; may be unset for a local
             judge.

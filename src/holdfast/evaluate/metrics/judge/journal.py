@@ -178,7 +178,7 @@ class JudgeJournal:
 def _lock(file: int, path: Path, evaluation_id: str) -> None:
     """Lock the journal for this process.
 
-    A lock of this evaluation's previous proxy is waited for.
+    If the previous proxy of this evaluation still holds the lock, wait until that proxy has ended.
 
     Raises:
         BadUse: another evaluation holds the journal.
@@ -206,7 +206,7 @@ def _last_opened_by(path: Path) -> str:
 
 
 def judged_between(journal: Path, from_s: float, to_s: float, *, model: int = 0) -> list[JudgeSpan]:
-    """Return a span for each answer of the judge in a span of time; empty without a journal.
+    """Return a `JudgeSpan` for each answer of the judge in a period; empty without a journal.
 
     Two kinds of attempts are left out, because a better schedule would not have made them: attempts
     without use, which the judge refused; and attempts whose use equals their reservation, which
@@ -215,8 +215,9 @@ def judged_between(journal: Path, from_s: float, to_s: float, *, model: int = 0)
 
     Args:
         journal: the judge's journal.
-        from_s: the start in seconds since the Unix epoch; returned times count from here.
-        to_s: the end in seconds since the Unix epoch.
+        from_s: the start of the period in seconds since the Unix epoch; returned times count from
+            here.
+        to_s: the end of the period in seconds since the Unix epoch.
         model: the model number for the returned spans.
     """
     found: list[JudgeSpan] = []

@@ -85,7 +85,7 @@ class Remembered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passed:
-    """Time has passed, so that waiting requests may have become possible."""
+    """Time has passed, so that it may now be possible to send waiting requests."""
 
     now_s: float
 
@@ -107,7 +107,10 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """Pass the event `Passed` at `at_s`: before, only an answer can let a request be sent."""
+    """Pass the event `Passed` to `decide` at `at_s`.
+
+    Before that time, a request can be sent only if an answer arrives.
+    """
 
     at_s: float
 

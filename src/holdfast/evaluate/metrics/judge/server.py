@@ -172,7 +172,7 @@ class JudgeProxy:
     def _most(self, body: dict[str, Any]) -> tuple[int, int]:
         """Return the largest number of tokens that a request can use, and the cost of these tokens.
 
-        A prompt counts one token for each byte, since no tokenizer makes more.
+        A prompt counts one token for each byte, since no tokenizer makes more tokens than bytes.
         """
         prompt = body.get("messages", body.get("prompt", ""))
         known = {

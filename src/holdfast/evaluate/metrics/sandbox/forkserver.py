@@ -229,7 +229,7 @@ def _become_warden(control: socket.socket, *, namespaces: bool) -> None:
 
 
 def _has_seccomp() -> bool:
-    """Return True if system calls can be forbidden, which a child process tries."""
+    """Test in a child process whether this machine can forbid system calls; return True if so."""
     pid = os.fork()
     if not pid:
         code = 1

@@ -404,10 +404,11 @@ class Peer:
     def _handle(
         self, message: Any, sent: list[Any], *, of_iterator: bool
     ) -> tuple[bool, Any, BaseException | None]:
-        """Handle a message of the other side.
+        """Handle a message of the other side, which is a reply or a request.
 
-        A request is answered, and False is the first value returned. For the reply to a request of
-        this side, the function returns True, the value and the exception.
+        Returns:
+            (True, value, exception) for the reply to a request of this side. (False, None, None)
+            after a request of the other side was answered.
         """
         match message:
             case ["gives", value, list(heap)]:

@@ -58,7 +58,7 @@ class Protection:
     """Describe how this machine protects itself against programs, as found at the start.
 
     Attributes:
-        user: "another user" or "a user namespace".
+        user: how jails lose the rights of the caller: "another user" or "a user namespace".
         namespaces: True if jails have separate files, processes, network and interprocess
             communication.
         seccomp: True if the kernel refuses sockets and other system calls.
@@ -93,7 +93,8 @@ class Verdict:
 class Sandbox:
     """Run trials, at most `slots` at the same time; safe to use from several threads.
 
-    All processes of a sandbox end when its owner ends, however it ends.
+    All processes of a sandbox end with the process that owns the sandbox, even if that process is
+    killed.
     """
 
     def __init__(
