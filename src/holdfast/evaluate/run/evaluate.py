@@ -202,7 +202,7 @@ def rescore(
 
 @dataclass
 class Heard:
-    """Collect the outcomes of tasks and of the model that the coordinator sends."""
+    """Collect the outcomes that the coordinator sends, and pass its status to `progress`."""
 
     progress: Progress | None
     tasks: dict[int, TaskOutcome] = field(default_factory=dict)

@@ -183,7 +183,7 @@ class Agent:
             self._line.send(Alive())
 
     async def _sample(self) -> None:
-        """Record this node's use of CPU, memory and GPUs during the evaluation.
+        """Record this node's utilisation during the evaluation.
 
         If the records cannot be written, nothing is recorded, since scores do not depend on the
         records.

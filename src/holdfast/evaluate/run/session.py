@@ -205,7 +205,10 @@ class Session:
                 await self._end(placement)
 
     def _prepare(self) -> str:
-        """Write the coordinator's configuration and a new token, and return the token."""
+        """Write the coordinator's configuration and a new token, and return the token.
+
+        The address of an earlier coordinator is deleted.
+        """
         token = secrets.token_hex(16)
         self._files.token.touch(mode=0o600)
         self._files.token.write_text(token)

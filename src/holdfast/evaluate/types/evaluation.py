@@ -25,7 +25,7 @@ class BoundTerm:
     """`engines`, `sample`, `metrics`, `judge` or `storage`, as `policy.bound` derives them."""
     seconds: float
     detail: str = ""
-    """The numbers that the bound was computed from, as text."""
+    """A text that describes the term; if it is empty, reports use a standard text."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,10 +58,10 @@ class EngineSpan(Span, frozen=True, kw_only=True):
     """One activity of an engine, from `t0` to `t1`.
 
     Attributes:
-        what: "load": the engine was started, from the message that started it until it could serve;
-            "swap": the engine replaced its weights; "serve": the engine could answer requests for
-            `model`, busy or idle; "lost": the engine sent nothing, from its last message until the
-            coordinator gave it up.
+        what: "load": the engine was started, from the order to start until it could serve, with the
+            start of its process; "swap": the engine replaced its weights; "serve": the engine could
+            answer requests for `model`, busy or idle; "lost": the engine sent nothing, from its
+            last message until the coordinator gave it up.
     """
 
     what: Literal["load", "swap", "serve", "lost"]

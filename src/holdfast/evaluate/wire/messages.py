@@ -2,8 +2,8 @@
 
 A frame (see `core.channel`) holds msgpack, which is decoded only into the types below. The first
 frame of a connection is a `Hello` with the evaluation's token; the coordinator refuses a peer with
-another token. Frames have a maximum size. A peer that lost its connection connects again under the
-same name.
+another token, and reads nothing else from that peer. Frames have a maximum size. A peer that lost
+its connection connects again under the same name.
 
 | role | process | sends | receives |
 |---|---|---|---|

@@ -40,7 +40,7 @@ def with_adapter(model: Any, folder: Path, tokenizer: Any) -> Any:
     try:
         with warnings.catch_warnings():
             # peft only warns about missing layers, and layers without adapter weights add nothing.
-            # So the scores would be those of the base model.
+            # So the scores would be the base model's.
             warnings.filterwarnings("error", r"(?s).*missing adapter keys", UserWarning)
             adapted: Any = PeftModel.from_pretrained(model, folder / ADAPTER_FOLDER)
     except SafetensorError as error:

@@ -68,7 +68,7 @@ def measure(model: Any, max_length: int, max_batch: int) -> Curve:
 
 
 def _best_s(run: Callable[[], None], deadline_s: float) -> float:
-    """Return the shortest time of up to three runs; no run starts after the deadline."""
+    """Return the shortest time of up to three runs; no further run starts after the deadline."""
     best_s = float("inf")
     for _ in range(3):
         began_s = time.perf_counter()

@@ -33,7 +33,7 @@ class LmEvalOptions:
         model_args: values for the names in `MODEL_ARGS`.
         metadata: values passed to tasks that make their own data.
         predict_only: True to log samples and compute no metrics.
-        samples: task name to the indices of the documents to use; None for all documents.
+        samples: the indices of the documents to use in each task; None for all documents.
     """
 
     gen_kwargs: Mapping[str, Any] | str | None = None
