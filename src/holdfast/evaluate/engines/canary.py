@@ -17,7 +17,7 @@ def fixed_tokens(number: int, length: int, vocabulary: int) -> list[int]:
 def canary_requests(vocabulary: int, max_length: int) -> list[Request]:
     """Return requests for log-probabilities of fixed prompts.
 
-    One request is for the second half of each prompt, and one for its last token.
+    For each prompt, one request is for its second half, and one for its last token.
     """
     length = min(_TOKENS, max_length - 1)
     made = []

@@ -75,7 +75,7 @@ _IDLE_S = 0.5
 
 
 class _Ended(Exception):
-    """Ends this worker; with `keep`, answers that are not committed must be kept."""
+    """Raised to end this worker; with `keep`, answers that are not committed must be kept."""
 
     def __init__(self, exit_code: int = 0, *, keep: bool = False) -> None:
         super().__init__()

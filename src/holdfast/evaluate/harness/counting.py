@@ -11,7 +11,7 @@ from holdfast.evaluate.types.suite import Suite
 
 
 class _Counted(EvaluationError):
-    """Ends the harness's run, since all requests of the entry have been counted."""
+    """Raised to end the harness's run, since all requests of the entry have been counted."""
 
 
 class CountingClient:

@@ -185,8 +185,8 @@ class Agent:
     async def _sample(self) -> None:
         """Record this node's utilisation during the evaluation.
 
-        If the records cannot be written, nothing is recorded, since scores do not depend on the
-        records.
+        If the sampler cannot start, the evaluation continues without records, since scores do not
+        depend on records.
         """
         try:
             sampler = LocalSampler(self.options.folder / "profile", own_node())

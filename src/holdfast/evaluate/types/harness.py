@@ -120,7 +120,9 @@ class Harness(Protocol):
         ...
 
     def run(self, entry: TaskEntry, client: EngineClient, folder: Path) -> TaskResult:
-        """Run one entry of the suite to its scores, blocking, in a separate process.
+        """Run one entry of the suite until its scores are computed.
+
+        The call blocks; the caller runs it in a separate process.
 
         Args:
             entry: the task.

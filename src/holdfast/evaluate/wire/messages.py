@@ -406,7 +406,7 @@ class GivenBack(Message, frozen=True, kw_only=True):
 class Holding(Message, frozen=True, kw_only=True):
     """All requests that the engine has not answered, sent after a reconnection.
 
-    The worker first sends its answers that are not acknowledged.
+    Before this message, the worker sends its answers that are not acknowledged.
     """
 
     model: int
@@ -414,7 +414,7 @@ class Holding(Message, frozen=True, kw_only=True):
 
 
 class DoneRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """An encoded `Answer` or an `error`; the times are the worker's monotonic clock."""
+    """An encoded `Answer` or an `error`; the times are of the worker's monotonic clock."""
 
     key: bytes
     body: bytes

@@ -33,7 +33,7 @@ class Malformed(Exception):
 
 
 class References(Protocol):
-    """Convert between objects and references, in place of objects that cannot be sent as data."""
+    """Convert between objects that cannot be sent as data, and references that are sent instead."""
 
     def refer(self, value: object) -> list[Any]:
         """Return the reference of an object, which may belong to this side or to the other side."""
