@@ -1,8 +1,8 @@
-"""Evaluate a checkpoint as fast as the cluster permits, with exactly the harness's own scores.
+"""Evaluate a checkpoint as fast as the cluster permits, with the scores of the harness itself.
 
 The input is a suite (benchmarks of lm-evaluation-harness or inspect-ai, by name) and a model. The
-result is an `Evaluation`: the harness's own scores, the use of each engine-second, and a lower
-bound on the time. The stages, in order:
+result is an `Evaluation`: the harness's scores, an account of what each engine-second was spent on,
+and a lower bound on the time that any schedule needs. The stages, in order:
 
 | package | one idea |
 |---|---|

@@ -1,4 +1,4 @@
-"""The types of evaluate that stand-ins for an engine, a harness or a client implement or use."""
+"""Re-export the types that stand-ins for an engine, a harness or a client implement or use."""
 
 from holdfast.evaluate.engines.simulated import SimulatedEngine
 from holdfast.evaluate.types.engine import Engine, EngineSpec, Finished

@@ -1,8 +1,9 @@
-"""Certify models by a fresh load before swapped engines answer.
+"""Certify each model by a fresh load, before engines that swapped to the model may answer.
 
-A spare engine, which takes no requests, loads each model afresh and reports its canaries. The spare
-engine runs on a node that has the models to load. If that node is gone, or lacks the models for
-`_BLOCKED_S`, the spare engine moves to another node.
+A fresh load into a new engine reports the canaries that a swap must reproduce. A spare engine,
+which receives no requests, loads each model for this purpose. The spare engine runs on a node that
+has the models to load. If that node is gone, or lacks the models for `_BLOCKED_S`, the spare engine
+moves to another node.
 """
 
 import math
@@ -18,7 +19,7 @@ _TOLERANCE = 1e-4  # in free mode, where batches change floats; exact engines mu
 
 
 def unfit(model: Model, report: Serving, *, is_exact: bool) -> str:
-    """Return why an engine must not answer for this model; empty if it may."""
+    """Return the reason why an engine must not answer for a model; empty if it may answer."""
     if is_exact and model.numerics and report.numerics != model.numerics:
         return f"its numerics are {report.numerics}, the others' {model.numerics}"
     if report.how != "load" and model.canary is not None:
@@ -49,7 +50,7 @@ class Certifying:
         config: the evaluation's configuration.
         nodes: the nodes with connected agents, by name.
         slots: the engine slots, by name; owned by the engine pool.
-        dealing: lists the models for nodes.
+        dealing: lists the models that nodes should have now.
     """
 
     def __init__(
@@ -64,14 +65,18 @@ class Certifying:
         self._is_given_up = False
 
     def give_up(self) -> None:
-        """Stop using a spare engine: from now on the first engine that changes certifies."""
+        """Stop using a spare engine.
+
+        From now on, the first engine that should swap to a model restarts instead, and its fresh
+        load certifies the model.
+        """
         self._is_given_up = True
 
     def is_beside(self) -> bool:
-        """Return True if a spare engine certifies.
+        """Return True if a spare engine certifies the models.
 
-        Otherwise the first engine that changes restarts and certifies: a GPU has no room for a
-        spare engine.
+        On GPUs there is no memory for a spare engine. There, the first engine that should swap
+        restarts instead, and its fresh load certifies the model.
         """
         if self._is_given_up or self._config.certify != "beside":
             return False
@@ -81,8 +86,9 @@ class Certifying:
     def for_spare(self, slot: EngineSlot) -> list[Model]:
         """List the models that the spare engine may load now.
 
-        Its first load may be any model that engines serve: later loads are quicker in a running
-        engine.
+        The list has the models that still need a certificate. If there are none, and the engine has
+        loaded no model yet, it may load any model that engines serve: later loads are quicker in a
+        process that has loaded a model before.
         """
         serving = {
             one.serving
@@ -105,7 +111,8 @@ class Certifying:
         ]
         uncertified = []
         for model in self._dealing.wanted():
-            # Engines that already swapped do not answer before the certificate.
+            # An engine that has swapped without a certificate has no number: it answers only once
+            # the model is certified.
             is_swapped_to = any(
                 slot.serving != model.number or slot.number is None for slot in engines
             )
@@ -119,7 +126,10 @@ class Certifying:
         return uncertified
 
     def waiting(self, model: Model | None = None) -> list[EngineSlot]:
-        """List the engines that swapped (to this model) and wait for its certificate."""
+        """List the engines that have swapped to a model and wait until the model is certified.
+
+        `model` restricts the list to one model.
+        """
         return [
             slot
             for slot in self._slots.values()
@@ -131,7 +141,7 @@ class Certifying:
         ]
 
     def new_home(self, now_s: float) -> Node | None:
-        """Return the node to start the spare engine on now; None if no start is needed."""
+        """Return the node on which to start the spare engine now; None if no start is needed."""
         homes = {number for model in self.uncertified() for number in model.folders}
         spare, here = self._slots.get(SPARE), {node.number: node for node in self._nodes.values()}
         if not homes or (spare is not None and spare.node in homes & here.keys()):

@@ -1,7 +1,7 @@
-"""Write committed answers and metrics into the journals, in batches, in a thread.
+"""Write answers and metrics into the journals, in batches, in a thread.
 
 Answers and metrics are delivered only after they are on disk. If a journal cannot be written, the
-coordinator ends; the engines still hold all that was not committed.
+coordinator ends; the engines still hold everything that was not committed.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ Measured = tuple[OpenSample, Records, bytes]
 
 
 class Commits:
-    """Collect and commit answers and metrics.
+    """Queue answers and metrics, and commit them in batches.
 
     Args:
         models: the models, with the journals of answers and metrics.
-        samples: receives the committed answers and metrics.
+        samples: receives the answers and metrics once they are committed.
     """
 
     def __init__(self, models: Models, samples: SampleQueue) -> None:
@@ -43,7 +43,7 @@ class Commits:
         self._wanted.set()
 
     def journal_opened(self) -> None:
-        """Commit waiting answers, since a model's journal was opened."""
+        """Wake `wait`, since queued answers can be committed once a model's journal is open."""
         self._wanted.set()
 
     async def wait(self) -> None:
@@ -52,7 +52,7 @@ class Commits:
         self._wanted.clear()
 
     async def commit(self) -> None:
-        """Commit everything queued so far, after a commit in progress.
+        """Wait for the commit in progress, then commit everything queued so far.
 
         Raises:
             JournalError: the disk is full or failing.

@@ -1,4 +1,4 @@
-"""Define the coordinator's configuration file, read at every start."""
+"""Define the coordinator's configuration file, which is read at every start."""
 
 from pathlib import Path
 
@@ -8,8 +8,11 @@ from holdfast.evaluate.types.engine import EngineSpec
 from holdfast.evaluate.types.suite import Suite
 
 DONE, FAILED, LEFT, UNWRITABLE = 0, 3, 4, 5
-"""Exit codes of a coordinator that ended on purpose: all done; failed; the command is gone; the
-disk is full or failing. 1 is the code of a crash."""
+"""Exit codes of a coordinator that ended on purpose.
+
+In this order: all work is done; the evaluation failed; the command is gone; the disk is full or
+failing. The exit code 1 means a crash.
+"""
 
 
 class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -18,29 +21,31 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     Attributes:
         evaluation_id: the id of the evaluation.
         suite: the suite to run.
-        spec: the engines to use.
-        engines_per_node: the engines on each node; 0 for one for each `tensor_parallel` GPUs,
-            at least one.
-        nodes: the expected number of nodes; fewer or more may come.
+        spec: the kind of engine and its settings.
+        engines_per_node: the number of engines on each node; 0 for one engine per `tensor_parallel`
+            GPUs, but at least one.
+        nodes: the expected number of nodes; fewer or more may connect.
         folder: the evaluation's folder, with the same path on every node.
         journals: the folder of all journals.
-        listen_host: the address to listen on; the port is free at the first start and the same
-            after a restart.
-        metric_slots: metrics at a time on a node; 0 for its number of cores.
-        linger_s: seconds for which begun work may continue after the command is gone.
-        silent_s: seconds of silence after which an engine counts as hung and is restarted.
-        settle_s: after a restart of the coordinator, the seconds for engines to connect and
-            report their requests; shorter once all have reported. Requests of slower engines may be
-            answered twice.
-        gather_s: seconds for which the first node waits for the others, so that each reads a
-            share of the weights.
-        certify: the reference for canaries after a swap: "beside" (a fresh engine beside the
-            others) or "first" (the first engine to change is restarted).
-        max_read_mib_s: the limit in MiB/s on reading the next checkpoint during an evaluation;
-            0 for none.
-        drop_stale: True if a newer model ends the evaluation of models that have not begun.
+        listen_host: the address to listen on; the first start takes a free port, and a restart uses
+            the same port again.
+        metric_slots: the number of metrics that a node computes at a time; 0 for its number of
+            cores.
+        linger_s: the seconds for which engines may finish begun requests after the command is gone.
+        silent_s: an engine that sends nothing for this many seconds counts as hung and is
+            restarted.
+        settle_s: the seconds after a restart of the coordinator in which engines may connect and
+            report the requests that they hold; the wait ends early once all have reported. Requests
+            of engines that report later may be answered twice.
+        gather_s: the seconds for which the first node waits for the other nodes, so that each node
+            reads a share of the weights.
+        certify: which fresh load certifies a swap: "beside" for the load of a spare engine beside
+            the others, "first" for a restart of the first engine that should swap.
+        max_read_mib_s: the limit in MiB/s on reading the next checkpoint while one is evaluated; 0
+            for no limit.
+        drop_stale: True if a newer model cancels the models whose evaluation has not begun.
         is_stream: True if more models will come.
-        rescore: True to score the recorded answers without engines.
+        rescore: True to compute the scores from the answers in the journal, without engines.
     """
 
     evaluation_id: str
@@ -64,29 +69,28 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
 
 class CoordinatorFiles:
-    """Name the files of a coordinator, below `FOLDER/state`."""
+    """Name the files of a coordinator, all below `FOLDER/state`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "state"
         self.config = self.folder / "config.msgpack"
         self.token = self.folder / "token"
         self.address = self.folder / "address"
-        """The host:port of the coordinator, written once it listens."""
+        """Holds host:port of the coordinator; written once the coordinator listens."""
         self.models = self.folder / "models"
-        """Files for each model: its message, the digest of its weights, its canaries, and its
-        end."""
+        """Holds each model's `AddModel`, the digest of its weights, its canaries and its end."""
         self.results = self.folder / "results"
-        """One file for each ended task of a model."""
+        """Holds one file for each ended task of each model."""
         self.history = self.folder / "history.json"
-        """The history of the suite's samples from before this run."""
+        """Holds the history of the suite's samples from before this evaluation."""
         self.learned = self.folder / "learned.json"
-        """The history including this run."""
+        """Holds the history of the suite's samples including this evaluation."""
         self.curve = self.folder / "curve.json"
-        """The cost curve that the first ready engine measured."""
+        """Holds the cost curve that the first ready engine measured."""
 
 
 def task_names(suite: Suite) -> list[str]:
-    """Name the suite's entries for the history; an entry with a used name gets a number."""
+    """Name the suite's entries for the history; an entry whose name is taken gets a number."""
     names: list[str] = []
     for entry in suite.entries:
         name = f"{entry.harness}:{entry.name}"

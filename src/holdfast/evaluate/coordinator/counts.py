@@ -1,4 +1,4 @@
-"""Count requests and answers, by task for the timeline, in total for the display."""
+"""Count samples and requests: by task for the timeline, and in total for the display."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from holdfast.evaluate.wire import messages
 
 @dataclass
 class TaskCounts:
-    """The counts of one task so far."""
+    """The counts of one task so far; `since_s` is when its first sample was added."""
 
     since_s: float
     samples: int = 0
@@ -26,7 +26,7 @@ class Counts:
         self.requests_done = 0
 
     def add(self, model: int, task: int, *, requests: int, reused: int, now_s: float) -> None:
-        """Count a new sample of a task; `reused` of its requests have an answer."""
+        """Count a new sample of a task; `reused` of its requests have an answer in the journal."""
         counts = self._tasks.setdefault((model, task), TaskCounts(since_s=now_s))
         counts.samples += 1
         counts.reused += reused
@@ -36,7 +36,7 @@ class Counts:
         self.requests_done += reused
 
     def take(self, model: int, task: int, now_s: float) -> TaskCounts:
-        """Remove and return the counts of an ended task."""
+        """Return the counts of an ended task and forget them."""
         return self._tasks.pop((model, task), TaskCounts(since_s=now_s))
 
     def status(
@@ -49,15 +49,15 @@ class Counts:
         answered_s: float,
         draining: bool,
     ) -> messages.Status:
-        """Make the status for the display.
+        """Return the progress for the command's display.
 
         Args:
             pool: the engines and nodes.
             state: the state of the policy.
             now_s: seconds since the evaluation's first start.
-            delivered: the number of finished samples.
-            answered_s: engine-seconds in a full batch of all answers.
-            draining: True if no more requests are given to engines.
+            delivered: the number of samples delivered to their clients.
+            answered_s: the engine-seconds that all answers so far cost in full batches.
+            draining: True if engines get no more requests.
         """
         slots = [slot for slot in pool.slots.values() if not slot.is_spare]
         ready = [slot for slot in slots if slot.number is not None]

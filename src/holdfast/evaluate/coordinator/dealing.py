@@ -1,12 +1,12 @@
-"""Assign each model's chunks to nodes, so that a cluster reads a model once.
+"""Assign each model's chunks to nodes, so that a cluster reads each model only once.
 
-A model's chunks are dealt to the connected nodes. Each node reads its own chunks and receives the
-others from its peers. A node's memory holds at most `_AHEAD` models besides the one in evaluation.
+Each connected node reads its own chunks from the source and receives the other chunks from its
+peers. A node's memory holds at most `_AHEAD` models besides the model in evaluation.
 
-A node that failed to read a model gets no more of its chunks, but may receive all chunks from
-peers. The orders of such a node are repeated only if the owners change, or if the read limit of a
-model is lifted. So a lasting failure occurs a bounded number of times. A node with full memory gets
-its orders when a model in that memory has ended.
+A node that failed to read a model is assigned no more chunks of it, but may receive all chunks from
+peers. Such a node gets a new `FetchModel` only if the owners of the chunks change, or if the read
+limit of the model is lifted. So a lasting failure repeats only a bounded number of times. A node
+with full memory gets a new `FetchModel` when a model in its memory has ended.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ _AHEAD = 1
 
 
 class Dealing:
-    """Deal models to nodes; `nodes` are the connected ones by name, owned by the engine pool."""
+    """Assign chunks to nodes; `nodes` are the connected nodes by name, owned by the engine pool."""
 
     def __init__(
         self, config: CoordinatorConfig, models: Models, nodes: Mapping[str, Node]
@@ -34,10 +34,10 @@ class Dealing:
         """True while engines rest, so that no weights are read."""
 
     def gather(self, now_s: float) -> None:
-        """Begin to deal once all nodes are connected, or `gather_s` has passed.
+        """Allow `deal` once all nodes are connected, or `gather_s` seconds have passed.
 
-        If a node left, the others wait `gather_s` for its return; after that, nodes that failed may
-        read again.
+        If a node left, the other nodes wait `gather_s` seconds for its return. After that, nodes
+        that failed to read a model may try again.
         """
         if self._left_s is not None and now_s - self._left_s >= self._config.gather_s:
             self._left_s = None
@@ -55,11 +55,11 @@ class Dealing:
         )
 
     def wanted(self) -> list[Model]:
-        """List the models for nodes, the one in evaluation first."""
+        """List the models that nodes should have now; the model in evaluation comes first."""
         return self._models.open()[: 1 + _AHEAD]
 
     def deal(self) -> None:
-        """Send every node its orders; the owners of chunks are among the connected nodes."""
+        """Send `FetchModel` to every node whose chunks changed; only connected nodes own chunks."""
         nodes = {node.number: node for node in self._nodes.values() if node.report}
         if not nodes or not self._gathered or self.is_held or self._config.rescore:
             return
@@ -106,10 +106,10 @@ class Dealing:
             )
 
     def failed(self, node: Node, model: Model, failure: FetchFailed) -> str:
-        """Record that a node cannot get a model.
+        """Record that a node cannot fetch a model.
 
         Returns:
-            The reason why no node can get the model, or "" if a node may.
+            The reason why no node can fetch the model; "" if some node may still fetch it.
         """
         if failure.final:
             return failure.why
@@ -142,14 +142,17 @@ class Dealing:
         node.told.setdefault(model.number, (model.owners, 0.0))
 
     def node_left(self, node: Node, now_s: float) -> None:
-        """Forget a node's models and failures."""
+        """Forget the models that a node held and its failures, since the node left."""
         self._left_s = now_s
         for model in self._models:
             model.folders.pop(node.number, None)
             model.refusals.pop(node.number, None)
 
     def _is_crowded(self, node: Node, model: Model) -> bool:
-        """Return True if a model did not fit and all models in that memory are still open."""
+        """Return True if the node's memory is full of models that have not ended.
+
+        The function returns False if the node never reported that `model` did not fit.
+        """
         beside = node.crowded.get(model.number)
         return beside is not None and all(map(self._is_open, beside))
 
@@ -158,7 +161,7 @@ class Dealing:
         return model is not None and model.outcome is None
 
     def release(self, model: Model) -> None:
-        """Free an ended model's memory on each node."""
+        """Free an ended model's memory on every node."""
         model.owners = []
         for node in self._nodes.values():
             node.told.pop(model.number, None)

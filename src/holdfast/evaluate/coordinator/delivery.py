@@ -15,7 +15,7 @@ _MESSAGE_BYTES = 8 * 1024 * 1024  # a target for the answers in one message; a s
 
 
 class Delivery:
-    """Keep the connected clients, and send them their samples.
+    """Keep track of the connected clients, and send the finished samples to them.
 
     Args:
         open_requests: closes delivered samples.
@@ -32,28 +32,28 @@ class Delivery:
         """The number of samples delivered so far."""
 
     def client_joined(self, peer: Connection) -> None:
-        """Deliver a task's samples to this client instead of its predecessor."""
+        """Send a task's samples to this client from now on, instead of to an earlier client."""
         self._clients[peer.hello.model, peer.hello.task] = peer
 
     def client_gone(self, peer: Connection) -> None:
-        """Forget a client, unless a successor has its task."""
+        """Forget a client, unless a newer client has its task."""
         place = peer.hello.model, peer.hello.task
         if self._clients.get(place) is peer:
             del self._clients[place]
 
     def refuse(self, model: int, why: str) -> None:
-        """Refuse all clients of a model."""
+        """Refuse all clients of a model; `why` is the reason."""
         for (number, _task), client in list(self._clients.items()):
             if number == model:
                 client.send(messages.Refused(why=why))
 
     def stop_clients(self) -> None:
-        """Stop all clients."""
+        """Send `Stop` to all clients."""
         for client in self._clients.values():
             client.send(messages.Stop())
 
     def bodies(self, sample: OpenSample) -> list[bytes]:
-        """Return a sample's stored answers, encoded, in the order of its requests."""
+        """Return the encoded answers of a sample from the journal, in the order of its requests."""
         model = self._models.get(sample.model)
         assert model is not None
         assert model.answers is not None
@@ -61,7 +61,7 @@ class Delivery:
         return [body for body in bodies if body is not None]
 
     def add(self, sample: OpenSample) -> None:
-        """Queue a sample that is finished or failed; `send` delivers it."""
+        """Queue a sample that is complete or failed; `send` sends it."""
         bodies = [] if sample.error else self.bodies(sample)
         try:
             answers = [decode_answer(body) for body in bodies]
@@ -81,18 +81,18 @@ class Delivery:
         self._outbox.setdefault((sample.model, sample.task), []).append((size_bytes, answered))
 
     def send(self) -> None:
-        """Send the queued samples."""
+        """Send the queued samples to their clients."""
         outbox, self._outbox = self._outbox, {}
         for place, samples in outbox.items():
-            # A disconnected client submits again after its return, and all answers are in the
-            # journals.
+            # Drop the samples of a client that is not connected: on its return, the client submits
+            # them again, and all their answers are in the journals.
             if peer := self._clients.get(place):
                 for part in _cut(samples):
                     peer.send(messages.Answers(samples=part))
 
 
 def _cut(samples: list[tuple[int, AnsweredSample]]) -> Iterator[list[AnsweredSample]]:
-    """Cut samples into parts of one message each."""
+    """Split samples into lists that fit into one message each."""
     part: list[AnsweredSample] = []
     part_bytes = 0
     for size_bytes, sample in samples:

@@ -16,16 +16,16 @@ _NO_ENGINE = -1  # for the policy: an answer without a known engine
 
 
 class Dispatcher:
-    """Send requests to engines by the policy's decisions, and handle the answers.
+    """Send requests to engines as the policy decides, and handle the answers.
 
     Args:
         clock: the clock for events.
         policy: receives an event for each answer.
         open_requests: holds the requests without an answer.
         pool: the engines.
-        resumed: the requests that engines hold from before a restart.
-        samples: closes requests that no engine answers.
-        commits: receives the answers.
+        resumed: the requests that engines hold from before a restart of the coordinator.
+        samples: fails the samples of requests that no engine can answer.
+        commits: writes the answers into the journals.
         timeline: records the engines' work.
     """
 
@@ -49,10 +49,10 @@ class Dispatcher:
         self._resumed, self._samples, self._commits = resumed, samples, commits
         self._timeline = timeline
         self.answered_s = 0.0
-        """Full-batch engine-seconds of all answers."""
+        """The engine-seconds that all answers so far cost in full batches."""
 
     def ask(self, action: events.Ask) -> None:
-        """Send the policy's requests to an engine."""
+        """Send to an engine the requests that the policy chose for it."""
         slot = self._pool.slot_of(action.engine)
         if slot is None or slot.serving is None:
             return  # the engine is gone; the policy receives its `EngineLeft` next
@@ -83,7 +83,7 @@ class Dispatcher:
             slot.peer.send(messages.AskEngine(model=slot.serving, requests=sent))
 
     def recall(self, action: events.Recall) -> None:
-        """Ask an engine to return requests that it has not begun."""
+        """Recall requests from an engine, which returns the ones that it has not begun."""
         slot = self._pool.slot_of(action.engine)
         if slot and slot.peer:
             wanted = set(action.requests)  # another engine may have answered some by now
@@ -94,7 +94,7 @@ class Dispatcher:
             )
 
     def recall_everything(self) -> None:
-        """Take back all requests that no engine has begun."""
+        """Recall from all engines the requests that they have not begun."""
         for slot in self._pool.slots.values():
             if slot.peer and slot.asked:
                 slot.peer.send(messages.TakeBack(keys=list(slot.asked)))
@@ -114,8 +114,8 @@ class Dispatcher:
                 self._resumed.came_early(message.model, done.key)
             else:
                 self._resumed.came(message.model, done.key)
-            # Two models may have equal requests, and a message repeated after a cut may concern the
-            # previous model.
+            # Match by model too: two models may have equal requests, and a message that was sent
+            # again after a cut may be about the previous model.
             requests = (
                 slot.asked.pop(done.key, None)
                 if slot is not None and slot.serving == message.model
@@ -151,7 +151,7 @@ class Dispatcher:
         )
 
     def _over(self, engine: int, request: int, done: messages.DoneRequest) -> None:
-        """Clear a request of an engine that another engine answered first."""
+        """Clear a request from an engine that holds it, after another engine answered first."""
         self._policy.put(
             events.Answered(
                 now_s=self._clock.monotonic_s(),
@@ -178,7 +178,7 @@ class Dispatcher:
             self._samples.unanswerable(request, why)
 
     def given_back(self, peer: Connection, message: messages.GivenBack) -> None:
-        """Handle requests that an engine returned before it began them."""
+        """Handle requests that an engine gave back without having begun them."""
         slot = self._pool.slots.get(peer.hello.name)
         if slot is None or slot.number is None:
             return
@@ -191,7 +191,11 @@ class Dispatcher:
             )
 
     def holding(self, peer: Connection, message: messages.Holding) -> None:
-        """Take back requests that never reached an engine whose connection was cut."""
+        """Compare the requests that a reconnected engine holds with the requests sent to it.
+
+        Requests that were lost with the connection go back to the policy. Requests from before a
+        restart of the coordinator are recorded, so that their answers are awaited.
+        """
         slot = self._pool.slots.get(peer.hello.name)
         if slot is None:
             return

@@ -1,7 +1,7 @@
-"""Keep the nodes and engines, and the model of each engine.
+"""Keep track of the nodes and engines, and decide when each engine loads or swaps a model.
 
-An engine loads its first model and swaps to later ones. Each swap is certified by the canaries of a
-fresh load, or undone by a restart of the engine.
+An engine loads its first model and swaps to later ones. The canaries of a fresh load certify each
+swap; if they differ, the engine is restarted.
 """
 
 import logging
@@ -49,28 +49,31 @@ _log = logging.getLogger(__name__)
 
 
 class ModelListener(Protocol):
-    """Receive the findings of engines and nodes about models."""
+    """Handle the facts about models that the engine pool learns from nodes and engines."""
 
     def model_known(self, model: Model) -> None:
-        """Handle that a model's digest and numerics are known, so that answers can be kept."""
+        """Handle a model whose digest and numerics are known now.
+
+        Digest and numerics name the journal of the model's answers, which can now be opened.
+        """
         ...
 
     def model_failed(self, model: Model | None, why: str, *, wrong_use: bool = False) -> None:
-        """Handle that a model (None: any model) cannot be evaluated."""
+        """Handle a model that cannot be evaluated; None means all models."""
         ...
 
 
 class EnginePool:
-    """Keep nodes and engines, and order engines to load and swap models.
+    """Keep nodes and engines, and send the messages that start, load and swap engines.
 
     Args:
         config: the evaluation's configuration.
-        clock: the clock for events and silence.
-        policy: receives an event for each node and engine that comes or goes.
-        models: the evaluated models.
+        clock: the clock for events and for the silence of engines.
+        policy: receives an event for each node and engine that joins or leaves.
+        models: the models of the evaluation.
         resumed: forgets the requests of engines that are gone for good.
         timeline: records the activities of nodes and engines.
-        listener: receives findings about models.
+        listener: is called with facts about models.
     """
 
     def __init__(
@@ -97,7 +100,7 @@ class EnginePool:
     # Nodes
 
     def node_joined(self, peer: Connection) -> None:
-        """Add a node; its report follows."""
+        """Add a node that connected; its `NodeReport` follows."""
         node = Node(
             number=peer.hello.node,
             name=peer.hello.name,
@@ -108,7 +111,7 @@ class EnginePool:
         peer.send(Welcome())
 
     def node_reported(self, peer: Connection, report: NodeReport) -> None:
-        """Handle a node's report: make its engine slots and deal weights."""
+        """Handle a node's report: create its engine slots and assign weights to it."""
         node = self.nodes[peer.hello.name]
         node.report = report
         spec, now_s = self._config.spec, self._clock.monotonic_s()
@@ -140,7 +143,7 @@ class EnginePool:
             )  # the order, or the report of the process's end, was lost with the connection
 
     def node_gone(self, peer: Connection) -> None:
-        """Remove a node; its engines follow by themselves."""
+        """Remove a node; its engines have connections of their own and are removed separately."""
         node = self.nodes.pop(peer.hello.name)
         host = node.report.host if node.report else node.name
         self._timeline.node("here", node=node.number, since_s=node.joined_s, host=host)
@@ -160,10 +163,10 @@ class EnginePool:
             self._orders.start_again(slot)
 
     def _may_try_again(self, slot: EngineSlot, why: str) -> bool:
-        """Count an engine's failure; remove its slot after too many.
+        """Count an engine's failure; after too many, remove its slot.
 
         Returns:
-            True if a new process may try.
+            True if a new process may try again.
         """
         if slot.is_spare:
             self._spare_failed(why)
@@ -186,7 +189,10 @@ class EnginePool:
     # Weights
 
     def fetched(self, peer: Connection, fetched: ModelFetched) -> None:
-        """Record that a node holds a model."""
+        """Record that a node holds a model.
+
+        The model fails if the digest of its weights differs from a digest recorded earlier.
+        """
         node, model = self.nodes[peer.hello.name], self._models.get(fetched.model)
         if model is None or model.outcome is not None:
             peer.send(ReleaseModel(model=fetched.model))
@@ -218,7 +224,7 @@ class EnginePool:
         self.serve_idle()
 
     def fetch_failed(self, peer: Connection, failure: FetchFailed) -> None:
-        """Record that a node cannot get a model (now); end the model if no node can."""
+        """Record that a node cannot fetch a model now; fail the model if no node can."""
         model, node = self._models.get(failure.model), self.nodes[peer.hello.name]
         if model is None or model.outcome is not None:
             return
@@ -229,7 +235,7 @@ class EnginePool:
             self._dealing.deal()
 
     def release(self, model: Model) -> None:
-        """Free an ended model's memory on each node."""
+        """Free an ended model's memory on every node."""
         self._dealing.release(model)
         self._dealing.deal()
         self.serve_idle()
@@ -237,7 +243,7 @@ class EnginePool:
     # Engines
 
     def engine_joined(self, peer: Connection) -> None:
-        """Connect an engine's worker, for the first time or again."""
+        """Connect an engine's worker, for the first time or after a cut."""
         slot = self.slots.get(peer.hello.name)
         if slot is None:  # its node reports later after our restart, or the slot was removed
             slot = self._orders.new_slot(peer.hello.name, peer.hello.node)
@@ -294,7 +300,7 @@ class EnginePool:
         )
 
     def record_end(self) -> None:
-        """Record the last activities of nodes and engines in the timeline."""
+        """Record in the timeline the activities of nodes and engines that last until the end."""
         for slot in self.slots.values():
             if slot.number is not None:
                 self._record_served(slot)
@@ -303,7 +309,11 @@ class EnginePool:
             self._timeline.node("here", node=node.number, since_s=node.joined_s, host=host)
 
     def serve_idle(self) -> None:
-        """Assign a model to every engine without one: its intended one, else its node's oldest."""
+        """Assign a model to every connected engine that has none.
+
+        An engine that was restarted for a model gets this model. Any other engine gets the oldest
+        open model on its node; the spare engine gets a model to certify.
+        """
         for slot in list(self.slots.values()):
             if slot.peer is None or slot.serving is not None or slot.loading is not None:
                 continue
@@ -395,7 +405,7 @@ class EnginePool:
         self._slot_ready(slot, report)
 
     def _note(self, slot: EngineSlot, model: Model, report: Serving) -> None:
-        """Record an engine's report on itself and on a model."""
+        """Record the facts that an engine reported about itself and about a model."""
         slot.failures = 0
         if report.how == "load" and model.canary is None:
             self._models.certify(model, report.canary)
@@ -433,7 +443,7 @@ class EnginePool:
         )
 
     def serve_failed(self, peer: Connection, failure: ServeFailed) -> None:
-        """Handle an engine that cannot load a model: retry in a new process, or fail the model."""
+        """Handle an engine that cannot serve a model: retry in a new process, or fail the model."""
         slot, model = self.slots.get(peer.hello.name), self._models.get(failure.model)
         if slot is None or model is None:
             return
@@ -469,7 +479,10 @@ class EnginePool:
         self._orders.start_again(slot)
 
     def identify(self, model: Model) -> None:
-        """Report a model to the listener once the journal key of its answers is known."""
+        """Report a model to the listener once its digest and numerics are known.
+
+        Digest and numerics name the journal of the model's answers.
+        """
         if not model.numerics:  # engines of one kind have equal numerics for all models
             model.numerics = next((other.numerics for other in self._models if other.numerics), "")
         if model.digest and model.numerics and model.answers is None and model.outcome is None:
@@ -481,7 +494,7 @@ class EnginePool:
     # The spare engine
 
     def _place_spare(self, node: Node) -> None:
-        """Start the spare engine on a node, and end it elsewhere."""
+        """Start the spare engine on a node, and end the spare engine of another node."""
         if spare := self.slots.get(SPARE):
             self._vacate(spare)
             self._orders.end(spare)
@@ -495,7 +508,7 @@ class EnginePool:
     # Time
 
     def heard(self, peer: Connection) -> None:
-        """Record a sign of life."""
+        """Record that an engine is alive, since it sent a message."""
         if slot := self.slots.get(peer.hello.name):
             slot.heard_s = self._clock.monotonic_s()
 
@@ -509,22 +522,22 @@ class EnginePool:
         )
 
     def slot_of(self, engine: int) -> EngineSlot | None:
-        """Return the slot of an engine by the policy's number."""
+        """Return the slot of an engine; `engine` is the policy's number."""
         return self._slot_of.get(engine)
 
     def need_engines(self) -> None:
-        """Start engines and read the weights, since a request has no answer."""
+        """Start engines and read the weights, since a request without an answer has come."""
         if self._dealing.is_held:
             self._resting.end()
             self.tick()
 
     @property
     def is_resting(self) -> bool:
-        """True while engines rest, since all answers may be known."""
+        """True while engines rest, since all answers may be in the journal."""
         return self._dealing.is_held and self._resting.has_recalled
 
     def _start_or_rest(self) -> None:
-        """Start the engines of new nodes, unless all answers may be known."""
+        """Start the engines of new nodes, unless all answers may be in the journal."""
         self._dealing.is_held = self._resting.rests(self.nodes.values())
         if self._dealing.is_held:
             for model in self._models.open():
@@ -537,7 +550,7 @@ class EnginePool:
                 self._start_engines(node)
 
     def tick(self) -> None:
-        """Deal weights and restart hung engines, as time passes."""
+        """Do the periodic work: deal weights, assign models and restart hung engines."""
         now_s = self._clock.monotonic_s()
         self._start_or_rest()
         self._dealing.gather(now_s)

@@ -1,4 +1,4 @@
-"""Keep nodes and engine slots, and order agents to start and end engines."""
+"""Keep track of nodes and engine slots, and order agents to start and end engines."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from holdfast.evaluate.wire.messages import NodeReport, StartEngine, StopEngine
 from holdfast.evaluate.wire.server import Connection
 
 SPARE = "spare/0"
-"""The name of the engine that takes no requests and loads each model afresh, to certify swaps."""
+"""The name of the engine that certifies swaps: it takes no requests and loads each model afresh."""
 
 
 @dataclass
@@ -25,40 +25,44 @@ class Node:
     joined_s: float
     report: NodeReport | None = None
     told: dict[int, tuple[list[int], float]] = field(default_factory=dict)
-    """By model, the owners and the read limit of the last order to this node."""
+    """Model number to the owners and the read limit in the last `FetchModel` sent to this node."""
     has_engines: bool = False
-    """True if the engines of this node were ordered to start."""
+    """True once the engines of this node have been ordered to start."""
     crowded: dict[int, list[int]] = field(default_factory=dict)
-    """By model that did not fit into this node's memory, the models that were there."""
+    """Models that did not fit into this node's memory.
+
+    The keys are their numbers; the values are the numbers of the models that were in memory.
+    """
 
 
 @dataclass
 class EngineSlot:
-    """A slot for an engine, which outlives its processes.
+    """A place for one engine on a node; the place outlives the engine's processes.
 
-    The policy gives the slot a new `number` each time an engine becomes ready; None if no engine is
-    ready. `asked` maps the keys of the engine's requests to their numbers.
+    `number` is the policy's number of the engine: a new number each time an engine becomes ready in
+    the slot, and None while no engine is ready. `asked` maps the key of each request at the engine
+    to the request's number.
     """
 
     name: str
     place: int
     node: int
     ordered_s: float
-    """The time of the last order to start or to load."""
+    """The time when the engine was last ordered to start or to load a model."""
     orders: int = 0
-    """The orders to start since the last connection."""
+    """The number of orders to start since the engine was last connected."""
     is_spare: bool = False
-    """True for the spare engine, which loads each model afresh to certify swaps."""
+    """True for the spare engine, which certifies swaps by fresh loads and takes no requests."""
     has_loaded: bool = False
-    """True if the process has loaded a model, so that the next load skips the slow first steps."""
+    """True if the process has loaded a model, so that its next load skips slow initialisation."""
     peer: Connection | None = None
     number: int | None = None
     swapping: int | None = None
-    """The number before a swap, which the engine gets again afterwards."""
+    """The engine's number from before a swap; the engine gets this number again afterwards."""
     serving: int | None = None
     loading: int | None = None
     meant_for: int | None = None
-    """The model that the engine was restarted for."""
+    """The model for which the engine was restarted."""
     heard_s: float = 0.0
     failures: int = 0
     asked: dict[bytes, int] = field(default_factory=dict)
@@ -67,7 +71,7 @@ class EngineSlot:
     cut_s: float | None = None
     """The time when the connection was cut."""
     has_said_all: bool = False
-    """True if the engine has reported its requests since our restart."""
+    """True if the engine has reported its requests since the coordinator's restart."""
 
     @property
     def index(self) -> int:
@@ -76,7 +80,11 @@ class EngineSlot:
 
 
 class Orders:
-    """Send orders to agents, and fill `slots` by name; `nodes` are the connected ones, by name."""
+    """Order agents to start and end engines.
+
+    `slots` maps the names of engines to their slots, and is filled here. `nodes` maps names to the
+    connected nodes.
+    """
 
     def __init__(
         self,
@@ -89,13 +97,13 @@ class Orders:
         self._places: dict[str, int] = {}
 
     def engines_of(self, report: NodeReport) -> int:
-        """Return the number of engines for a node."""
+        """Return the number of engines that a node should run."""
         if self._config.rescore:
             return 0
         return engines_on(report.gpus, self._config.spec, self._config.engines_per_node)
 
     def ensure(self, name: str, node: Node) -> None:
-        """Start an engine on a node unless it runs there."""
+        """Start an engine on a node, unless the engine runs there already."""
         slot = self._slots.get(name) or self.new_slot(name, node.number)
         slot.node = node.number
         if (
@@ -105,7 +113,7 @@ class Orders:
         self._start(slot, node)
 
     def new_slot(self, name: str, node: int) -> EngineSlot:
-        """Make a slot for an unknown engine."""
+        """Create the slot of an engine that has none."""
         now_s = self._clock.monotonic_s()
         place = self._places.setdefault(name, len(self._places))
         slot = EngineSlot(
@@ -120,13 +128,13 @@ class Orders:
         return slot
 
     def start_again(self, slot: EngineSlot) -> None:
-        """Order the start of an engine; the agent ignores the order if the engine runs."""
+        """Order the node to start an engine; the node ignores the order if the engine runs."""
         slot.ordered_s = self._clock.monotonic_s()
         if node := self._node_of(slot):
             self._start(slot, node)
 
     def end(self, slot: EngineSlot) -> None:
-        """End an engine's process in any state."""
+        """Order the node to end an engine's process, also if the process hangs or loads a model."""
         if slot.peer is not None:
             slot.peer.close()
             slot.peer = None
@@ -134,7 +142,7 @@ class Orders:
             node.peer.send(StopEngine(name=slot.name))
 
     def spec_for(self, node: Node) -> EngineSpec:
-        """Return the spec of a node's engines, with their share of the cores."""
+        """Return the engine spec for a node, with the number of CPU threads for each engine."""
         spec = self._config.spec
         if not spec.threads and node.report:
             threads = max(1, node.report.cores // max(1, self.engines_of(node.report)))

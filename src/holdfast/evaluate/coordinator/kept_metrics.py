@@ -1,9 +1,10 @@
 """Reuse metrics from the journal only while the files that they read are unchanged.
 
-Which files a metric reads is only known after its computation. So the journal has two kinds of
-entries. The entry of a metric's first key has the names of the files that were read. These names
-and the files' present contents give the next key, and so on, until an entry has the result. If a
-file was edited, its new content gives a key without an entry, and the metric is computed again.
+The files that a metric reads are known only after its computation. So the journal has two kinds of
+entries. The entry under a metric's first key lists the files that were read. The names of these
+files and their present contents give the next key. The entry under that key is either a further
+list of files, or the metric's result. If a file was edited, its new content gives a key without an
+entry, and the metric is computed again.
 """
 
 import hashlib
@@ -21,13 +22,13 @@ Records = list[tuple[bytes, bytes]]
 
 
 class KeptMetrics:
-    """Find and record metrics."""
+    """Find the results of earlier metrics in the journal, and make the records of new results."""
 
     def __init__(self) -> None:
         self._digests = ContentDigests()
 
     def find(self, journal: Journal, key: bytes) -> bytes | None:
-        """Return the result for a metric's key and the present files; None if there is none."""
+        """Return a metric's result if its files are unchanged; None if there is no such result."""
         while (body := journal.get(key)) is not None:
             if body[:1] == _RESULT:
                 return body[1:]
@@ -37,10 +38,11 @@ class KeptMetrics:
     def records(
         self, journal: Journal, key: bytes, measured: bytes, read: Mapping[str, str] | None
     ) -> Records:
-        """Return the records by which `find` returns `measured` while the files `read` are unchanged.
+        """Return the journal records for a new result.
 
-        The list is empty if the journal has the result already, or if `read` is None, since too
-        many files were read.
+        With these records in the journal, `find` returns `measured` as long as the files in `read`
+        (path to digest) are unchanged. The list is empty if the journal already has the result. The
+        list is also empty if `read` is None, which means that not all files are known.
         """
         if read is None:
             return []

@@ -1,12 +1,13 @@
-"""Remember what the key of the answers needs, so that answers are found before an engine starts.
+"""Remember digests and numerics, so that stored answers are found before an engine starts.
 
-The journal of answers is named by the digest of the weights and by the engine's numerics. Reading
-the weights gives the digest; loading them gives the numerics. Both are kept here, one file each:
+The journal of answers is named by the digest of the weights and by the engine's numerics. Without
+this module, the digest would be known only after reading the weights, and the numerics only after
+loading them. Both are kept here, in one file each:
 
 - the digest, under the stamp of the model's files (`weights.stamp`);
 - the numerics, under the engine's spec, the digest and the kind of the node (`run.node_kind`).
 
-A file that is missing or unreadable means that nothing is known, and then engines start.
+If a file is missing or unreadable, nothing is known, and then engines start.
 """
 
 import hashlib
@@ -19,25 +20,28 @@ from holdfast.evaluate.types.engine import EngineSpec
 
 
 class KnownKeys:
-    """Keep digests and numerics as files in `folder`, for all evaluations of one home."""
+    """Keep digests and numerics as files in `folder`, which several evaluations share."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def digest(self, stamp: str) -> str:
-        """Return the digest of the weights with a stamp; empty if unknown."""
+        """Return the digest of the weights whose files have this stamp; empty if unknown."""
         return self._read(self._digest_file(stamp))
 
     def keep_digest(self, stamp: str, digest: str) -> None:
-        """Keep the digest of the weights with a stamp; replace another digest."""
+        """Keep the digest of the weights whose files have this stamp; replace an earlier one."""
         self._write(self._digest_file(stamp), digest)
 
     def numerics(self, spec: EngineSpec, digest: str, kind: str) -> str:
-        """Return the numerics of an engine with these weights on such a node; empty if unknown."""
+        """Return the numerics that an engine reported earlier; empty if unknown.
+
+        The engine had the same spec and the same weights, on a node of the same kind.
+        """
         return self._read(self._numerics_file(spec, digest, kind))
 
     def keep_numerics(self, spec: EngineSpec, digest: str, kind: str, numerics: str) -> None:
-        """Keep the numerics that an engine reported; replace others."""
+        """Keep the numerics that an engine reported, and replace earlier numerics."""
         self._write(self._numerics_file(spec, digest, kind), numerics)
 
     def _digest_file(self, stamp: str) -> Path:

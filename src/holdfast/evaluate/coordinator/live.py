@@ -1,9 +1,14 @@
 """Run an evaluation: receive messages, apply the policy's decisions, send messages.
 
-All state is rebuilt on restart except three things, which are committed before they are sent:
-answers and metrics (in the journals), the outcomes of tasks, and the models with their weights'
-digests. After a restart, nodes report the models they hold, engines their finished requests, and
-clients submit again.
+All state is rebuilt after a restart except for three things, which are on disk before they are
+sent:
+
+- answers and metrics, in the journals;
+- the outcomes of tasks;
+- the models, with the digests of their weights.
+
+After a restart, nodes report the models they hold, engines report their requests and finished
+answers, and clients submit their samples again.
 """
 
 import asyncio
@@ -107,9 +112,9 @@ class Live:
         self._finishing = False
         self._draining = False
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Receives the error of a message that could not be handled, which ends the coordinator."""
+        """Receives the error of a message that could not be handled; the coordinator then ends."""
         self.ended = asyncio.Event()
-        """Set when no work is left or possible."""
+        """Set when all work is done, or no more work is possible."""
         self.exit_code = DONE
         self._handlers: dict[type[messages.Message], Callable[[Connection, Any], None]] = {
             messages.AddModel: self._add_model,
@@ -160,7 +165,7 @@ class Live:
         self._run_policy()
 
     def heard(self, peer: Connection, message: messages.Message) -> None:
-        """Handle a message, see `Listener.heard`."""
+        """Handle a message and apply the policy's decisions; see `Listener.heard`."""
         self._pool.heard(peer)
         if handler := self._handlers.get(type(message)):
             handler(peer, message)
@@ -221,10 +226,10 @@ class Live:
     def model_known(self, model: Model) -> None:
         """See `ModelListener.model_known`.
 
-        From now on, the answers have a journal, and early submissions can be looked up.
+        The journals of the model are opened, and submissions that waited for them are looked up.
         """
         whose = f"{model.digest}\n{model.numerics}"
-        # A rescore computes all metrics again, so its metrics' journal is in its own folder.
+        # A rescore computes all metrics again, so it keeps their results in a journal of its own.
         metrics = self._state_folder / "metrics" if self._config.rescore else self._journals
         model.answers = Journal(self._journals, whose)
         model.metrics = Journal(metrics, f"{whose}\nmetrics of files")
@@ -232,7 +237,7 @@ class Live:
         self._samples.take_early()
 
     def model_failed(self, model: Model | None, why: str, *, wrong_use: bool = False) -> None:
-        """See `ModelListener.model_failed`; without a model, all models fail."""
+        """See `ModelListener.model_failed`; if `model` is None, all models fail."""
         for one in self._models.open() if model is None else [model]:
             if one.outcome is None:
                 self._end_model(one, error=why, wrong_use=wrong_use, any_model=model is None)
@@ -275,7 +280,7 @@ class Live:
         self._end_if_done()
 
     def keep_learned(self) -> None:
-        """Write the measured costs of samples, for later evaluations."""
+        """Write the measured cost of each sample to a file, for later evaluations."""
         write_atomic(self._learned, encode_history(self._policy.state.priors.history()))
 
     def _end_if_done(self) -> None:
@@ -320,13 +325,21 @@ class Live:
     # Commits
 
     async def commit_forever(self) -> None:
-        """Commit in batches; raises as `Commits.commit`."""
+        """Commit in batches until cancelled.
+
+        Raises:
+            JournalError: the disk is full or failing.
+        """
         while True:
             await self._commits.wait()
             await self.commit()
 
     async def commit(self) -> None:
-        """Commit everything so far and deliver finished samples; raises as `Commits.commit`."""
+        """Commit everything queued so far, and deliver the samples that this finished.
+
+        Raises:
+            JournalError: the disk is full or failing.
+        """
         await self._commits.commit()
         self._delivery.send()
         self._run_policy()
@@ -369,7 +382,7 @@ class Live:
     # Time
 
     def tick(self) -> None:
-        """Handle the passing of time, twice a second."""
+        """Do the periodic work of all parts, twice a second, and send the progress."""
         self._pool.tick()
         self._timeline.flush()
         self._samples.take_early()
@@ -395,7 +408,10 @@ class Live:
             self._command.send(status)
 
     async def drain(self) -> None:
-        """Wind down after the loss of the command: keep begun requests, for at most `linger_s`."""
+        """Wind down after the command is gone: let engines finish begun requests.
+
+        The engines have at most `linger_s` seconds, and get no further requests.
+        """
         self._draining = True
         self._policy.close()
         deadline_s = self._now_s() + self._config.linger_s
@@ -405,7 +421,7 @@ class Live:
         await self.commit()
 
     def stop_everyone(self) -> None:
-        """Stop hosts, engines, clients and nodes."""
+        """Send `Stop` to all hosts, engines, clients and nodes."""
         for host in self._tasks.hosts.values():
             host.peer.send(messages.Stop())
         for slot in self._pool.slots.values():
@@ -416,7 +432,7 @@ class Live:
             node.peer.send(messages.Stop())
 
     def close(self, state: str) -> None:
-        """Write the end into the timeline and close the files."""
+        """Write the end of the evaluation into the timeline and close the files."""
         self._pool.record_end()
         self._timeline.end(state)
         self._open_requests.close()

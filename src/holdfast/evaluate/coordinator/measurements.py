@@ -1,4 +1,4 @@
-"""Run metrics on hosts as the policy grants them, unless the journal has the result."""
+"""Compute metrics on harness hosts when the policy grants them, unless the journal has them."""
 
 from dataclasses import dataclass
 
@@ -18,23 +18,25 @@ _MOST_LOSSES = 3  # of one sample's metric: its process would die again
 
 @dataclass
 class _Running:
-    """A metric in progress on a host, with all samples of the same metric and equal answers."""
+    """A metric in progress on a host, and all samples with equal answers that wait for it."""
 
     host: str
     samples: list[OpenSample]
 
 
 class Measurements:
-    """Run metrics on hosts as the policy grants them.
+    """Find each sample's metric in the journal, or let a harness host compute the metric.
+
+    The policy decides when and on which node a metric is computed.
 
     Args:
         clock: the clock for events.
         policy: receives an event for each metric.
-        open_requests: holds the waiting samples.
+        open_requests: holds the samples that wait for a metric.
         models: the models, with the journals of metrics.
-        tasks: the tasks, with the hosts.
+        tasks: the tasks, with their hosts.
         delivery: reads the answers of samples.
-        suite: the suite of the metrics.
+        suite: the suite that the metrics belong to.
     """
 
     def __init__(
@@ -57,7 +59,10 @@ class Measurements:
         self._kept = KeptMetrics()
 
     def is_known(self, sample: OpenSample) -> bool:
-        """Find the metric of an answered sample in the journal; start it if granted and absent."""
+        """Return True if the journal has the metric of a sample with all answers.
+
+        Otherwise start the computation if the policy has already granted it.
+        """
         model = self._models.get(sample.model)
         assert model is not None
         assert model.metrics is not None
@@ -71,7 +76,10 @@ class Measurements:
         return True
 
     def grant(self, number: int, node: int) -> None:
-        """Compute a sample's metric on a node, as the policy decided."""
+        """Compute a sample's metric on a node, as the policy decided.
+
+        If answers of the sample are still missing, the computation starts once they are committed.
+        """
         sample = self._open_requests.sample(number)
         if sample is None:
             self._policy.put(
@@ -83,7 +91,7 @@ class Measurements:
             self._start(sample, node)
 
     def start_waiting(self) -> None:
-        """Start metrics that waited for a host."""
+        """Start the granted metrics that waited for a host."""
         for number, node in list(self._granted.items()):
             sample = self._open_requests.sample(number)
             if sample is None:
@@ -118,14 +126,14 @@ class Measurements:
         )
 
     def records(self, model: int, result: messages.SampleMeasured) -> Records:
-        """Return the journal records of a metric, for reuse by equal samples."""
+        """Return the journal records of a metric, so that equal samples reuse its result."""
         of = self._models.get(model)
         if of is None or of.metrics is None:
             return []
         return self._kept.records(of.metrics, result.metric_key, result.measured, result.read)
 
     def host_gone(self, name: str) -> None:
-        """Return a lost host's metrics to the policy."""
+        """Return the metrics that ran on a lost host to the policy."""
         for key, running in list(self._running.items()):
             if running.host == name:
                 del self._running[key]
@@ -141,8 +149,8 @@ class Measurements:
         """Handle the end of a metric on a host.
 
         Returns:
-            The samples of the metric, and how often its process died. The list is empty if no
-                sample waits, or if the metric will be tried again.
+            The samples that waited for this metric, and the number of times that the process of the
+            metric died. The list is empty if no sample waits, or if the metric will be tried again.
         """
         running = self._running.pop(result.metric_key, None)
         if running is None:

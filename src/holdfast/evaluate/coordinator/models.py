@@ -1,4 +1,4 @@
-"""Keep the models of an evaluation: their order, weights and journals."""
+"""Keep the models of an evaluation: their order, their weights and their journals."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,24 +13,25 @@ from holdfast.evaluate.wire.messages import AddModel, ModelOutcome
 
 @dataclass
 class Model:
-    """One evaluated model.
+    """One model of the evaluation.
 
     Attributes:
-        added: the command's message for the model.
-        digest: the digest of the weights, from the first node that held them all; without a
-            manifest a digest that no other evaluation shares, since the server's weights are
+        added: the command's message that added the model.
+        digest: the digest of the weights, from the first node that held them all. Without a
+            manifest, a digest that no other evaluation shares, since the weights on the server are
             unknown.
-        numerics: all else that the answers depend on, from the first engine that serves the
-            model.
-        answers, metrics: the journals, once digest and numerics are known.
-        owners: by chunk, the node that reads the chunk from the source; empty until decided.
-        folders: by node number, the folder of the model on the node.
-        refusals: by node number, the reason why the node failed; the node reads no more from
-            the source.
-        is_begun: True if an engine has served the model, in this life of the coordinator.
-        canary: the fresh load's log-probabilities of the fixed prompts; None before it.
-        failed_loads: the failures of new processes to load the model, before any engine served
-            it.
+        numerics: everything else that the answers' bits depend on, except the requests, from the
+            first engine that served the model.
+        answers, metrics: the journals; None until digest and numerics are known.
+        owners: for each chunk, the number of the node that reads it from the source; empty until
+            chunks are assigned.
+        folders: node number to the model's folder on that node.
+        refusals: node number to the reason why that node failed; the node reads no more from the
+            source.
+        is_begun: True if an engine has served the model since the coordinator's last restart.
+        canary: the log-probabilities of the fixed prompts after a fresh load; None before a fresh
+            load.
+        failed_loads: how often a new process failed to load the model, before any engine served it.
     """
 
     added: AddModel
@@ -50,14 +51,14 @@ class Model:
 
     @property
     def number(self) -> int:
-        """The position in the order of evaluation."""
+        """The model's position in the order of evaluation, from 0."""
         return self.added.model
 
 
 class Models:
     """Keep all models, oldest first, as files in `folder` that outlive the coordinator.
 
-    The digests and canaries are kept too, so that all scores of an evaluation are of the same
+    The digests and canaries are kept too, so that all scores of an evaluation belong to the same
     weights.
     """
 
@@ -87,7 +88,7 @@ class Models:
         return self._all.get(number)
 
     def add(self, added: AddModel) -> Model | None:
-        """Add a model durably; None if it already exists."""
+        """Write a model to disk and return it; None if the number already exists."""
         if added.model in self._all:
             return None
         write_atomic(self._folder / f"{added.model:06d}.added", msgspec.msgpack.encode(added))
@@ -95,17 +96,17 @@ class Models:
         return model
 
     def know(self, model: Model, digest: str) -> None:
-        """Record the digest of a model's weights durably."""
+        """Write the digest of a model's weights to disk."""
         write_atomic(self._folder / f"{model.number:06d}.digest", digest.encode())
         model.digest = digest
 
     def certify(self, model: Model, canary: list[float]) -> None:
-        """Record a fresh load's log-probabilities durably, as the reference for swaps."""
+        """Write the canaries of a fresh load to disk, as the reference for swaps."""
         write_atomic(self._folder / f"{model.number:06d}.canary", msgspec.msgpack.encode(canary))
         model.canary = canary
 
     def end(self, model: Model, outcome: ModelOutcome) -> None:
-        """Record the end of a model durably."""
+        """Write the outcome of a model to disk and free its journals."""
         write_atomic(self._folder / f"{model.number:06d}.ended", msgspec.msgpack.encode(outcome))
         model.outcome = outcome
         for journal in (model.answers, model.metrics):
@@ -124,6 +125,6 @@ def _model(added: AddModel) -> Model:
 
 
 def _release(model: Model) -> None:
-    """Free an ended model's manifest and tokenizer, which are megabytes in a long stream."""
+    """Free an ended model's manifest and tokenizer: over a long stream they fill the memory."""
     model.added = msgspec.structs.replace(model.added, manifest=None)
     model.owners, model.canary = [], None

@@ -1,10 +1,10 @@
 """Keep open samples and requests; a request that several samples share is sent once.
 
-Answered requests are in the journal alone. The bodies of open requests are in one file per model,
-so that a million long prompts need no memory and an ended model leaves nothing.
+An answered request is only in the journal. The bodies of open requests are in one file per model,
+so that a million long prompts need no memory, and the space is freed when the model ends.
 
-`ResumedRequests` are the requests that engines hold, or have answered, from before a restart of the
-coordinator.
+`ResumedRequests` are the requests from before a restart of the coordinator that engines hold or
+have answered.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from holdfast.evaluate.wire.messages import KeyedSample
 
 @dataclass(slots=True)
 class OpenRequest:
-    """A request without an answer; `is_planned` is True once the policy received it."""
+    """A request without an answer; `is_planned` is True once the policy has received it."""
 
     number: int
     model: int
@@ -40,8 +40,8 @@ class OpenRequest:
 class OpenSample:
     """A sample that is not delivered yet.
 
-    `missing` counts its requests without an answer; `unmeasured` is True if its metric is wanted
-    and absent.
+    `missing` counts its requests without an answer. `unmeasured` is True if the sample's metric
+    must still be computed.
     """
 
     number: int
@@ -58,7 +58,7 @@ class OpenSample:
 
 
 class _Bodies:
-    """Keep a model's encoded requests in a file without a name."""
+    """Keep a model's encoded requests in an unlinked temporary file."""
 
     def __init__(self, folder: Path) -> None:
         self._file, name = tempfile.mkstemp(dir=folder)
@@ -66,12 +66,12 @@ class _Bodies:
         self._end = 0
 
     def append(self, body: bytes) -> int:
-        """Append a body; return its offset."""
+        """Append an encoded request; return its offset."""
         at, self._end = self._end, self._end + os.pwrite(self._file, body, self._end)
         return at
 
     def read(self, at: int, size_bytes: int) -> bytes:
-        """Read a body."""
+        """Read an encoded request of `size_bytes` at the offset `at`."""
         return os.pread(self._file, size_bytes, at)
 
     def close(self) -> None:
@@ -80,10 +80,10 @@ class _Bodies:
 
 
 class OpenRequests:
-    """Keep all open samples and requests; numbers count from 0 and are never reused.
+    """Keep all open samples and requests; their numbers count from 0 and are never reused.
 
     Args:
-        folder: the folder for the bodies.
+        folder: the folder for the files with the requests' bodies.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -102,7 +102,13 @@ class OpenRequests:
             bodies.close()
 
     def add(self, model: int, task: int, given: KeyedSample, answers: Journal) -> OpenSample | None:
-        """Add a sample, with its requests without answers in `missing_requests`; None if open."""
+        """Add a sample, and open its requests that have no answer yet.
+
+        The sample's `missing_requests` lists the opened requests.
+
+        Returns:
+            The new sample; None if an equal sample is open.
+        """
         keys = tuple(request.key for request in given.requests)
         place = (model, task, given.sample, keys)
         if place in self._by_place:
@@ -153,26 +159,26 @@ class OpenRequests:
         return request
 
     def request(self, number: int) -> OpenRequest | None:
-        """Return an open request by its number."""
+        """Return the open request with this number; None if it is not open."""
         return self._requests.get(number)
 
     def request_of(self, model: int, key: bytes) -> OpenRequest | None:
-        """Return an open request by its key."""
+        """Return the open request with this key; None if it is not open."""
         return self._by_key.get((model, key))
 
     def sample(self, number: int) -> OpenSample | None:
-        """Return an open sample by its number."""
+        """Return the open sample with this number; None if it is not open."""
         return self._samples.get(number)
 
     def body(self, request: OpenRequest) -> bytes:
-        """Return the encoded request for an engine."""
+        """Return the encoded request, to be sent to an engine."""
         return self._bodies[request.model].read(request.body_at, request.body_bytes)
 
     def answered(self, request: OpenRequest, error: str = "") -> list[OpenSample]:
-        """Close a request after its answer was journalled, or after it failed for good (`error`).
+        """Close a request whose answer is in the journal, or that failed for good with `error`.
 
         Returns:
-            The samples that now have all answers.
+            The samples that now have all their answers.
         """
         self._close(request)
         complete = []
@@ -188,12 +194,12 @@ class OpenRequests:
         del self._by_key[request.model, request.key]
 
     def delivered(self, sample: OpenSample) -> None:
-        """Close a sample."""
+        """Close a sample that is delivered."""
         del self._samples[sample.number]
         del self._by_place[sample.model, sample.task, sample.place, sample.keys]
 
     def drop(self, model: int, task: int | None = None) -> None:
-        """Drop the samples of a model or of one of its tasks, with requests that only they need."""
+        """Drop the samples of a model or one task, and the requests that no other sample needs."""
         dropped = [
             one for one in self._samples.values() if one.model == model and task in (None, one.task)
         ]
@@ -208,7 +214,7 @@ class OpenRequests:
             bodies.close()
 
     def open_samples(self, model: int, task: int) -> Iterator[OpenSample]:
-        """Return the samples of a task that are not delivered."""
+        """List the samples of a task that are not delivered yet."""
         return (
             one for one in list(self._samples.values()) if one.model == model and one.task == task
         )
@@ -219,7 +225,7 @@ class OpenRequests:
 
 
 def measured_key(metric_key: bytes, bodies: Sequence[bytes]) -> bytes:
-    """Return the journal key of a metric: BLAKE2b of its own key and its answers."""
+    """Return the journal key of a metric: BLAKE2b of the metric's own key and the answers."""
     digest = hashlib.blake2b(metric_key, digest_size=KEY_BYTES)
     for body in bodies:
         digest.update(len(body).to_bytes(4, "little") + body)
@@ -230,7 +236,11 @@ _COMMIT = "the commit"  # marks an answer that came before its request, until it
 
 
 class ResumedRequests:
-    """Track requests that engines hold from before a restart; places are (model, request key)."""
+    """Track the requests that engines hold from before a restart of the coordinator.
+
+    A sample with such a request waits here instead of being given to the policy. Requests are
+    identified by model and key.
+    """
 
     def __init__(self, open_requests: OpenRequests) -> None:
         self._open_requests = open_requests
@@ -242,32 +252,32 @@ class ResumedRequests:
         self._expected[model, key] = engine
 
     def came_early(self, model: int, key: bytes) -> None:
-        """Record an answer that is about to be committed and that the policy has no request for."""
+        """Record that an answer came before the policy had its request; it will be committed."""
         self._expected[model, key] = _COMMIT
 
     def came(self, model: int, key: bytes) -> None:
-        """Record that an answer came, or will not come."""
+        """Record that the answer to a request has come, or will never come."""
         self._expected.pop((model, key), None)
 
     def committed(self, model: int, key: bytes) -> None:
-        """Record that an answer is in the journal."""
+        """Record that the answer to a request is now in the journal."""
         if self._expected.get((model, key)) == _COMMIT:
             del self._expected[model, key]
 
     def engine_lost(self, engine: str) -> None:
-        """Forget the requests of a lost engine."""
+        """Stop waiting for the requests of a lost engine."""
         for place in [place for place, name in self._expected.items() if name == engine]:
             del self._expected[place]
 
     def keep(self, sample: OpenSample) -> bool:
-        """Keep a sample from the policy if an engine will answer some of it; True if kept."""
+        """Return True, and keep the sample, if one of its answers is expected from an engine."""
         if not self._waits(sample):
             return False
         self._samples.append(sample)
         return True
 
     def settled(self) -> list[OpenSample]:
-        """Remove and return the open samples that no engine will answer more of."""
+        """Remove and return the open samples for which no more answers are expected."""
         if not self._samples:
             return []
         ready = [sample for sample in self._samples if not self._waits(sample)]

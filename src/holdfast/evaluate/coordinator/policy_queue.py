@@ -9,7 +9,7 @@ from holdfast.evaluate.policy.state import State
 
 
 class PolicyQueue:
-    """Give events to the policy in their order; `state` is the policy's."""
+    """Pass events to the policy in their order; `state` is the policy's state."""
 
     def __init__(self, state: State) -> None:
         self.state = state
@@ -21,11 +21,11 @@ class PolicyQueue:
         self._events.append(event)
 
     def close(self) -> None:
-        """Drop queued and future events."""
+        """Drop all queued events, and ignore events from now on."""
         self._is_closed = True
 
     def actions(self) -> Iterator[Action]:
-        """Yield the actions on each event; events caused by an action come after it."""
+        """Yield the policy's actions on each event, including events queued meanwhile."""
         while self._events:
             if self._is_closed:
                 self._events.clear()

@@ -1,8 +1,9 @@
-"""Let engines rest while every answer is known.
+"""Start no engines while every answer is known.
 
-An engine takes seconds to start and reads all weights. If an earlier evaluation of the same weights
-with the same engines on the same kind of node has kept its answers, no engine may be needed. Then
-engines rest, and the weights are not read, until the first request has no answer.
+An engine takes seconds to start and reads all weights. If an earlier evaluation used the same
+weights with the same engines on the same kind of node, its answers may still be in the journal, and
+then no engine is needed. So engines rest, and no weights are read, until there is a request without
+an answer.
 """
 
 import socket
@@ -17,18 +18,22 @@ from holdfast.evaluate.coordinator.models import Model, Models
 from holdfast.evaluate.weights.stamp import Stamp, stamp_of
 
 _REMEMBERED = "hf"
-"""The kind of engine whose numerics follow from spec, weights and node. Other kinds ask a server or
-run a user's class, which may have changed."""
+"""The kind of engine whose numerics are determined by spec, weights and kind of node.
+
+Engines of other kinds ask a server or run a user's class, and the server or class may have changed.
+"""
 
 
 class Resting:
-    """Decide whether engines rest; once they may not, they never rest again.
+    """Decide whether engines rest: they are not started as long as all answers may be known.
+
+    Once engines have been needed, they never rest again.
 
     Args:
         config: the evaluation's configuration.
-        clock: the clock that tells how old the files of a model are.
-        models: receives the remembered digests and numerics.
-        orders: gives the spec of a node's engines.
+        clock: the clock for the age of a model's files.
+        models: the models, which get the remembered digests and numerics.
+        orders: returns the engine spec for a node.
     """
 
     def __init__(
@@ -43,7 +48,10 @@ class Resting:
         self._recalled: set[int] = set()
 
     def rests(self, nodes: Collection[Node]) -> bool:
-        """Return True while no engine is needed; look at new models, before weights are read."""
+        """Return True while no engine is needed.
+
+        The files of new models are stamped here, before their weights are read.
+        """
         open_models = self._models.open()
         for model in open_models:
             self._look_at(model)
@@ -56,11 +64,11 @@ class Resting:
 
     @property
     def has_recalled(self) -> bool:
-        """True if the key of a model's answers was recalled."""
+        """True if the digest and numerics of a model were found from earlier evaluations."""
         return bool(self._recalled)
 
     def end(self) -> None:
-        """Let the engines start."""
+        """Let the engines start, and never rest again."""
         self._may_rest = False
 
     def _look_at(self, model: Model) -> None:
@@ -69,9 +77,9 @@ class Resting:
             self._stamps[model.number] = stamp_of(manifest, self._clock.now_s())
 
     def _recall(self, model: Model, node: Node) -> bool:
-        """Recall the key of a model's answers on a node; False if any part is unknown.
+        """Look up a model's digest and numerics from earlier evaluations; False if one is unknown.
 
-        The tokenizer must be at hand, since the requests are built before any weights are there.
+        The tokenizer must be available too, since requests are built before any weights are read.
         """
         stamp = self._stamps.get(model.number)
         if stamp is None or not model.added.tokenizer or not self._is_here(node):
@@ -90,11 +98,11 @@ class Resting:
         return True
 
     def _is_here(self, node: Node) -> bool:
-        """Return True if a node of known kind is on this machine, with the files that we stamp."""
+        """Return True if a node of known kind runs on this machine and reads the stamped files."""
         return bool(node.report and node.report.kind and node.report.host == self._host)
 
     def fetched(self, model: Model, digest: str, nodes: Collection[Node]) -> None:
-        """Remember the digest that nodes computed, if no file changed since before the reading."""
+        """Remember the digest that nodes computed, unless a file changed since it was stamped."""
         before, manifest = self._stamps.get(model.number), model.added.manifest
         if before is None or not before.is_settled or manifest is None:
             return
@@ -108,8 +116,8 @@ class Resting:
         """Remember the numerics that an engine reported.
 
         Returns:
-            Why the model's answers are unusable: they were recalled under other numerics. Else
-            empty.
+            The reason why reused answers are not valid: they were found under other numerics than
+            the engine now reports. Empty if they are valid.
         """
         if not self._remembers or node is None or not self._is_here(node):
             return ""

@@ -1,7 +1,7 @@
 """Track each sample from the client that submits it to the client that receives it.
 
-Answers in the journals are used at once. Requests that engines are about to answer wait. All other
-requests go to the policy. A complete sample is delivered.
+Answers in the journals are used at once. Requests that engines hold from before a restart wait for
+those engines. All other requests go to the policy. A complete sample is delivered.
 """
 
 from collections.abc import Callable
@@ -35,11 +35,12 @@ class SampleQueue:
         models: the models of the samples.
         open_requests: holds samples and requests without an answer.
         resumed: the requests that engines hold from before a restart.
-        measurements: the metrics in progress.
+        measurements: finds and computes metrics.
         delivery: sends samples to the clients.
         counts: counts samples and requests.
-        rescore: True if engines answer nothing.
-        settled_s: after a restart, the time until which engines may report their requests.
+        rescore: True if there are no engines, and only answers in the journal are used.
+        settled_s: the monotonic time until which engines may report the requests that they hold
+            from before a restart.
         need_engines: called before requests without an answer go to the policy.
     """
 
@@ -70,7 +71,11 @@ class SampleQueue:
     # Submissions
 
     def submit(self, peer: Connection, submit: messages.Submit) -> None:
-        """Handle a client's submission of samples."""
+        """Accept the samples that a client submits; keep them for later if they are early.
+
+        A submission is early while the model has no journal, or peers may still report after a
+        restart.
+        """
         model, task = self._models.get(peer.hello.model), peer.hello.task
         if model is None or model.outcome is not None:
             peer.send(messages.Refused(why=NOT_WANTED))
@@ -80,26 +85,26 @@ class SampleQueue:
             self._take(model, task, submit)
 
     def forget_early(self, model: int, task: int) -> None:
-        """Drop a reconnected client's early submissions, which it repeats."""
+        """Drop the early submissions of a client that reconnected, since it sends them again."""
         self._early.pop((model, task), None)
 
     def forget(self, model: int) -> None:
-        """Drop an ended model's early submissions."""
+        """Drop the early submissions of an ended model."""
         for place in [place for place in self._early if place[0] == model]:
             del self._early[place]
 
     def is_settled(self) -> bool:
-        """Return True if all peers have reconnected and reported since the restart."""
+        """Return True if all peers have reported since the restart, or had their time to."""
         return self._clock.monotonic_s() >= self._settled_s
 
     def settle(self) -> None:
-        """End the wait early, since all have reported."""
+        """Stop waiting for reports after a restart, since all peers have reported."""
         if not self.is_settled():
             self._settled_s = self._clock.monotonic_s()
             self.take_early()
 
     def take_early(self) -> None:
-        """Take early submissions that can be looked up now."""
+        """Accept the early submissions whose model now has a journal."""
         if not self.is_settled():
             return
         for (number, task), submits in list(self._early.items()):
@@ -110,7 +115,10 @@ class SampleQueue:
                     self._take(model, task, submit)
 
     def plan_settled(self) -> None:
-        """Give the policy the requests that no engine will answer any more."""
+        """Pass samples to the policy that waited for answers from before a restart.
+
+        A sample is passed once each of its awaited answers has come or can no longer come.
+        """
         if settled := self._resumed.settled():
             self._plan(settled)
 
@@ -142,7 +150,7 @@ class SampleQueue:
         self._delivery.send()
 
     def _plan(self, samples: list[OpenSample]) -> None:
-        """Give samples to the policy."""
+        """Pass samples to the policy, and start engines if the samples need any."""
         if any(sample.missing for sample in samples):
             self._need_engines()
         specs = tuple(map(_spec, samples))
@@ -153,25 +161,29 @@ class SampleQueue:
     # Answers and metrics
 
     def answered(self, model: int, key: bytes) -> None:
-        """Record a committed answer."""
+        """Record that the answer to a request is committed."""
         self._resumed.committed(model, key)
         if request := self._open_requests.request_of(model, key):
             self._counts.requests_done += 1
             self._close(request)
 
     def unanswerable(self, request: OpenRequest, why: str) -> None:
-        """Fail a request that no engine can answer."""
+        """Fail all samples of a request that no engine can answer."""
         self._close(request, error=why)
         self._delivery.send()
 
     def measured(self, sample: OpenSample, measured: bytes) -> None:
-        """Record a sample's committed metric."""
+        """Record that a sample's metric is committed, and deliver the sample."""
         if self._open_requests.sample(sample.number) is sample:
             sample.measured, sample.unmeasured = measured, False
             self._delivery.add(sample)
 
     def unmeasurable(self, sample: OpenSample, error: str = "") -> None:
-        """Leave a sample's metric to its client, which fails like the harness, or by `error`."""
+        """Deliver a sample whose metric could not be computed.
+
+        With `error`, the sample fails. Without an error, the client computes the metric itself, and
+        fails as the harness would.
+        """
         sample.unmeasured = False
         sample.error = sample.error or error
         self._delivery.add(sample)
@@ -182,7 +194,7 @@ class SampleQueue:
             self._complete(sample)
 
     def _complete(self, sample: OpenSample) -> bool:
-        """Deliver a sample with all answers, unless its metric must be computed first."""
+        """Deliver a sample with all answers; return False if its metric must be computed first."""
         if sample.unmeasured and not sample.error and not self._measurements.is_known(sample):
             return False
         self._delivery.add(sample)

@@ -1,9 +1,9 @@
 """Run the coordinator's process: `python -m holdfast.evaluate.coordinator.server FOLDER`.
 
-Its standard input is a pipe that the command holds open. While the pipe is open, the command
-restarts a coordinator that ended unexpectedly. When the pipe closes, the command is dead: the
-coordinator keeps the requests that engines have begun, ends everything, and exits. The exit codes
-are in `config`.
+The command holds the other end of a pipe, which is the coordinator's standard input. While the
+command lives, it restarts a coordinator that ended unexpectedly. When the pipe closes, the command
+is dead. Then the coordinator waits for the requests that engines have begun, ends all other
+processes, and exits. The exit codes are in `config`.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 async def coordinate(folder: Path) -> int:
-    """Run an evaluation's coordinator to its end; return the exit code."""
+    """Run the coordinator of an evaluation until it ends; return the exit code."""
     files = CoordinatorFiles(folder)
     config, token = decode_config(files.config.read_bytes()), files.token.read_text()
     clock = SystemClock()
@@ -119,7 +119,7 @@ def _begin(files: CoordinatorFiles, now_s: float) -> tuple[float, int]:
 
 
 def _state(config: CoordinatorConfig, files: CoordinatorFiles) -> State:
-    # The learned history includes the earlier one.
+    # Start from the learned history, which includes the earlier one.
     known = next((path for path in (files.learned, files.history) if path.exists()), None)
     history = decode_history(known.read_bytes()) if known else []
     expected = PolicyConfig(engines=config.nodes * config.engines_per_node)
@@ -139,7 +139,7 @@ async def _tick_forever(live: Live) -> None:
 
 
 def main() -> None:
-    """Coordinate the evaluation of a folder."""
+    """Run the coordinator of the evaluation folder named on the command line."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     folder = Path(sys.argv[1])
     gc.set_threshold(_GC_THRESHOLD, 50, 100)

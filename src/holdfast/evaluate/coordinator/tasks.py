@@ -1,4 +1,4 @@
-"""Keep which task of which model runs on which host, and its outcome."""
+"""Track which task of which model runs on which host, and keep the outcomes of tasks."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -29,9 +29,10 @@ class ConnectedHost:
 
 
 class Tasks:
-    """Run every task of every model once; outcomes are files that outlive the coordinator.
+    """Run every task of every model once.
 
-    Outcomes are not kept in memory: results are large, and a stream has many.
+    Outcomes are kept as files, which outlive the coordinator. Outcomes are not kept in memory,
+    since results are large and a stream has many models.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Tasks:
         )
 
     def host_gone(self, peer: Connection) -> None:
-        """Remove a host; `start` moves its tasks."""
+        """Remove a host; `start` starts its tasks on another host."""
         self.hosts.pop(peer.hello.name, None)
 
     def prepared(self, peer: Connection, _prepared: Prepared) -> None:
@@ -71,16 +72,16 @@ class Tasks:
         self.hosts[peer.hello.name].prepared = True
 
     def host_on(self, node: int) -> ConnectedHost | None:
-        """Return a prepared host on a node."""
+        """Return a prepared host on a node; None if there is none."""
         return next(
             (host for host in self.hosts.values() if host.node == node and host.prepared), None
         )
 
     def start(self, models: Sequence[Model], now_s: float) -> None:
-        """Start every open task on its own node's host, or on another in its absence.
+        """Start every open task on the host of its own node.
 
-        A task's own node follows from its number, so that a restarted coordinator finds the task
-        again.
+        A task's own node follows from the task's number, so that a restarted coordinator finds a
+        running task again. If that node has no host for a while, the task starts on another node.
         """
         running = {one for host in self.hosts.values() for one in host.running}
         for model in models:
@@ -105,13 +106,16 @@ class Tasks:
         return min(others, key=lambda one: len(one.running), default=None)
 
     def is_elsewhere(self, model: int, task: int, node: int) -> bool:
-        """Return True if a task runs on another node, so that a client on this one is obsolete."""
+        """Return True if a task runs on another node: its client on this node is obsolete."""
         return any(
             (model, task) in host.running and host.node != node for host in self.hosts.values()
         )
 
     def able_host(self, model: Model, node: int) -> tuple[ConnectedHost, ModelFacts] | None:
-        """Find a host for a model's work on a node; another node's if this one lacks the model."""
+        """Return a host that can work on a model, and the model's facts; None if there is none.
+
+        The host is on `node`. If `node` failed to fetch the model, the host may be on another node.
+        """
         others = [host.node for host in self.hosts.values()] if node in model.refusals else []
         for place in (node, *others):
             host, facts = self.host_on(place), self.facts(model, place)
@@ -120,7 +124,7 @@ class Tasks:
         return None
 
     def facts(self, model: Model, node: int) -> ModelFacts | None:
-        """Return a model's facts for clients on a node; None until its tokenizer is there."""
+        """Return a model's facts for clients on a node; None until its tokenizer is available."""
         manifest = model.added.manifest
         tokenizer, takes_text = "", False
         if manifest is None:
@@ -139,7 +143,7 @@ class Tasks:
         )
 
     def ended(self, outcome: TaskOutcome) -> bool:
-        """Record the outcome of a task durably; False if it had one."""
+        """Write the outcome of a task to disk; return False if the task already had an outcome."""
         for host in self.hosts.values():
             host.running.discard((outcome.model, outcome.task))
         if (outcome.model, outcome.task) in self._ended:
@@ -149,12 +153,12 @@ class Tasks:
         return True
 
     def forget(self, model: int) -> None:
-        """Stop counting the tasks of an ended model as running."""
+        """Stop counting an ended model's tasks as running."""
         for host in self.hosts.values():
             host.running = {place for place in host.running if place[0] != model}
 
     def of_model(self, model: int) -> Iterator[TaskOutcome]:
-        """Yield the outcomes of a model's tasks so far."""
+        """Yield the outcomes of a model's ended tasks."""
         for task in range(len(self._suite.entries)):
             if (model, task) in self._ended:
                 yield msgspec.msgpack.decode(

@@ -1,4 +1,4 @@
-"""Write the coordinator's observations into the timeline."""
+"""Write the activities that the coordinator observes into the timeline."""
 
 from holdfast.core.clock import Clock
 from holdfast.evaluate.coordinator.open_requests import OpenRequest, OpenSample
@@ -17,12 +17,13 @@ from holdfast.evaluate.wire import messages
 
 
 class TimelineWriter:
-    """Append spans; convert monotonic times to seconds since the evaluation's first start.
+    """Append spans, with times in seconds since the evaluation's first start.
 
     Args:
-        timeline: the file.
-        clock: the clock of the given monotonic times.
-        started_at_s: the wall time of the first start, which joins the clocks of several lives.
+        timeline: the timeline's file.
+        clock: the clock of the monotonic times that the methods receive.
+        started_at_s: the wall time of the first start, to which the clocks of restarted
+            coordinators are aligned.
     """
 
     def __init__(self, timeline: TimelineFile, clock: Clock, started_at_s: float) -> None:
@@ -30,17 +31,17 @@ class TimelineWriter:
         self._zero_s = clock.monotonic_s() - max(0.0, clock.now_s() - started_at_s)
 
     def since_start_s(self, monotonic_s: float) -> float:
-        """Convert a monotonic time to the timeline's."""
+        """Convert a time of the monotonic clock to seconds since the first start."""
         return max(0.0, monotonic_s - self._zero_s)
 
     def begin(self, started_at_s: float, suite: str, tasks: list[str], restarts: int) -> None:
-        """Record the start of the coordinator."""
+        """Record that the coordinator started."""
         self._timeline.append(
             Begin(started_at_s=started_at_s, suite=suite, tasks=tasks, restarts=restarts)
         )
 
     def engine(self, what: str, *, engine: int, node: int, model: int, since_s: float) -> None:
-        """Record an activity of an engine that ends now."""
+        """Record an activity of an engine that lasted from `since_s` until now."""
         t0, t1 = self._until_now(since_s)
         self._timeline.append(
             EngineSpan(
@@ -62,7 +63,7 @@ class TimelineWriter:
         host: str = "",
         fetched: messages.ModelFetched | None = None,
     ) -> None:
-        """Record an activity of a node that ends now."""
+        """Record an activity of a node that lasted from `since_s` until now."""
         t0, t1 = self._until_now(since_s)
         line = NodeSpan(what=what, node=node, host=host, t0=t0, t1=t1)  # type: ignore[arg-type]
         if fetched is not None:
@@ -81,7 +82,11 @@ class TimelineWriter:
     def request(
         self, engine: int, request: OpenRequest, done: messages.DoneRequest, written_s: float
     ) -> None:
-        """Record an engine's work on a request; `written_s` is the message's time on its clock."""
+        """Record an engine's work on a request.
+
+        `done` has times of the engine's clock, and `written_s` is the time of that clock when the
+        engine sent the message.
+        """
         ahead_s = self._clock.monotonic_s() - written_s
         sample = request.samples[0] if request.samples else None
         self._timeline.append(
@@ -99,7 +104,7 @@ class TimelineWriter:
         )
 
     def metric(self, node: int, sample: OpenSample, seconds: float, error: str) -> None:
-        """Record a metric that ends now."""
+        """Record a metric whose computation took `seconds` and ends now."""
         t0, t1 = self._until_now(self._clock.monotonic_s() - seconds)
         self._timeline.append(
             MetricSpan(
@@ -116,7 +121,7 @@ class TimelineWriter:
     def task(
         self, outcome: messages.TaskOutcome, *, since_s: float, samples: int, reused: int
     ) -> None:
-        """Record a task that ends now."""
+        """Record a task that ran from `since_s` until now."""
         t0, t1 = self._until_now(since_s)
         self._timeline.append(
             TaskSpan(
@@ -131,7 +136,7 @@ class TimelineWriter:
         )
 
     def model(self, name: str, outcome: messages.ModelOutcome, since_s: float) -> None:
-        """Record a model that ends now."""
+        """Record a model whose evaluation lasted from `since_s` until now."""
         t0, t1 = self._until_now(since_s)
         self._timeline.append(
             ModelSpan(
@@ -145,7 +150,7 @@ class TimelineWriter:
         )
 
     def end(self, state: str) -> None:
-        """Record the end of the evaluation."""
+        """Record that the evaluation ended, and how: `state` is "done", "failed" or "stopped"."""
         now_s = self.since_start_s(self._clock.monotonic_s())
         self._timeline.append(End(state=state, t1=now_s))  # type: ignore[arg-type]
 

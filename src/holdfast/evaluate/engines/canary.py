@@ -7,12 +7,18 @@ _TOKENS = 24
 
 
 def fixed_tokens(number: int, length: int, vocabulary: int) -> list[int]:
-    """Return token ids that are the same on all machines, spread over the vocabulary."""
+    """Return `length` token ids that are spread over the vocabulary and equal on all machines.
+
+    Different values of `number` give different sequences.
+    """
     return [(number * 7919 + place * 104_729 + 13) % vocabulary for place in range(length)]
 
 
 def canary_requests(vocabulary: int, max_length: int) -> list[Request]:
-    """Request the log-probability of each prompt's second half, and of its last token alone."""
+    """Return requests for log-probabilities of fixed prompts.
+
+    For each prompt, one request is for its second half, and one for its last token.
+    """
     length = min(_TOKENS, max_length - 1)
     made = []
     for number in range(_CANARIES):

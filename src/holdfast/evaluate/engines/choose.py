@@ -1,4 +1,7 @@
-"""Choose the engine class for an `EngineSpec` and check its options; kinds are imported lazily."""
+"""Find the class of an `EngineSpec`'s engine, and check its options.
+
+The module of a kind of engine is imported only when the kind is used.
+"""
 
 import importlib
 from collections.abc import Mapping
@@ -21,16 +24,17 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "vllm": (*_CALLS, "arguments", "command", "start_limit_s"),
     "openai": (*_CALLS, "tokenizer"),
 }
-"""The names allowed in `EngineSpec.options`, with `_s` for seconds; other kinds check their own
-options."""
+"""The names allowed in `EngineSpec.options` for each kind; names of times end with `_s` (seconds).
+
+Other kinds of engine check their own options.
+"""
 
 
 def make_engine(spec: EngineSpec) -> Engine:
-    """Make an engine of the kind in `spec`, not loaded yet.
+    """Create an engine of the kind that `spec` names; the engine has no weights yet.
 
     Raises:
-        BadUse: there is no such kind, its class cannot be imported, or the kind refuses the
-            spec.
+        BadUse: there is no such kind, its class cannot be imported, or the kind refuses the spec.
     """
     check_options(spec)
     place = KINDS.get(spec.kind, spec.kind)

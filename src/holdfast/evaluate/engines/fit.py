@@ -1,4 +1,4 @@
-"""Compute whether a model fits a device, from its config and the headers of its weights."""
+"""Compute whether a model fits on a device, from the config and the headers of the weights."""
 
 import json
 import math
@@ -10,8 +10,10 @@ from holdfast.core.errors import BadUse
 from holdfast.evaluate.types.engine import EngineSpec
 
 _RESERVED_SHARE = 0.1
-"""The share of a device's memory for activations and the runtime; vLLM's default
-gpu_memory_utilization of 0.9 leaves the same."""
+"""The share of a device's memory that is reserved for activations and the runtime.
+
+vLLM's default gpu_memory_utilization of 0.9 reserves the same share.
+"""
 _DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
 _FILE_DTYPE_BYTES = {
     "F64": 8,
@@ -25,14 +27,14 @@ _DEFAULT_LENGTH = 2048
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """Describe a model in the memory of one engine's devices.
+    """Describe how a model fits in the memory of one engine's devices.
 
     Attributes:
-        weights_bytes: the bytes of the whole model, over all devices.
-        kv_token_bytes: the bytes of one token's keys and values, over all devices.
-        max_length: the tokens of one sequence.
-        tokens: the tokens whose keys and values fit.
-        batch: the sequences of `max_length` that fit.
+        weights_bytes: the size of the whole model, over all devices.
+        kv_token_bytes: the size of one token's keys and values, over all devices.
+        max_length: the largest number of tokens of one sequence.
+        tokens: the number of tokens whose keys and values fit beside the weights.
+        batch: the number of sequences of `max_length` tokens that fit beside the weights.
     """
 
     weights_bytes: int
@@ -43,18 +45,18 @@ class Fit:
 
 
 def fits(model: Path | dict[str, Any], spec: EngineSpec, device_memory_bytes: int) -> Fit:
-    """Compute how a model fits engines of `spec.tensor_parallel` devices.
+    """Compute how a model fits on an engine's devices, whose number is `spec.tensor_parallel`.
 
     Args:
-        model: a Hugging Face folder; or the content of a config.json, from which the weights
-            are estimated.
-        spec: the engine; its dtype, tensor_parallel and max_length count.
-        device_memory_bytes: the memory of one device, or an engine's share of a node if
-            `spec.device` is "cpu".
+        model: a Hugging Face folder; or the content of a config.json, from which the size of the
+            weights is estimated.
+        spec: the engine, of which dtype, tensor_parallel and max_length are used.
+        device_memory_bytes: the memory of one device; if `spec.device` is "cpu", an engine's share
+            of the node's memory.
 
     Raises:
-        BadUse: not even one sequence of full length fits; the message names a setting that
-            fits.
+        BadUse: not even one sequence of full length fits; the message names a setting with which
+            the model fits.
     """
     config = _config_of(model) if isinstance(model, Path) else model
     text = config.get("text_config") or config
@@ -90,10 +92,10 @@ def fits(model: Path | dict[str, Any], spec: EngineSpec, device_memory_bytes: in
 
 
 def kv_bytes_a_token(text: dict[str, Any], dtype_bytes: int) -> int:
-    """Return bytes of keys and values per token: 2 x layers x key heads x head size x dtype size.
+    """Return the size of the keys and values of one token.
 
-    Layers of multi-head latent attention (DeepSeek) keep one compressed vector instead: rank +
-    rotary size.
+    The size is 2 x layers x key heads x head size x dtype size. Layers with multi-head latent
+    attention (DeepSeek) keep one compressed vector instead, of size rank + rotary size.
     """
     layers = text.get("num_hidden_layers") or text.get("n_layer") or 0
     if text.get("kv_lora_rank"):
@@ -131,7 +133,7 @@ def _weights_bytes(folder: Path, spec: EngineSpec) -> int:
 
 
 def _estimated_bytes(config: dict[str, Any], text: dict[str, Any], spec: EngineSpec) -> int:
-    """Estimate a plain transformer within some percent: embeddings, attention, gated MLP."""
+    """Estimate a plain transformer's size to a few percent: embeddings, attention, gated MLP."""
     hidden = text.get("hidden_size") or text.get("n_embd") or 0
     layers = text.get("num_hidden_layers") or text.get("n_layer") or 0
     heads = text.get("num_attention_heads") or text.get("n_head") or 1

@@ -1,9 +1,10 @@
-"""Use any OpenAI-compatible server (vLLM, SGLang, llama.cpp, a hosted API), many calls at a time.
+"""Use any OpenAI-compatible server (vLLM, SGLang, llama.cpp, a hosted API).
 
-A thread with an event loop makes the calls (`aiohttp`, a dependency of lm-eval through `datasets`).
-Calls to a server that is busy (429), failing (5xx) or unreachable are repeated after growing
-pauses, or as `Retry-After` states. All calls wait together, so that a throttling server gets no
-further load.
+Many calls are in flight at the same time. A thread with an event loop makes the calls, with
+`aiohttp`, which lm-eval depends on through `datasets`. A call is repeated if the server is busy
+(429), fails (5xx) or cannot be reached. The pauses between the attempts grow, or are as long as the
+server's `Retry-After`. During such a `Retry-After` all calls wait, so that a server that throttles
+gets no further load.
 """
 
 import asyncio
@@ -46,7 +47,10 @@ _MALFORMED_TRIES = 3
 
 
 class Unanswerable(Exception):
-    """The server will not answer this request; `status` is the HTTP status, if one is the reason."""
+    """The server will not answer this request.
+
+    `status` is the HTTP status of the server's reply; 0 if the status is not the reason.
+    """
 
     def __init__(self, why: str, status: int = 0) -> None:
         super().__init__(why)
@@ -54,11 +58,14 @@ class Unanswerable(Exception):
 
 
 class OpenAIEngine:
-    """See the module; the methods implement `Engine`.
+    """Send requests to an OpenAI-compatible server; the methods implement `Engine`.
 
-    The options are `api_key_env`, the variable with the key; `timeout_s` (600) for one call;
-    `patience_s` (900) for all tries of a request; `tokenizer`, a folder, to tokenize replies to
-    requests with token ids.
+    The options are:
+
+    - `api_key_env`: the environment variable with the API key;
+    - `timeout_s` (600): the seconds that one call may take;
+    - `patience_s` (900): the seconds for all attempts of a request;
+    - `tokenizer`: a folder with the tokenizer for replies to requests with token ids.
     """
 
     def __init__(
@@ -82,10 +89,10 @@ class OpenAIEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def load(self, folder: Path) -> None:  # noqa: ARG002 - the server has its own
-        """Read the server's list of models.
+        """Read the server's list of models; the server has its own weights.
 
         Raises:
-            BadUse: the server does not answer, refuses the key, or lacks the model.
+            BadUse: the server does not answer, refuses the API key, or does not serve the model.
         """
         if not self._url.startswith(("http://", "https://")):
             raise BadUse(
@@ -98,23 +105,23 @@ class OpenAIEngine:
             self._tokenize = _tokenizer_of(Path(str(tokenizer)))
 
     def swap(self, folder: Path) -> None:
-        """Refuse, since the server's weights belong to its owner."""
+        """Raise SwapRefused, since the server's weights belong to its owner."""
         raise SwapRefused(f"The server {self._url} cannot be given the weights of {folder}.")
 
     def canary(self) -> list[float]:
-        """Return no canaries, since the server's weights are unknown."""
+        """Return an empty list, since the server's weights are unknown."""
         return []
 
     def numerics(self) -> str:
-        """See `Engine.numerics`; the server's address and model name stand for the weights."""
+        """See `Engine.numerics`; the server's address and model name replace the weights."""
         return f"openai {self._url} {self._model}"
 
     def max_length(self) -> int:
-        """See `Engine.max_length`; the server's limit if it states one."""
+        """See `Engine.max_length`; returns the server's limit if the server states one."""
         return self._max_length
 
     def curve(self) -> Curve:
-        """Return a guess, to be corrected by observed times."""
+        """Return a guess of the cost curve, which observed times will correct."""
         return Curve(
             prefill_tokens_per_s=20_000.0,
             request_s=0.005,
@@ -136,7 +143,7 @@ class OpenAIEngine:
             return [id_ for id_ in ids if self._waiting.pop(id_, None) is not None]
 
     def step(self) -> list[Finished]:
-        """See `Engine.step`: waits for an answer, at most 0.1 s."""
+        """See `Engine.step`; waits at most 0.1 s for an answer."""
         if not self._finished:
             self.wake.wait(_STEP_S)
         self.wake.clear()
@@ -151,7 +158,7 @@ class OpenAIEngine:
             self._loop.close()
             self._loop = None
 
-    # The server
+    # The calls from the main thread
 
     def _connect(self) -> None:
         headers = self._authorization()
@@ -195,7 +202,10 @@ class OpenAIEngine:
         patience_s: float,
         optional: bool = False,
     ) -> Any:
-        """Make one call from the main thread, with retries; None if `optional` and missing.
+        """Make one call from the main thread, with retries.
+
+        Returns:
+            The reply as JSON values; None if `optional` and the server lacks this endpoint.
 
         Raises:
             BadUse: the call failed for good.
@@ -235,10 +245,10 @@ class OpenAIEngine:
         if limit and not self._spec.max_length:
             self._max_length = int(limit)
 
-    # All below runs in the thread of the loop.
+    # Everything below runs in the event loop's thread.
 
     def _fill(self) -> None:
-        """Start waiting requests while there is room."""
+        """Send waiting requests while fewer than `max_batch` are in flight."""
         assert self._loop is not None
         while len(self._in_flight) < self._max_batch:
             with self._lock:
@@ -289,7 +299,14 @@ class OpenAIEngine:
     async def _ask(
         self, method: str, url: str, body: dict[str, Any] | None, patience_s: float
     ) -> Any:
-        """Return the JSON of a call, {} if empty; repeat the call until the patience ends."""
+        """Make a call, and repeat the call after failures until `patience_s` is over.
+
+        Returns:
+            The reply as JSON values; {} if the reply is empty.
+
+        Raises:
+            Unanswerable: the server will not answer.
+        """
         import aiohttp
 
         waited_s, wait_s, why = 0.0, _BACK_OFF_S[0], ""
@@ -340,7 +357,10 @@ class OpenAIEngine:
 
 
 def _stated_status(reply: Any) -> int:
-    """Return the status of an error inside the body of a 200, as gateways send it."""
+    """Return the HTTP status stated in the body of a reply; 200 if none is stated.
+
+    Some gateways send a reply 200 with an error in its body.
+    """
     error = reply.get("error") if isinstance(reply, dict) and "choices" not in reply else None
     code = str(error.get("code")) if isinstance(error, dict) else ""
     status = int(code) if code.isdecimal() else 200  # some gateways send a string
@@ -364,7 +384,10 @@ def _brief(text: str) -> str:
 
 
 def _retry_after_s(header: str | None) -> float | None:
-    """Parse seconds, or a date (RFC 9110, 10.2.3)."""
+    """Return the seconds of a `Retry-After` header; None if it is missing or malformed.
+
+    The header states seconds or a date (RFC 9110, 10.2.3).
+    """
     if header is None:
         return None
     with contextlib.suppress(ValueError):

@@ -1,8 +1,8 @@
 """Convert requests and answers for an OpenAI-compatible API, by pure functions.
 
 Log-probabilities are requested and read as in lm-eval's `local-completions`
-(lm_eval.models.openai_completions 0.4.13): the prompt is echoed with the log-probability of each
-token, and one more token is generated and ignored.
+(lm_eval.models.openai_completions 0.4.13). The server echoes the prompt with the log-probability of
+each token, and generates one more token, which is ignored.
 """
 
 import json
@@ -24,7 +24,10 @@ Tokenize = Callable[[str], Sequence[int]]
 
 
 class MalformedReply(Exception):
-    """A server's reply violates the API; the message follows `URL answers what cannot be used:`."""
+    """A server's reply violates the API.
+
+    The message completes a sentence that starts with `URL answers what cannot be used:`.
+    """
 
 
 class NotSupported(Exception):
@@ -32,7 +35,7 @@ class NotSupported(Exception):
 
 
 def path_and_body(request: Request, model: str, max_length: int) -> tuple[str, dict[str, Any]]:
-    """Return the path below the API's URL and the body of a request."""
+    """Return the path of a request below the API's URL, and the body of the request."""
     body: dict[str, Any] = {
         "model": model,
         "seed": int.from_bytes(keyed(request).key[:4], "little") >> 1,
@@ -62,12 +65,12 @@ def path_and_body(request: Request, model: str, max_length: int) -> tuple[str, d
     if not request.prompt:
         return "completions", body | {"prompt": request.text}
     prompt_tokens = list(unpack_tokens(request.prompt))[-(max_length - sampling.max_new_tokens) :]
-    # vLLM's option, which other servers ignore: return the tokens beside their text.
+    # Request the token ids beside the text, by an option of vLLM that other servers ignore.
     return "completions", body | {"prompt": prompt_tokens, "return_token_ids": True}
 
 
 def answer_of(request: Request, reply: Any, max_length: int, tokenize: Tokenize | None) -> Answer:
-    """Convert a server's reply.
+    """Convert a server's reply into an answer.
 
     Raises:
         MalformedReply: the reply has no usable content.
@@ -86,7 +89,11 @@ def answer_of(request: Request, reply: Any, max_length: int, tokenize: Tokenize 
 
 
 def _echoed(request: Request, max_length: int) -> tuple[list[int] | str, int]:
-    """Return the prompt with its continuation, and the number of tokens before the continuation."""
+    """Return the text or tokens that the server echoes: the prompt with its continuation.
+
+    The second value is the number of tokens before the continuation; -1 for text, whose tokens only
+    the server counts.
+    """
     if not request.prompt:
         return request.text + request.continuation_text, -1
     tokens = list(unpack_tokens(request.prompt + request.continuation))
@@ -95,7 +102,7 @@ def _echoed(request: Request, max_length: int) -> tuple[list[int] | str, int]:
 
 
 def _text_of(value: Any) -> str:
-    """Return the text of a message's content: a string, a list of parts, or nothing."""
+    """Return the text of a message's content: a string or a list of parts; "" for None."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -129,7 +136,8 @@ def _scored(request: Request, logprobs: Mapping[str, Any] | None, max_length: in
         )
     if not all(isinstance(value, int | float) and math.isfinite(value) for value in values):
         raise ValueError(f"log-probabilities are no numbers: {values[:8]}")
-    # The first token of the prompt has none; the likeliest token is the server's own choice.
+    # Leave out the prompt's first token, which has no log-probability. The likeliest token of each
+    # place is the one that the server reports.
     is_greedy = all(
         value >= max(top.values()) for value, top in zip(values, tops[before:-1], strict=True)
     )
@@ -137,7 +145,7 @@ def _scored(request: Request, logprobs: Mapping[str, Any] | None, max_length: in
 
 
 def _first_token_of(request: Request, offsets: Sequence[int]) -> int:
-    """Return the first token with a character of the continuation."""
+    """Return the index of the first token that contains a character of the continuation."""
     begin = len(request.text)
     places = [place for place, offset in enumerate(offsets[:-1]) if offset <= begin]
     return max(1, places[-1])
@@ -172,7 +180,10 @@ def _generated(
 
 
 def _count(value: Any, most: int) -> int:
-    """Read a stated number of tokens, for predictions only; 0 if the value is not valid."""
+    """Return the number of tokens that a server states; 0 if the number is not valid.
+
+    The number is used only for predictions.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
         return 0
     return round(value)

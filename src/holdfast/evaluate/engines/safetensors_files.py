@@ -1,4 +1,4 @@
-"""List the tensors of a folder's safetensors files from their headers, without heavy imports."""
+"""List the tensors of a folder's safetensors files from their headers, without slow imports."""
 
 import json
 import struct
@@ -12,7 +12,7 @@ _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 
 @dataclass(frozen=True)
 class TensorPlace:
-    """A tensor of a safetensors file, from the file's header."""
+    """A tensor in a safetensors file, as the file's header describes it."""
 
     path: Path
     dtype: str
@@ -20,12 +20,12 @@ class TensorPlace:
     size_bytes: int
 
     def kind(self) -> tuple[str, tuple[int, ...]]:
-        """Return dtype and shape, which must be equal for a swap."""
+        """Return the tensor's dtype and shape, which must stay equal in a swap."""
         return self.dtype, self.shape
 
 
 def tensors_of(folder: Path) -> dict[str, TensorPlace]:
-    """List a folder's tensors by name, from the headers of its safetensors files.
+    """Return a folder's tensors by name, from the headers of its safetensors files.
 
     Raises:
         BadUse: there are no tensors, or a file cannot be read.
@@ -60,7 +60,11 @@ def tensors_of(folder: Path) -> dict[str, TensorPlace]:
 
 
 def _header(path: Path) -> dict[str, TensorPlace]:
-    """Read a header: https://github.com/huggingface/safetensors#format (length, JSON, data)."""
+    """Read the header of a safetensors file.
+
+    The format (https://github.com/huggingface/safetensors#format) is the header's length, the
+    header as JSON, and the data.
+    """
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         if length > _MAX_HEADER_BYTES:

@@ -1,8 +1,8 @@
-"""Answer after the time that a curve gives: for tests, and to emulate a cluster on two cores.
+"""Answer after the time that a cost curve gives: for tests, and to emulate a cluster on two cores.
 
-Prompts are read one after another, and each stops the engine. Sequences then decode together, one
-token each per step, and join and leave between steps. The time of the next event is computed and
-slept until, so that no work is done per token.
+Prompts are read one after another, and each prompt stops the decoding. Then all sequences decode
+together, one token each per step; sequences join and leave between steps. The engine computes the
+time of the next event and sleeps until then, so that it does no work per token.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from holdfast.evaluate.types.requests import Answer, Request, Scalar, keyed, pac
 STEP_S = 0.1  # the longest that `step` waits
 _NEVER = 1 << 62
 
-# The options in `EngineSpec.options`, with their defaults.
+# The options of `EngineSpec.options` for this engine, with their defaults.
 _OPTIONS: dict[str, Scalar] = {
     "prefill_tokens_per_s": 100_000.0,
     "request_s": 0.0005,
@@ -50,7 +50,10 @@ class _Sequence:
 
 
 class SimulatedEngine:
-    """See the module; `clock` and `sleep` are for tests; `sleep` may return early."""
+    """Simulate an engine; the methods implement `Engine`.
+
+    Tests replace `clock` and `sleep`. `sleep` may return early.
+    """
 
     def __init__(
         self,
@@ -98,7 +101,7 @@ class SimulatedEngine:
         self._drop_everything()
 
     def canary(self) -> list[float]:
-        """See `Engine.canary`; computed from the content of the weights' files."""
+        """See `Engine.canary`; the values are computed from the weights' files."""
         return list(self._canary)
 
     def numerics(self) -> str:
@@ -110,7 +113,7 @@ class SimulatedEngine:
         return self._spec.max_length or 32_768
 
     def curve(self) -> Curve:
-        """See `Engine.curve`; the true curve of this engine."""
+        """See `Engine.curve`; the curve is exact, since it defines this engine's times."""
         return Curve(
             prefill_tokens_per_s=self._options["prefill_tokens_per_s"],
             request_s=self._options["request_s"],
@@ -140,7 +143,7 @@ class SimulatedEngine:
         return given
 
     def step(self) -> list[Finished]:
-        """See `Engine.step`; waits for the next event, at most 0.1 s, and returns due answers."""
+        """See `Engine.step`; waits at most 0.1 s for the next event, and returns due answers."""
         wait_s = min(self._next_event_s() - self._clock.monotonic_s(), STEP_S)
         if wait_s > 0:
             self._sleep(wait_s)
@@ -165,7 +168,10 @@ class SimulatedEngine:
         return self._decoding[0][0]
 
     def _advance_to(self, event_s: float) -> list[Finished]:
-        """Advance the engine's time to `event_s`, the end of a prompt or of the shortest sequences."""
+        """Advance the engine's time to the next event, and return the requests that end there.
+
+        The event is the end of a prompt, or the end of the shortest sequences.
+        """
         done: list[_Sequence] = []
         if self._reading is not None:
             sequence, self._reading = self._reading, None
@@ -190,7 +196,10 @@ class SimulatedEngine:
             self._reading.started_s = self._since_s
 
     def _end_run_at_next_step(self, now_s: float) -> None:
-        """Count the steps so far, including the present one, before a sequence may join."""
+        """Count the decoding steps so far, including the step in progress.
+
+        A new sequence can join after this step.
+        """
         if len(self._decoding) >= (self._spec.max_batch or 64):
             return
         steps = max(0, -int(-(now_s - self._since_s) // self._step_s()))
@@ -253,7 +262,7 @@ def _read_options(spec: EngineSpec) -> dict[str, float]:
 
 
 def simulated_answer(request: Request, new_tokens: int, model: bytes = b"") -> Answer:
-    """Return the simulated answer, a function of the request (and of `model` if given)."""
+    """Return the simulated answer, which depends only on the request, and on `model` if given."""
     digest = _hash(request, model)
     number = int.from_bytes(digest[4:8], "little")
     if request.kind == "loglikelihood":
@@ -276,7 +285,7 @@ def _hash(request: Request, model: bytes = b"") -> bytes:
 
 
 def _digest(folder: Path) -> bytes:
-    """Return a digest of the weights' content: names, sizes and both ends of each file."""
+    """Return a digest of the weights' files: their names, sizes, first and last 64 KiB."""
     digest = hashlib.blake2b(digest_size=16)
     for path in sorted(folder.glob("*.safetensors")):
         size_bytes = path.stat().st_size

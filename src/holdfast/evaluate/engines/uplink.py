@@ -1,8 +1,8 @@
-"""Keep a worker's connection to the coordinator in a thread of its own.
+"""Keep a worker's connection to the coordinator, in a thread of its own.
 
-Finished requests are numbered and kept until the coordinator has committed them, and are sent again
-on each new connection, with the served model and the held requests. Other messages are dropped
-while there is no connection.
+Finished requests are numbered and kept until the coordinator has committed them. On each new
+connection, the uplink sends them again, with the model that the engine serves and the requests that
+it holds. Other messages are dropped while there is no connection.
 """
 
 import asyncio
@@ -24,16 +24,18 @@ FLUSH_AT = 64  # answers in one `Done`, or more if they come faster than they ar
 
 
 class Uplink:
-    """See the module; all public methods belong to the worker's main thread.
+    """Connect a worker to the coordinator.
+
+    Only the worker's main thread may call the public methods.
 
     Args:
         address: host:port of the coordinator.
-        hello: the first message of a connection; its `model` is filled in.
+        hello: the first message of each connection; its `model` is set here.
         deliver: called in the connection's thread with each message for the worker.
-        lives: called in the connection's thread; True if `Alive` may be sent.
+        lives: called in the connection's thread; returns True if `Alive` may be sent.
         held: called in the connection's thread; returns the keys of the engine's open requests.
-        clock: the clock for the coordinator's absence.
-        alive_every_s: seconds between two `Alive`.
+        clock: measures the coordinator's absence.
+        alive_every_s: the seconds between two `Alive` messages.
     """
 
     def __init__(
@@ -67,15 +69,15 @@ class Uplink:
         self._unacked: deque[messages.Done] = deque()
 
     def start(self) -> None:
-        """Start to connect."""
+        """Start the thread, which connects to the coordinator."""
         self._thread.start()
 
     def tell(self, message: messages.Message) -> None:
-        """Send a message if connected; `Serving` is repeated on each new connection."""
+        """Send a message if connected; the last `Serving` is sent again on each new connection."""
         self._loop.call_soon_threadsafe(self._send, message)
 
     def done(self, model: int, finished: messages.DoneRequest) -> None:
-        """Report a finished request, together with others of the next 20 ms."""
+        """Queue a finished request, which is sent with those that finish in the next 20 ms."""
         self._finished.append((model, finished))
         if len(self._finished) == FLUSH_AT:
             self.flush()
@@ -84,12 +86,12 @@ class Uplink:
             self._loop.call_soon_threadsafe(self._loop.call_later, FLUSH_AFTER_S, self._flush)
 
     def flush(self) -> None:
-        """Send the finished requests now."""
+        """Send the queued finished requests now."""
         if self._finished:
             self._loop.call_soon_threadsafe(self._flush)
 
     def away_s(self) -> float:
-        """Return the seconds of the coordinator's absence; 0 while connected."""
+        """Return the seconds for which the coordinator has been unreachable; 0 while connected."""
         gone_since_s = self._gone_since_s
         return 0.0 if gone_since_s is None else self._clock.monotonic_s() - gone_since_s
 
@@ -97,14 +99,14 @@ class Uplink:
         """Wait up to `timeout_s` for commits while connected, then close the connection.
 
         Returns:
-            The messages that may not be committed.
+            The messages that are not acknowledged, whose requests are possibly not committed.
         """
         asyncio.run_coroutine_threadsafe(self._settle(timeout_s), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         return list(self._unacked)
 
-    # All below runs in the connection's own thread.
+    # Everything below runs in the connection's own thread.
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -122,7 +124,7 @@ class Uplink:
         with contextlib.suppress(asyncio.CancelledError):
             await self._dialling
         if writer is not None:
-            # The last messages, for instance a failed load, should arrive.
+            # Give the last messages, for instance a failed load, the time to arrive.
             with contextlib.suppress(OSError, TimeoutError):
                 await asyncio.wait_for(
                     writer.wait_closed(), max(0.1, deadline_s - self._loop.time())
@@ -177,7 +179,7 @@ class Uplink:
             await asyncio.sleep(self._alive_every_s)
 
     def _note(self, message: messages.Message) -> None:
-        """Put the loading model into the next hello, so that it is not ordered twice."""
+        """Put the model that is being loaded into the next hello, to prevent a second order."""
         if isinstance(message, messages.Serve):
             self._serving = None
             self._hello = msgspec.structs.replace(self._hello, model=message.model)

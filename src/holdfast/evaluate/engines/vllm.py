@@ -1,14 +1,14 @@
-"""Run vLLM as a long-lived server with swaps in place.
+"""Run vLLM as a long-lived server whose weights are swapped in place.
 
 This module has not run on a GPU yet. A server is used instead of the class `LLM` in this process,
-for three reasons. A crash of CUDA ends the server only, and the worker can still report its
+for three reasons. A crash of CUDA ends only the server, and the worker can still report its
 answers. The HTTP interface is documented and stable. The client already exists in `openai`. The
-tests cover the contract with a stand-in for `vllm serve` in a process of its own.
+tests cover the contract with a stand-in for `vllm serve`, which runs as a separate process.
 
 A swap follows vLLM's documentation (https://docs.vllm.ai/en/latest/features/sleep_mode/): sleep at
-level 2, wake the weights, `reload_weights`, wake the cache. The server's model folder is a link; a
-swap points the link at other weights, so that a reload from the same path finds them. The
-coordinator certifies each swap (`canary`).
+level 2, wake the weights, call `reload_weights`, wake the cache. The server's model folder is a
+symbolic link. A swap points the link to the new weights, so that vLLM reloads from an unchanged
+path. The coordinator certifies each swap (`canary`).
 """
 
 import json
@@ -38,10 +38,13 @@ _SERVED_NAME = "model"
 
 
 class VllmEngine(OpenAIEngine):
-    """See the module; the methods implement `Engine`.
+    """Run vLLM as a server; the methods implement `Engine`.
 
-    The options are those of `OpenAIEngine` without `tokenizer`; `command` (vllm) to start vLLM;
-    `arguments`, added to `vllm serve`; `start_limit_s` (1800) for a start.
+    The options are the same as for `OpenAIEngine`, without `tokenizer` and with these:
+
+    - `command` (vllm): the command that runs vLLM;
+    - `arguments`: further arguments of `vllm serve`;
+    - `start_limit_s` (1800): the seconds that a start may take.
     """
 
     def __init__(self, spec: EngineSpec) -> None:
@@ -55,8 +58,8 @@ class VllmEngine(OpenAIEngine):
         """Start a server for the weights of a folder.
 
         Raises:
-            BadUse: vLLM is not installed, or ends before it answers; the message has the end of
-                its output.
+            BadUse: vLLM is not installed, or ends before it answers; the message includes the end
+                of vLLM's output.
         """
         self.close()
         self._home = Path(tempfile.mkdtemp(prefix="holdfast-vllm-"))
@@ -112,7 +115,10 @@ class VllmEngine(OpenAIEngine):
         return f"vllm {spec.mode} {spec.dtype} tp {spec.tensor_parallel} version {self._version} limit {self._max_length}"  # noqa: E501
 
     def curve(self) -> Curve:
-        """Return a guess for some billion parameters on one GPU, corrected by observed times."""
+        """Return a guess of the cost curve, which observed times will correct.
+
+        The guess fits a model of a few billion parameters on one GPU.
+        """
         return Curve(
             prefill_tokens_per_s=20_000.0,
             request_s=0.002,

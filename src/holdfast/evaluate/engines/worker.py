@@ -1,12 +1,12 @@
 """Run an engine: `python -m holdfast.evaluate.engines.worker --name NAME --node N --spec JSON`.
 
-The worker connects to the coordinator (address and token in the environment), loads or swaps models
-on order, and answers requests. The main thread runs the engine; the connection (`uplink`) has a
-thread of its own. While the coordinator is away, the engine continues with its requests; if the
-coordinator stays away, the answers go to the journal.
+The worker connects to the coordinator, whose address and token are in the environment. The worker
+loads and swaps models as ordered, and answers requests. The main thread runs the engine, and the
+connection (`uplink`) has a thread of its own. While the coordinator is away, the engine continues
+with its requests. If the coordinator stays away, the worker writes the answers to the journal.
 
-The exit code is 0 after an order to end or without a coordinator, and 1 if the coordinator refused
-the worker or the engine failed.
+The exit code is 0 after an order to end, or if the coordinator stayed away. The exit code is 1 if
+the coordinator refused the worker, or if the engine failed.
 """
 
 import argparse
@@ -40,7 +40,10 @@ from holdfast.profile import start_evaluation, stop_phases
 
 
 class Pulse:
-    """Show one thread's life to another; `limit_s` is the longest time between two beats."""
+    """Show one thread whether another thread hangs.
+
+    The other thread must call `beat` at least every `limit_s` seconds.
+    """
 
     def __init__(self, limit_s: float, clock: Clock) -> None:
         self._limit_s = limit_s
@@ -48,12 +51,12 @@ class Pulse:
         self._until_s = clock.monotonic_s() + limit_s
 
     def beat(self) -> None:
-        """Record a sign of life."""
+        """Record that the thread is working."""
         self._until_s = self._clock.monotonic_s() + self._limit_s
 
     @contextmanager
     def held(self, limit_s: float) -> Iterator[None]:
-        """Allow the thread an absence of up to `limit_s`, for a load or a swap."""
+        """Allow the thread up to `limit_s` seconds without a beat, for a load or a swap."""
         self._until_s = self._clock.monotonic_s() + limit_s
         try:
             yield
@@ -61,7 +64,7 @@ class Pulse:
             self.beat()
 
     def beats(self) -> bool:
-        """Return True if the thread gave a recent sign of life, or is allowed to be absent."""
+        """Return True if the thread has recently called `beat`, or need not call it yet."""
         return self._clock.monotonic_s() < self._until_s
 
 
@@ -72,7 +75,7 @@ _IDLE_S = 0.5
 
 
 class _Ended(Exception):
-    """End this worker; with `keep`, uncommitted answers are still needed."""
+    """Raised to end this worker; with `keep`, answers that are not committed must be kept."""
 
     def __init__(self, exit_code: int = 0, *, keep: bool = False) -> None:
         super().__init__()
@@ -81,13 +84,15 @@ class _Ended(Exception):
 
 
 class EngineWorker:
-    """Run one engine; `hear` may be called from any thread, all else from the main thread.
+    """Run one engine.
+
+    Any thread may call `hear` and `held_keys`; only the main thread may call the other methods.
 
     Args:
         spec: the engine.
-        clock: the clock for reported times.
-        pulse: beaten whenever the engine returns.
-        linger_s: seconds of the coordinator's absence after which an idle worker ends.
+        clock: the clock of the times that the worker reports.
+        pulse: gets a beat whenever a call of the engine returns.
+        linger_s: the seconds after which an idle worker ends if the coordinator is away.
     """
 
     def __init__(self, spec: EngineSpec, *, clock: Clock, pulse: Pulse, linger_s: float) -> None:
@@ -104,20 +109,20 @@ class EngineWorker:
         self._ids: dict[bytes, int] = {}
         self._next_id = 0
         self.journals: dict[int, str] = {}
-        """By model, the identity of its journal."""
+        """Model number to the identity of the journal of its answers."""
 
     def hear(self, message: messages.Message) -> None:
-        """Queue a message of the coordinator, and wake a waiting engine."""
+        """Queue a message from the coordinator, and wake the engine if it waits."""
         self._inbox.put(message)
         wake = getattr(self._engine, "wake", None)
         if wake is not None:
             wake.set()
 
     def run(self, line: Uplink) -> None:
-        """Serve until the order to end.
+        """Serve until the coordinator orders the end.
 
         Raises:
-            _Ended: the order came.
+            _Ended: the order to end came, or the coordinator stayed away.
         """
         self._make()
         while True:
@@ -131,7 +136,7 @@ class EngineWorker:
                 raise _Ended(keep=True)
 
     def held_keys(self) -> list[bytes]:
-        """Return the keys of open requests; may be called from any thread."""
+        """Return the keys of the requests without an answer; may be called from any thread."""
         return list(self._ids)
 
     def close(self) -> None:
@@ -149,7 +154,7 @@ class EngineWorker:
         return self._engine is not None
 
     def _news(self) -> Iterator[messages.Message]:
-        """Yield new messages; an idle worker waits for them."""
+        """Yield new messages; wait for them if the engine has no requests."""
         try:
             if not self._held:
                 yield self._inbox.get(timeout=_IDLE_S)
@@ -277,7 +282,10 @@ class EngineWorker:
 
 
 def _encoded(one: Finished) -> tuple[bytes, int, str]:
-    """Return an answer's bytes, tokens and error; the bytes are decoded once, as a check."""
+    """Return an answer's encoding, its number of tokens and its error.
+
+    The encoding is decoded once as a check.
+    """
     if one.answer is None:
         return b"", 0, one.error
     try:
@@ -288,7 +296,11 @@ def _encoded(one: Finished) -> tuple[bytes, int, str]:
 
 
 def keep_unacked(folder: Path, journals: dict[int, str], unacked: Iterable[messages.Done]) -> int:
-    """Write uncommitted answers into the journals in `folder`, by model; return their number."""
+    """Write answers that are not committed into their models' journals in `folder`.
+
+    Returns:
+        The number of answers.
+    """
     from holdfast.evaluate.wire.answer_journal import Journal
 
     records: dict[int, list[tuple[bytes, bytes]]] = {}
@@ -316,7 +328,7 @@ def _ending_on_sigterm() -> Iterator[None]:
 
 
 def _end_soon_after_stop(message: messages.Message) -> None:
-    """End the process after an order to stop, even during a load or a long step."""
+    """End the process a few seconds after an order to stop, even during a load or a long step."""
     if isinstance(message, messages.Stop | messages.Refused):
         timer = threading.Timer(_END_WITHIN_S, os._exit, (0,))
         timer.daemon = True
@@ -324,7 +336,7 @@ def _end_soon_after_stop(message: messages.Message) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a worker to its end; return the exit code."""
+    """Run a worker until it ends; return the exit code."""
     parser = argparse.ArgumentParser(prog="holdfast.evaluate.engines.worker")
     parser.add_argument("--name", required=True)
     parser.add_argument("--node", type=int, required=True)

@@ -1,7 +1,7 @@
-"""Do the job of a forked process: run a task to its scores, or compute metrics.
+"""Do the jobs of a forked process: run a task until it has scores, or compute metrics.
 
-The process has a socket to the host, and the harness that the zygote imported. It ends with the
-host.
+The process receives its jobs over a socket from the host, and uses the harnesses that its parent,
+the zygote, imported. The process ends when the host ends.
 """
 
 import os
@@ -32,9 +32,10 @@ def work(
     logs: Path,
     zygote_pid: int,
 ) -> None:
-    """Do the jobs from the channel until it closes."""
+    """Do the jobs that arrive on the channel until the channel closes."""
     die_with_parent(zygote_pid)
-    # Processes forked by this one (lm-eval bootstraps in a pool) end with it and are in its group.
+    # Join all processes that this one forks (lm-eval computes bootstraps in a pool) in one group,
+    # so that all of them end together.
     os.setpgid(0, 0)
     os.register_at_fork(after_in_child=die_with_parent)
     start_evaluation(node)
@@ -63,7 +64,7 @@ def _work(channel: socket.socket, harnesses: Mapping[str, Harness], node: int, l
 
 
 def log_name(model: int, task: int) -> str:
-    """Name the file, below the evaluation's logs, for the output of a task's client."""
+    """Name the file, below the evaluation's folder of logs, for the output of a task's client."""
     return f"task-{model}-{task}.log"
 
 
@@ -127,9 +128,9 @@ def _measure(
         traceback.print_exc()
         error = sentence(raised)
     seconds = time.monotonic() - started_s
-    # All files that this process read so far: an earlier sample's metric may have loaded a table
-    # that this one used. The tokenizer's folder differs in each evaluation; the harness's key
-    # includes its content.
+    # Report all files that this process has read so far, since this metric may use a table that an
+    # earlier sample's metric loaded. Leave out the tokenizer's folder, which differs in each
+    # evaluation; the harness's key covers its content.
     return messages.SampleMeasured(
         metric_key=job.metric_key,
         measured=measured,

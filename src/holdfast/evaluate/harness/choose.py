@@ -17,13 +17,13 @@ _KINDS = {
 def harness(
     name: str, *, include_paths: Sequence[str] = (), confirm_unsafe_code: bool = False
 ) -> Harness:
-    """Make the harness named "lm-eval", "inspect" or "module:Class".
+    """Create the harness named "lm-eval", "inspect" or "module:Class".
 
     Args:
         name: the name.
-        include_paths: the suite's folders; passed to a constructor with a parameter of this
-            name.
-        confirm_unsafe_code: the suite's setting; passed in the same way.
+        include_paths: the suite's folders with the user's tasks; passed to the constructor if it
+            has a parameter of this name.
+        confirm_unsafe_code: the suite's permission to run the model's code; passed in the same way.
 
     Raises:
         BadUse: the harness does not exist, or its packages are not installed.

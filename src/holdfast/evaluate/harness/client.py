@@ -1,7 +1,7 @@
-"""Connect a harness to the coordinator: samples go out, answers return in any order.
+"""Connect a harness to the coordinator: send samples, and receive answers in any order.
 
-If the coordinator restarts, the client reconnects and submits all unanswered samples again. Earlier
-answers are in the coordinator's journal, so the client stores none.
+If the coordinator restarts, the client reconnects and submits all samples without answers again.
+The answers of the other samples are in the coordinator's journal, so the client stores none.
 """
 
 import asyncio
@@ -17,11 +17,17 @@ from holdfast.evaluate.wire import messages
 from holdfast.evaluate.wire.client import NOT_NOW, dial, waits_s
 
 SUBMIT_BYTES = 4 * 1024 * 1024
-"""The approximate size of a message: frames are bounded, and early requests start early."""
+"""The approximate size of a message.
+
+Frames must not exceed a maximum size. Small messages also let engines start on the first requests
+early.
+"""
 
 
 class WireClient:
-    """Implement `EngineClient`; samples that are open at the same time need different numbers.
+    """Implement `EngineClient` over a connection to the coordinator.
+
+    Samples that are open at the same time must have different numbers.
 
     Args:
         address: host:port of the coordinator.
@@ -30,8 +36,8 @@ class WireClient:
         task: the number of the task within its suite.
         facts: the facts of the model.
         asked: called once, when the first samples have been sent.
-        patience_s: seconds that the coordinator may be away.
-        clock: the clock for the patience.
+        patience_s: the seconds for which the coordinator may be unreachable.
+        clock: measures the patience.
     """
 
     def __init__(
@@ -61,7 +67,7 @@ class WireClient:
         self._line: _Line | None = None
 
     def ask(self, samples: Sequence[SampleRequests]) -> list[AnsweredSample]:
-        """See `EngineClient.ask`; not for calls within an event loop."""
+        """See `EngineClient.ask`; must not be called from an event loop."""
 
         async def ask() -> list[AnsweredSample]:
             line = self._new_line()
@@ -73,7 +79,7 @@ class WireClient:
         return asyncio.run(ask())
 
     async def ask_one(self, sample: SampleRequests) -> AnsweredSample:
-        """See `EngineClient.ask_one`; all calls from one event loop."""
+        """See `EngineClient.ask_one`; all calls must come from the same event loop."""
         if self._line is None:
             self._line = self._new_line()
         (answered,) = await self._line.ask([sample])
@@ -84,7 +90,7 @@ class WireClient:
 
 
 class _Line:
-    """Keep one event loop's connection, and redial while samples are open."""
+    """The connection of one event loop; reconnects while samples are open."""
 
     def __init__(
         self,
@@ -197,7 +203,7 @@ class _Line:
 async def _all(
     futures: Iterable["asyncio.Future[AnsweredSample]"], line: "asyncio.Task[None]"
 ) -> list[AnsweredSample]:
-    """Return all results, or raise the connection's error if it comes first."""
+    """Return all results, or raise the connection's error if the connection ends first."""
     waited = asyncio.gather(*futures)
     await asyncio.wait((waited, line), return_when=asyncio.FIRST_COMPLETED)
     if not waited.done():

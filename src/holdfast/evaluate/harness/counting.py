@@ -11,29 +11,29 @@ from holdfast.evaluate.types.suite import Suite
 
 
 class _Counted(EvaluationError):
-    """All requests of an entry are counted."""
+    """Raised to end the harness's run, since all requests of the entry have been counted."""
 
 
 class CountingClient:
-    """An `EngineClient` that records samples and answers none."""
+    """An `EngineClient` that records samples and answers none of them."""
 
     def __init__(self, facts: ModelFacts) -> None:
         self.facts = facts
         self.samples: list[SampleRequests] = []
 
     def ask(self, samples: Sequence[SampleRequests]) -> Sequence[AnsweredSample]:
-        """See `EngineClient.ask`."""
+        """Record the samples, and end the harness's run by an exception; see `EngineClient.ask`."""
         self.samples += samples
         raise _Counted("nothing is asked when requests are counted")
 
     async def ask_one(self, sample: SampleRequests) -> AnsweredSample:
-        """See `EngineClient.ask_one`; only a conversation's first turn is counted."""
+        """Record a sample; only the first turn of a conversation is counted."""
         self.samples.append(sample)
         raise _Counted("nothing is asked when requests are counted")
 
 
 def count_requests(suite: Suite, facts: ModelFacts) -> list[list[SampleRequests]]:
-    """Return the samples of each entry, as an evaluation would submit them first.
+    """Return each entry's samples, as an evaluation would first submit them.
 
     Raises:
         BadUse: a task does not exist, or needs a feature that Holdfast lacks.

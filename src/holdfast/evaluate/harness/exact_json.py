@@ -1,8 +1,9 @@
-"""Encode a metric's values as JSON and back exactly, in bits, types and order; or refuse.
+"""Encode a metric's values as JSON so that decoding restores exact bits, types and order.
 
-JSON has no tuples, NaN or numpy values; each is written as an object with one key that names its
-kind. Plain lists, strings, integers and finite floats (Python writes the shortest text with the
-same bits) are written as they are.
+JSON has no tuples, NaN or numpy values. Each of these is written as an object whose only key names
+the kind of value. Plain lists, strings, integers and finite floats are written as they are, since
+Python writes a float as the shortest text with the same bits. Values of all other types are
+refused.
 """
 
 import json
@@ -13,23 +14,23 @@ _NUMPY = "numpy"
 
 
 class NotExact(Exception):
-    """A value has a type that would not be restored exactly."""
+    """A value has a type that decoding would not restore exactly."""
 
 
 def encode(value: Any) -> bytes:
     """Encode a value as JSON.
 
     Raises:
-        NotExact: the value, or a value in it, has a type not named above.
+        NotExact: the value, or a value in it, has a type that decoding would not restore exactly.
     """
     return json.dumps(_plain(value), separators=(",", ":"), allow_nan=False).encode()
 
 
 def decode(data: bytes) -> Any:
-    """Decode a value of `encode`.
+    """Decode a value that `encode` encoded.
 
     Raises:
-        ValueError: the data is not such a value.
+        ValueError: the data is not an encoded value.
     """
     return _value(json.loads(data))
 

@@ -1,4 +1,4 @@
-"""Describe an error of foreign code in one sentence, with its place."""
+"""Describe an exception of foreign code in one sentence with its place."""
 
 import traceback
 from pathlib import Path
@@ -7,10 +7,10 @@ from holdfast.core.errors import HoldfastError
 
 
 def sentence(error: BaseException) -> str:
-    """Describe an error that ended a task, for the user.
+    """Describe for the user an exception that ended a task.
 
-    Holdfast's own errors are sentences already. For others, the sentence has type, message and the
-    innermost place.
+    The message of a Holdfast exception is already a sentence. For any other exception, the sentence
+    names its type, its message and the innermost line of code.
     """
     if isinstance(error, HoldfastError):
         return str(error)

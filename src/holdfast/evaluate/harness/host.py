@@ -1,9 +1,9 @@
-"""Run a node's harness host: task clients and metrics, on the coordinator's orders.
+"""Run a node's harness host: start task clients and metrics as the coordinator orders.
 
 The command is `python -m holdfast.evaluate.harness.host --node N --slots K`, with the coordinator's
-address and the token in the environment. The host imports no harness; its zygote does, and forks a
-process for each task and for the metrics. The host ends on the coordinator's order, or after a
-minute without the coordinator, and ends all its processes.
+address and token in the environment. The host imports no harness. Its zygote imports the harnesses,
+and forks a process for each task and processes for the metrics. The host ends when the coordinator
+orders it, or after a minute without a connection to the coordinator, and ends all its processes.
 """
 
 import argparse
@@ -26,19 +26,19 @@ from holdfast.evaluate.wire.client import NOT_NOW, dial, waits_s
 from holdfast.evaluate.wire.messages import RunTask, TaskEnded
 
 STARTS = 3
-"""The most starts of a client: the same cause would kill it again."""
+"""The largest number of starts of one client, since the same cause would kill it again."""
 _KEPT = 256  # outcomes kept for an absent coordinator
 _REST_S = 5.0  # for reading an ended process's last messages
 
 
 class Runs:
-    """Run each task once, and keep its outcome for an absent coordinator.
+    """Run each task once, and keep its outcome until the coordinator has received it.
 
     Args:
         nursery: forks the clients.
         tell: receives each outcome.
-        building: the most clients that build requests at a time; clients that wait for answers
-            do not count.
+        building: the largest number of clients that build requests at the same time; clients that
+            wait for answers do not count.
     """
 
     def __init__(self, nursery: Nursery, tell: Callable[[TaskEnded], None], building: int) -> None:
@@ -47,10 +47,13 @@ class Runs:
         self._running: dict[tuple[int, int], asyncio.Task[None]] = {}
         self._ended: OrderedDict[tuple[int, int], TaskEnded] = OrderedDict()
         self.pids: dict[tuple[int, int], int] = {}
-        """The process ids of running clients, by model and task."""
+        """(model, task) to the process id of the running client."""
 
     def run(self, job: RunTask) -> None:
-        """Run a task unless it runs; report its outcome, also if it ended before."""
+        """Run a task unless it is running.
+
+        If the task has already ended, its outcome is reported again.
+        """
         place = job.facts.model, job.task
         if place in self._ended:
             self._send(self._ended[place])
@@ -134,11 +137,11 @@ class Host:
         address: host:port of the coordinator.
         token: the evaluation's token.
         node: the number of this node.
-        slots: metrics at a time.
-        building: the most clients that build requests at a time.
-        away_s: seconds that the coordinator may be away.
-        metric_limit_s: seconds for one sample's metric.
-        clock: the clock for the coordinator's absence.
+        slots: the number of metrics that are computed at the same time.
+        building: the largest number of clients that build requests at the same time.
+        away_s: the seconds for which the coordinator may be unreachable.
+        metric_limit_s: the seconds that the metric of one sample may take.
+        clock: measures the coordinator's absence.
     """
 
     def __init__(
@@ -169,8 +172,8 @@ class Host:
         """Carry out the coordinator's orders until it sends `Stop`.
 
         Raises:
-            EvaluationError: the coordinator refuses or was away for too long, or the zygote
-                died.
+            EvaluationError: the coordinator refuses this host, was unreachable for too long, or the
+                zygote died.
         """
         await self._nursery.start()
         try:
@@ -225,13 +228,17 @@ class Host:
                 pass
 
     async def _prepare(self, order: messages.Prepare) -> None:
-        """Prepare once: a returning coordinator repeats the order."""
+        """Prepare the harnesses once; a coordinator that reconnects sends the same order again."""
         if self._prepared is None or self._prepared[0] != order:
             self._prepared = order, asyncio.create_task(self._nursery.prepare(order))
         self._send(await asyncio.shield(self._prepared[1]))
 
     def _send(self, message: messages.Message) -> None:
-        """Send a message if connected; a returning coordinator repeats its requests."""
+        """Send a message if connected.
+
+        A message that is lost needs no repetition here: a coordinator that reconnects sends its
+        orders again.
+        """
         if self._writer is not None:
             self._writer.write(messages.encode(message))
 
@@ -242,7 +249,7 @@ class Host:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the host."""
+    """Run the host with these command-line arguments."""
     parser = argparse.ArgumentParser(prog="holdfast.evaluate.harness.host")
     parser.add_argument("--node", type=int, required=True)
     parser.add_argument(

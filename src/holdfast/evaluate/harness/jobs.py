@@ -1,6 +1,6 @@
-"""Exchange frames with forked processes, over a socket for each.
+"""Exchange frames with forked processes, over one socket for each process.
 
-A frame (see `core.channel`) holds msgpack, as on the wire. Both ends are this program's.
+A frame (see `core.channel`) holds msgpack, as on the network. Both ends run Holdfast.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from holdfast.evaluate.wire.messages import (
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A client has sent all its requests and now mostly waits."""
+    """Sent by a client when it has sent all its requests, and from then on mostly waits."""
 
 
 Job = Prepare | RunTask | MeasureSample
@@ -41,17 +41,17 @@ def receive(host: socket.socket) -> Job:
     """Wait for the next job.
 
     Raises:
-        HungUp: the host has no more jobs.
+        HungUp: the host closed the channel: there are no more jobs.
     """
     job: Job = _jobs.decode(channel.receive_frame(host, _MAX_BYTES))
     return job
 
 
 async def read(reader: asyncio.StreamReader) -> Said:
-    """Read the next message of a process.
+    """Read the next message of a forked process.
 
     Raises:
-        HungUp: the process has ended its messages.
+        HungUp: the process closed the channel.
     """
     message: Said = _saids.decode(await channel.read_frame(reader, _MAX_BYTES))
     return message

@@ -1,4 +1,4 @@
-"""Compute metrics in a bounded number of processes, each for one task and model."""
+"""Compute metrics in a bounded number of processes; each process serves one task and model."""
 
 import asyncio
 from collections import OrderedDict, deque
@@ -11,21 +11,24 @@ from holdfast.evaluate.types.errors import EvaluationError
 from holdfast.evaluate.wire.messages import MeasureSample, SampleMeasured
 
 LIMIT_S = 30 * 60.0
-"""Seconds for one sample's metric: the longest in the paper (section 6.2)."""
+"""The seconds that the metric of one sample may take.
+
+The longest metric in the paper (section 6.2) took this long.
+"""
 _KEPT = 4096  # results kept for an absent coordinator
 
 _Kind = tuple[int, int]
 
 
 class Measuring:
-    """Compute metrics in the order of their jobs, at most `slots` at a time.
+    """Compute metrics in the order of their jobs, at most `slots` at the same time.
 
     Args:
         nursery: forks the processes.
         tell: receives each result.
-        slots: the most processes.
-        limit_s: seconds for one metric; a slower one is killed, and counts as lost from then
-            on.
+        slots: the largest number of processes.
+        limit_s: the seconds that one metric may take. The process of a slower metric is killed, and
+            the metric counts as lost and is not tried again.
     """
 
     def __init__(
@@ -42,10 +45,13 @@ class Measuring:
         self._workers: set[asyncio.Task[None]] = set()
         self._kept: OrderedDict[bytes, SampleMeasured] = OrderedDict()
         self.pids: dict[bytes, int] = {}
-        """The ids of working processes, by the metric's key."""
+        """Metric key to the id of the process that computes the metric."""
 
     def measure(self, job: MeasureSample) -> None:
-        """Compute a metric unless it is in progress; report it, also if computed before."""
+        """Compute a metric unless it is being computed.
+
+        If the metric was computed before, its result is reported again.
+        """
         if job.metric_key in self._kept:
             self._report(self._kept[job.metric_key])
         elif job.metric_key not in self._requested:
@@ -63,7 +69,7 @@ class Measuring:
                 self._workers.add(worker)
                 worker.add_done_callback(self._worker_ended)
             else:
-                # A process that is kept for another task makes room.
+                # End an idle process of another task to make room.
                 other = next((futures for futures in self._idle.values() if futures), None)
                 if other is not None:
                     other.pop().set_result(None)

@@ -1,4 +1,4 @@
-"""Fork processes through the host's zygote, each with a socket to the host."""
+"""Fork processes through the host's zygote; each has a socket to the host."""
 
 import asyncio
 import os
@@ -13,7 +13,8 @@ from holdfast.evaluate.types.errors import EvaluationError
 from holdfast.evaluate.wire.messages import Prepare, Prepared
 
 _ONE_THREAD = {
-    # A forking process must have one thread, and clients share the node's cores with engines.
+    # Use one thread: a process that forks must have one thread, and clients share the node's cores
+    # with engines.
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -40,11 +41,11 @@ class Child:
     )
 
     def send(self, job: Job) -> None:
-        """Send a job."""
+        """Send a job to the process."""
         self.writer.write(frame(job))
 
     def dismiss(self) -> None:
-        """Close the channel, so that the process ends after its job."""
+        """Close the socket, so that the process ends after its present job."""
         self.writer.close()
 
     def kill(self) -> None:
@@ -54,7 +55,7 @@ class Child:
 
 
 class Nursery:
-    """Keep one zygote; `gone` is set if the zygote ends unexpectedly."""
+    """Run one zygote, and fork processes from it; `gone` is set if the zygote ends unexpectedly."""
 
     def __init__(self, node: int) -> None:
         self._node = node
@@ -83,7 +84,7 @@ class Nursery:
         asyncio.get_running_loop().add_reader(self._control, self._receive)
 
     async def prepare(self, order: Prepare) -> Prepared:
-        """Let the zygote import harnesses and find tasks."""
+        """Send the zygote the order to import harnesses and find tasks; return its reply."""
         reader, writer = await self._open("prepare")
         writer.write(frame(order))
         try:
@@ -98,7 +99,7 @@ class Nursery:
         return reply
 
     async def fork(self) -> Child:
-        """Fork a process; its `pid` is set a little later."""
+        """Fork a process; its `pid` is set once the zygote has reported it."""
         self._next += 1
         child = Child(self._next)
         self._children[child.number] = child  # before its first message
@@ -114,7 +115,7 @@ class Nursery:
         self._lose_all()
 
     def _lose_all(self) -> None:
-        """Mark all children as ended, since they end with the zygote."""
+        """Mark all children as ended, since they end when the zygote ends."""
         for child in self._children.values():
             child.exited.set_result(-signal.SIGKILL)
         self._children.clear()

@@ -1,8 +1,9 @@
-"""Import harnesses once, then fork clients, in one thread without an event loop.
+"""Import harnesses once, then fork processes, in one thread without an event loop.
 
-The command is `python -m holdfast.evaluate.harness.zygote CONTROL NODE`, where CONTROL is the
-number of an inherited socket (sequenced packets). Orders are `prepare` and `fork N`, each with a
-socket for the messages that follow. Replies are `started N PID` and `exited N STATUS`.
+The command is `python -m holdfast.evaluate.harness.zygote CONTROL NODE`, where CONTROL is the file
+descriptor of an inherited socket (of type SOCK_SEQPACKET). The host sends the orders `prepare` and
+`fork N`, each with a socket for the messages that follow. The zygote replies `started N PID` and
+`exited N STATUS`.
 """
 
 import contextlib
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Zygote:
-    """Import harnesses and fork clients on the host's orders."""
+    """Import harnesses and fork processes as the host orders."""
 
     def __init__(self, control: socket.socket, node: int) -> None:
         self._control, self._node = control, node
@@ -122,7 +123,8 @@ class Zygote:
                 return
             if ended is None:
                 return
-            # Killed before it is reaped: until then, its process group id cannot be reused.
+            # Kill the child's process group before reaping the child: until then, the group's id
+            # cannot be reused.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(ended.si_pid, signal.SIGKILL)
             _, status = os.waitpid(ended.si_pid, 0)
@@ -131,7 +133,7 @@ class Zygote:
 
 
 def main() -> None:
-    """Run the zygote."""
+    """Run the zygote with the command line's arguments."""
     die_with_parent()
     end_without_collecting()
     become_subreaper()  # orphans of children are reaped here, and end with the host

@@ -1,8 +1,8 @@
 """Compute Hugging Face's `code_eval` metric, with every program run in the sandbox.
 
-The metric is pass@k of Chen et al. 2021, "Evaluating Large Language Models Trained on Code": the
-unbiased estimator 1 - C(n - c, k) / C(n, k) for n programs of which c pass, computed in numpy as in
-that metric, bit for bit.
+The metric is pass@k of Chen et al. 2021, "Evaluating Large Language Models Trained on Code". For n
+programs of which c pass, it is the unbiased estimator 1 - C(n - c, k) / C(n, k). The estimator is
+computed in numpy as Hugging Face computes it, so that the result is equal bit for bit.
 """
 
 import os
@@ -28,19 +28,19 @@ def pass_at_k(
     """Compute pass@k, and the outcome of each program.
 
     Args:
-        references: the tests of each problem.
-        predictions: the whole programs (prompt and completion) for each problem.
-        k: the values of k; one larger than some problem's number of programs is left out.
-        num_workers: programs at a time, if no sandbox is given.
-        timeout: seconds for each program.
-        sandbox: the sandbox; None for one of this process, kept for later calls.
+        references: the source of the tests of each problem.
+        predictions: the sources of the programs for each problem, each with prompt and completion.
+        k: the values of k; a value that exceeds some problem's number of programs is left out.
+        num_workers: the number of programs that run at the same time; only used without `sandbox`.
+        timeout: the seconds that each program may take.
+        sandbox: the sandbox; None to use a sandbox of this process, which later calls use again.
 
     Returns:
-        `{"pass@k": share}`, and for each problem's number a list of (program's number,
-            {"task_id", "passed", "result", "completion_id"}).
+        `{"pass@k": share}`; and for the index of each problem, a list of pairs of a program's index
+        and its outcome {"task_id", "passed", "result", "completion_id"}.
 
     Raises:
-        BadUse: the lists differ in length, or this machine has no sandbox.
+        BadUse: the lists differ in length, or this machine cannot run a sandbox.
         EvaluationError: the sandbox failed.
     """
     if len(references) != len(predictions):
@@ -91,7 +91,7 @@ def _estimates(results: Results, ks: Iterable[int]) -> dict[str, float]:
 
 
 class CodeEval:
-    """Replace the module of `evaluate.load("code_eval")`, for code that calls `compute`."""
+    """Stand in for the metric that `evaluate.load("code_eval")` returns."""
 
     def compute(
         self, *, references: Sequence[str], predictions: Sequence[Sequence[str]], **options: Any
@@ -104,7 +104,7 @@ _sandboxes: dict[int, Sandbox] = {}
 
 
 def _own_sandbox(slots: int) -> Sandbox:
-    """Return this process's sandbox; a forked process starts its own."""
+    """Return the sandbox of this process; a forked process starts a sandbox of its own."""
     if os.getpid() not in _sandboxes:
         _sandboxes.clear()
         _sandboxes[os.getpid()] = Sandbox(min(slots, MAX_SLOTS))

@@ -1,20 +1,21 @@
-"""Decide what to run where and when, by a pure function: the same live, emulated and simulated.
+"""Decide what to run where and when, by a pure function that is the same live and simulated.
 
-Events enter and actions leave. `priors` learns during the run and returns its history at the end.
+Events enter and actions leave. `priors` predicts the cost of samples, learns during the run, and
+returns its history at the end.
 
 | module | one idea |
 |---|---|
 | `events` | the events that enter and the actions that leave |
 | `decisions` | the function: `decide` |
-| `state` | its state |
-| `feed` | dealing requests out: which, to which engine, how many ahead |
-| `longest_first` | the queue |
-| `target` | the earliest end, and the batch sizes that allow it |
-| `tail` | the end of the queue: stealing, doubling, the next model |
-| `priors` | predictions of a sample's cost |
+| `state` | the state of `decide` |
+| `feed` | gives requests to engines: which request, to which engine, how many ahead |
+| `longest_first` | the queue of requests |
+| `target` | the earliest possible end, and the batch sizes that it requires |
+| `tail` | acts when the queue is empty: takes requests back, sends them twice, swaps to the next model |
+| `priors` | predicts the cost of a sample |
 | `bound` | a lower bound on the time of any schedule |
-| `account` | the use of each engine-second |
-| `outlook` | the remaining work and predicted time, for a display |
+| `account` | what each engine-second was spent on |
+| `outlook` | the remaining work and the predicted time, for a display |
 
 `simulate` imports the policy and the timeline from here, and runs them under a virtual clock.
 """

@@ -1,4 +1,7 @@
-"""Account for each engine-second of an evaluation; the parts add up to engines x makespan."""
+"""Account for each engine-second of an evaluation.
+
+The seconds of all categories add up to the number of engines times the makespan.
+"""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,14 +28,15 @@ CATEGORIES = (
     USEFUL, UNDERFILLED, REDONE, WEIGHTS, START, SWAP, BEFORE, BETWEEN, TAIL_SAMPLE, TAIL_METRIC, TAIL_JUDGE, LOST,
     ABSENT,
 )  # fmt: skip
-"""The order of categories in a report."""
+"""The categories in the order in which a report lists them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """A step of the critical path.
 
-    `what` is a kind of span; `waited_s` is the time between the previous step and this one.
+    `what` is the kind of span. `waited_s` is the time between the end of the previous step and the
+    start of this step.
     """
 
     what: str
@@ -49,7 +53,7 @@ class Step:
 class Account:
     """Hold the seconds of every category, which add up to `engines * makespan_s`.
 
-    `path` is the critical path from start to end.
+    `path` is the critical path, from the start to the end of the run.
     """
 
     engines: int
@@ -66,15 +70,15 @@ class Account:
 def account(timeline: Timeline, curves: Mapping[int, Curve] | Curve) -> Account:
     """Account for the engine-seconds of a run.
 
-    While an engine works, the saturated cost of its answers (`Curve.saturated_s`) counts as useful,
-    and the rest of the time as an unfilled batch. If the curve predicts more than the time taken,
-    all the time is useful. A request that failed, or that another engine answered first, counts as
-    in vain.
+    While an engine works, the cost of its answers in a full batch (`Curve.saturated_s`) counts as
+    useful, and the rest of the time counts as an unfilled batch. If the curve predicts more seconds
+    than the engine took, all of the time is useful. A request that failed, or that another engine
+    answered first, counts as redone work.
 
     Args:
         timeline: the timeline of the run.
-        curves: the cost curves by engine, or one curve for all; without a curve, or with a
-            batch of one, all work counts as useful.
+        curves: the cost curve of each engine, or one curve for all engines. All work of an engine
+            counts as useful if the engine has no curve or a batch size of one.
     """
     makespan_s = timeline.makespan_s
     spans: dict[int, list[EngineSpan]] = {}
@@ -122,7 +126,10 @@ def account(timeline: Timeline, curves: Mapping[int, Curve] | Curve) -> Account:
 def _work(
     requests: Sequence[RequestSpan], busy_s: float, curve: Curve | None
 ) -> tuple[float, float]:
-    """Return useful and vain seconds at a full batch, in total at most the busy time."""
+    """Return the seconds of useful work and of redone work, at the cost of a full batch.
+
+    If their sum exceeds `busy_s`, both are scaled down so that the sum equals `busy_s`.
+    """
     useful_s = vain_s = 0.0
     batched = curve if curve is not None and curve.max_batch > 1 else None
     for request in requests:
@@ -143,7 +150,11 @@ def _work(
 def _idle(
     begin: float, end: float, spans: Sequence[EngineSpan], came_s: Mapping[EngineSpan, float]
 ) -> Iterable[tuple[str, tuple[float, float]]]:
-    """Cut an idle time by the engine's activity; no category while it stood ready."""
+    """Split an idle time of an engine by what the engine did.
+
+    Yields:
+        A category and its start and end; the category is "" while the engine was ready to serve.
+    """
     now_s = begin
     for span in spans:
         from_s, to_s = max(span.t0, now_s), min(span.t1, end)
@@ -163,10 +174,10 @@ def _idle(
 
 
 def weights_came_s(timeline: Timeline) -> dict[EngineSpan, float]:
-    """Return when each load's weights reached its node, for nodes that fetched the weights.
+    """Return when each load's weights reached the node, for nodes that fetched the weights.
 
-    A resumed run fetches the weights again; a fetch that began after an engine's load does not
-    count for it.
+    A resumed run fetches the weights again. A fetch that began after the end of a load does not
+    count for this load.
     """
     fetches: dict[tuple[int, int], list[NodeSpan]] = {}
     for node in timeline.nodes:
@@ -184,7 +195,7 @@ def weights_came_s(timeline: Timeline) -> dict[EngineSpan, float]:
 
 
 def merged(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Merge spans into the times they cover, in order and disjoint."""
+    """Merge overlapping spans; return disjoint spans in order of time."""
     found: list[tuple[float, float]] = []
     for begin, end in sorted(spans):
         if end <= begin:
@@ -207,10 +218,11 @@ def _gaps(busy: Sequence[tuple[float, float]], end_s: float) -> Iterable[tuple[f
 
 
 def critical_path(timeline: Timeline) -> tuple[Step, ...]:
-    """Trace the critical path backwards from the end.
+    """Trace the critical path backwards from the end of the run.
 
-    The path goes from the last metric to its answer, and on to the previous answer of that engine.
-    Answers of an engine without a pause are one step.
+    The path goes from the last metric to the answer that the metric needed, and then from answer to
+    previous answer of the same engine. Answers of an engine without a pause between them are one
+    step.
     """
     ends: dict[int, list[RequestSpan]] = {}
     answers: dict[tuple[int, int, int], RequestSpan] = {}
@@ -257,7 +269,10 @@ def critical_path(timeline: Timeline) -> tuple[Step, ...]:
 
 
 def _joined(steps: Sequence[Step]) -> list[Step]:
-    """Join requests that followed without a pause on one engine; steps go backwards here."""
+    """Merge steps of requests that followed one another without a pause on the same engine.
+
+    The steps are in backward order here.
+    """
     found: list[Step] = []
     for step in steps:
         if (

@@ -1,39 +1,43 @@
-"""Compute a lower bound on the time of any schedule, from the actual costs of a run.
+"""Compute a lower bound on the makespan of any schedule, from the actual costs of a run.
 
-Each term relaxes all constraints but one, so each is below the best makespan, and so is the
-greatest of them.
+Each term keeps only one constraint on schedules and drops all others. So no term exceeds the best
+makespan, and the lower bound is the largest term.
 
-**engines.** An engine that has `b` sequences in its batch (at most `B`) makes one token of each in
-`base + b * sequence` seconds. Count a token as `base / B + sequence` seconds of work
-(`Curve.saturated_s`). A second of the engine then does `b * (base / B + sequence) / (base + b *
-sequence)` seconds of work, which is at most 1 since `b * base / B <= base`. Reading a prompt does
-exactly 1. If work `W(t)` is not ready before `t`, the end `T` obeys `sum over engines of max(0, T -
-max(t, there)) >= W(t)`, for every `t`; it is enough to check the `t` at which a sample becomes
-ready. This is the preemptive relaxation with release times, `O(n log n)`.
+**engines.** An engine with `b` sequences in its batch (at most `B`) generates one token of each in
+`base + b * sequence` seconds. Let a token count as `base / B + sequence` seconds of work, which is
+its cost in a full batch (`Curve.saturated_s`). In one second, the engine then does `b * (base / B +
+sequence) / (base + b * sequence)` seconds of work, which is at most 1 since `b * base / B <= base`.
+Reading a prompt does exactly 1 second of work in a second. Let `W(t)` be the work that is not ready
+before `t`, and `there` the time from which an engine can serve. Then the end `T` obeys `sum over
+engines of max(0, T - max(t, there)) >= W(t)` for every `t`. It is enough to check each `t` at which
+a sample becomes ready. This is the preemptive relaxation with release times, and takes `O(n log
+n)`.
 
-**pace.** As above, but a long answer in a full batch may end too late. Let a sequence of `n` tokens
-be ready at `r`, its prompt take `p` seconds and its metric `m`, and let the end be `T`. Its steps
-take at most `H = T - r - p - m` together. Divide each step's time among the `b` sequences in it: a
-token costs the engine `base / b + sequence`, which is convex in `b`, while the step takes `base + b
+**pace.** This term refines the term for engines, since a long answer in a full batch may end too
+late. Let a sequence of `n` tokens be ready at `r`, its prompt take `p` seconds and its metric `m`,
+and let the end be `T`. Its steps take at most `H = T - r - p - m` together. Divide each step's time
+among the `b` sequences in it: a token costs the engine `base / b + sequence`, which is convex in
+`b`, while the step takes `base + b
 * sequence`, which is linear. If `a` is the mean of `b` over its tokens, then `n * (base + a *
-sequence) <= H`, and by Jensen's inequality the tokens cost at least `n * (base / a + sequence)`.
-With the greatest `a` that `H` and `B` allow, the sum of these costs over all sequences may not
-exceed the engines' time until `T`. The sum falls and the engines' time grows with `T`, so bisection
-finds the least feasible `T`. This term is never below `engines` at `t = 0`.
+  sequence) <= H`, and by Jensen's inequality the tokens cost at least `n * (base / a + sequence)`.
+  With the largest `a` that `H` and `B` allow, the sum of these costs over all sequences may not
+  exceed the engines' time until `T`. The sum falls and the engines' time grows with `T`, so
+  bisection finds the least feasible `T`. This term is never below `engines` at `t = 0`.
 
-**sample.** A sample depends on itself alone: no engine makes a token faster than in `base +
-sequence` seconds, in any batch, and its metric starts after its answers. The end is not before
-`ready + alone + metric`.
+**sample.** Each sample takes a minimum of time, even without other samples. No engine generates a
+token in less than `base + sequence` seconds, in any batch, and the sample's metric starts after its
+answers. So the end is not before `ready + alone + metric`.
 
-**metrics.** A metric cannot start before `ready + alone` of its sample; `C` slots do `C` seconds of
-metrics a second. The term is as for engines, with slots.
+**metrics.** A metric cannot start before `ready + alone` of its sample, and `C` slots do `C`
+seconds of metrics in a second. The term is derived as for engines, with slots in place of engines.
 
 **judge.** A quota admits at most `burst + rate * (T - t)` requests (or tokens) from `t` to `T`; the
 judge's work after `t` is at least the work that is not ready before `t`.
 
-**storage.** All bytes of the models that become ready at `t` or later cross the storage's wire
-after `t`, and each node's share its own wire: `T >= t + bytes / bandwidth`. After the last byte,
-some sample of that model still runs alone.
+**storage.** All bytes of the models that become ready at `t` or later cross the storage's network
+link after `t`, and each node's share of the bytes crosses the link of that node. So `T >= t + bytes
+/ bandwidth` for each link. After the last byte, at least one sample of that model still takes its
+minimum of time.
 """
 
 from bisect import bisect_right
@@ -49,14 +53,14 @@ class SampleWork:
     """Hold the actual costs of one sample.
 
     Attributes:
-        ready_s: the earliest possible start: the sample was requested, and its model could have
-            been loaded.
-        engine_s: seconds of the fastest engine with full batches (`Curve.saturated_s`), over
-            all requests.
-        alone_s: seconds of the longest request with an engine to itself (`Curve.alone_s`).
-        metric_s: seconds of CPU time, in one slot.
-        tokens: the generated tokens of the longest request.
-        judge_requests, judge_tokens: the use of the judge's quota.
+        ready_s: the earliest time at which the sample can start: the sample was submitted, and its
+            model could have been loaded.
+        engine_s: the engine-seconds of all requests on the fastest engine in full batches
+            (`Curve.saturated_s`).
+        alone_s: the seconds of the longest request if it has an engine to itself (`Curve.alone_s`).
+        metric_s: the seconds that the metric occupies one slot.
+        tokens: the number of generated tokens of the longest request.
+        judge_requests, judge_tokens: how much of the judge's quota the sample uses.
     """
 
     ready_s: float = 0.0
@@ -70,7 +74,7 @@ class SampleWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
-    """Limit use to `burst + rate_per_s * t` in any `t` seconds."""
+    """Allow at most `burst + rate_per_s * t` requests or tokens in any `t` seconds."""
 
     rate_per_s: float
     burst: float = 0.0
@@ -78,9 +82,9 @@ class Quota:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """Bytes that must cross a wire from `ready_s` on.
+    """Bytes that must cross a network link, and that are available from `ready_s` on.
 
-    `then_s` is the least time of the work after the last byte.
+    `then_s` is the minimum time of the work that follows the last byte.
     """
 
     ready_s: float = 0.0
@@ -95,11 +99,11 @@ class RunWork:
 
     Attributes:
         samples: all finished samples, each once.
-        curve: the curve of the fastest engine; None leaves out the term "pace".
-        engines_there_s: the earliest time at which each engine could have served.
-        slots_there_s: the time at which each metric slot was available.
-        judge_requests, judge_tokens: the judge's quotas, if any.
-        transfers: the transfers, by wire.
+        curve: the cost curve of the fastest engine; without it, the term "pace" is left out.
+        engines_there_s: for each engine, the earliest time from which it could have served.
+        slots_there_s: for each metric slot, the time from which it was available.
+        judge_requests, judge_tokens: the judge's quotas; None without a quota.
+        transfers: the transfers on each network link.
     """
 
     samples: Sequence[SampleWork]
@@ -113,9 +117,9 @@ class RunWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """The lower bound: no schedule ends before `seconds`.
+    """The lower bound on the makespan: no schedule ends before `seconds`.
 
-    `terms` are the terms of the module; `binds` is the name of the greatest.
+    `terms` are the terms that the module describes. `binds` is the name of the largest term.
     """
 
     seconds: float
@@ -123,15 +127,15 @@ class Bound:
     terms: dict[str, float] = field(default_factory=dict)
 
     def ratio(self, makespan_s: float) -> float:
-        """Return makespan over bound; 1 for a run without work."""
+        """Return the makespan divided by the bound; 1 for a run without work."""
         return makespan_s / self.seconds if self.seconds > 0 else 1.0
 
 
 def lower_bound(work: RunWork) -> Bound:
-    """Compute the greatest term of the module, in O(n log n).
+    """Compute the largest of the terms that the module describes, in O(n log n).
 
     Raises:
-        ValueError: there is work without engines, or metrics without slots.
+        ValueError: there is work but no engine, or there are metrics but no slot.
     """
     samples = work.samples
     terms = {
@@ -162,7 +166,11 @@ def lower_bound(work: RunWork) -> Bound:
 
 
 def _over_machines(jobs: list[tuple[float, float]], there_s: Sequence[float]) -> float:
-    """Return the earliest end of divisible jobs (ready, seconds) on machines of speed 1."""
+    """Return the earliest end of divisible jobs on machines of speed 1.
+
+    Each job is (time from which it is ready, seconds of work); `there_s` is the time from which
+    each machine is available.
+    """
     if not jobs:
         return 0.0
     if not there_s:
@@ -177,7 +185,7 @@ def _over_machines(jobs: list[tuple[float, float]], there_s: Sequence[float]) ->
 
 
 def _end_of(rest_s: float, from_s: float, there: list[float], there_before: list[float]) -> float:
-    """Return the least T with sum(max(0, T - max(from_s, there))) >= rest_s.
+    """Return the smallest T with sum(max(0, T - max(from_s, there))) >= rest_s.
 
     Machines are added in the order in which they become available.
     """
@@ -189,7 +197,7 @@ def _end_of(rest_s: float, from_s: float, there: list[float], there_before: list
         end_s = (rest_s + sum_s) / count
         if count == len(there) or end_s <= there[count]:
             return end_s
-        # All machines available by this end take part; their number only grows.
+        # All machines that are available before this end take part; later ends only add machines.
         grown = max(count + 1, bisect_right(there, end_s) if count else 1)
         sum_s += there_before[grown] - there_before[count]
         count = grown
@@ -197,7 +205,7 @@ def _end_of(rest_s: float, from_s: float, there: list[float], there_before: list
 
 
 def _at_pace(work: RunWork, least_s: float) -> float:
-    """Compute the term "pace"; 0 if it is at most `least_s`, the maximum of other terms."""
+    """Compute the term "pace"; 0 if it is at most `least_s`, the maximum of the other terms."""
     curve = work.curve
     if curve is None or not work.samples or curve.step_sequence_s <= 0:
         return 0.0
@@ -207,7 +215,7 @@ def _at_pace(work: RunWork, least_s: float) -> float:
     rest_s = 0.0
     for one in work.samples:
         rest_s += one.engine_s
-        # `alone_s` minus the sample's own steps is the time for its prompt.
+        # The time for a sample's prompt is `alone_s` minus the steps of the sample's tokens.
         late_s = one.ready_s + one.alone_s - one.tokens * (base_s + sequence_s) + one.metric_s
         if one.tokens and one.tokens * full_s > least_s - late_s:
             hurried.append((late_s, one.tokens))

@@ -1,9 +1,9 @@
-"""Decide what to do after each event, without input or output and with the events' time only.
+"""Decide what to do after each event, without input or output, and without a clock.
 
-The longest remaining path (decoding, then the metric) goes first, to the engine that will be free
-first. An engine gets only as many requests ahead as hide a round trip. `feed` deals out requests.
-`tail` acts when the queue is empty: it takes requests back, sends them twice, and moves engines to
-the next model.
+All times come from the events. The request with the longest remaining path (decoding, then the
+metric) goes first, to the engine that is expected to be free first. An engine gets only as many
+requests ahead as hide the time of a round trip. `feed` gives requests to engines. `tail` acts when
+the queue is empty: it takes requests back, sends them twice, and swaps engines to the next model.
 """
 
 from collections.abc import Callable
@@ -46,17 +46,23 @@ if TYPE_CHECKING:
     from array import array
 
 REVIEW_SHARE = 0.02
-"""Re-estimate after this share of the remaining time, once 1/8 of the in-flight answers arrived."""
+"""The estimates are renewed after this share of the time until the expected end.
+
+The share applies once the events since the last review are at least an eighth of the requests in
+flight.
+"""
 QUIET_REVIEW_SHARE = 0.1
-"""The share if fewer answers arrived: a review costs time for all in-flight requests, and few have
-changed."""
+"""The share that applies instead of `REVIEW_SHARE` after fewer events.
+
+A review costs time for all requests in flight, of which only a few have changed then.
+"""
 
 
 def decide(state: State, event: Event) -> list[Action]:
-    """Return the actions after `event`, and update `state` in place.
+    """Update `state` in place and return the actions that follow from `event`.
 
-    `state` is not copied, since a run has a million events. Equal events give equal actions, live,
-    emulated and under a virtual clock. An event costs O(log n) or amortised constant time for n
+    `state` is not copied, since a run has a million events. Equal events give equal actions,
+    whether live or under a virtual clock. An event costs O(log n) or amortised constant time for n
     waiting engines, tasks or metrics.
     """
     state.now_s = max(state.now_s, event.now_s)
@@ -219,7 +225,7 @@ def _grow(size: int, *columns: "array[int]") -> None:
 
 
 def _grouped(state: State, requests: list[Entry]) -> list[Entry]:
-    """Put the requests of a group into one entry, at the place of the first."""
+    """Merge the requests of each group into one entry, at the place of its first request."""
     groups: dict[int, list[int]] = {}
     for request in requests:
         assert isinstance(request, int)
@@ -252,7 +258,7 @@ def _answered(state: State, event: Answered) -> None:
 
 
 def _more(state: State, engine: EngineState) -> None:
-    """Give more requests to an engine that has finished some, or find other work for the engine."""
+    """Give more requests to an engine that has finished some, or find other work for it."""
     feed.open_engine(state, engine)
     model = state.models[engine.model]
     if model.decode.count or model.forward.count:
@@ -277,7 +283,7 @@ def _answered_in_full(state: State, sample: int) -> None:
 
 
 def _call_off(state: State, request: int, answered_by: int) -> None:
-    """Take a request back from the engines that need not answer it any more."""
+    """Recall a request from the other engines that hold it, after one engine has answered it."""
     for other in sorted(state.doubled.pop(request, ())):
         engine = state.engines.get(other)
         if other != answered_by and engine is not None and request not in engine.recalled:
@@ -324,7 +330,7 @@ def _refused(state: State, event: RequestRefused) -> None:
 
 
 def _take_back(state: State, engine: EngineState, requests: tuple[int, ...]) -> None:
-    """Put requests from an engine back at the front of the queue."""
+    """Put requests that an engine returned back at the front of the queue."""
     back: list[Entry] = []
     for request in requests:
         if not feed.release(state, engine, request) or state.request_state[request] == DONE:

@@ -1,8 +1,9 @@
 """Define the events that the policy receives and the actions that it returns.
 
-All are plain data, with times in `now_s` from the caller. Ids are small integers from the caller:
-engines, nodes, models, tasks, samples and requests each count from 0. A *request* is one unit of an
-engine's work; a *sample* is the requests of one document and possibly its metric.
+All are plain data. The caller sets their times (`now_s`) and chooses their ids, which are small
+integers: engines, nodes, models, tasks, samples and requests each count from 0. A *request* is one
+unit of an engine's work. A *sample* is the requests of one document, and possibly the metric of the
+document.
 """
 
 from dataclasses import dataclass
@@ -14,7 +15,10 @@ from holdfast.evaluate.types.engine import Curve
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSpec:
-    """A request for the policy; requests of equal `affinity` share their input or a long prefix."""
+    """A request to schedule.
+
+    Requests of equal `affinity` have the same input; equal upper 32 bits mean a long common prefix.
+    """
 
     request: int
     prompt_tokens: int
@@ -24,7 +28,7 @@ class RequestSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleSpec:
-    """A sample for the policy; `number` is its place in the task, the key of its history."""
+    """A sample to schedule; `number` is its index in the task, by which its history is found."""
 
     sample: int
     model: int
@@ -36,7 +40,7 @@ class SampleSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeJoined:
-    """A node offers CPU slots for metrics."""
+    """A node joined; it computes up to `metric_slots` metrics at the same time."""
 
     now_s: float
     node: int
@@ -45,7 +49,10 @@ class NodeJoined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLeft:
-    """A node is gone; its metrics must run elsewhere, and its engines leave by events of their own."""
+    """A node is gone.
+
+    Its metrics must run on other nodes. Its engines leave by events of their own.
+    """
 
     now_s: float
     node: int
@@ -53,7 +60,7 @@ class NodeLeft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineReady:
-    """An engine serves a model and is idle, newly connected or after a swap."""
+    """An engine serves a model and is idle, because it is new or has swapped."""
 
     now_s: float
     engine: int
@@ -64,7 +71,7 @@ class EngineReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLeft:
-    """An engine is gone or hangs; its requests must be sent again."""
+    """An engine is gone or hangs; its requests must be sent to other engines."""
 
     now_s: float
     engine: int
@@ -72,7 +79,7 @@ class EngineLeft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelReady:
-    """A model's weights are in a node's memory: engines on the node may swap to the model."""
+    """A model's weights are in a node's memory, so engines on the node can swap to the model."""
 
     now_s: float
     node: int
@@ -89,7 +96,7 @@ class SamplesAdded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """An engine answered a request, which took `engine_s` on the engine."""
+    """An engine answered a request; it worked on the request for `engine_s` seconds."""
 
     now_s: float
     engine: int
@@ -109,7 +116,7 @@ class Recalled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRefused:
-    """A request failed on an engine; `retry` allows another attempt."""
+    """A request failed on an engine; `retry` is True if it may be tried again."""
 
     now_s: float
     engine: int
@@ -128,7 +135,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricLost:
-    """A sample's metric must run again, since its process died."""
+    """The process that computed a sample's metric died; the metric must be computed again."""
 
     now_s: float
     sample: int
@@ -136,7 +143,7 @@ class MetricLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDropped:
-    """A model's scores are no longer needed: drop its unfinished work."""
+    """A model's scores are no longer needed, so its unfinished work is dropped."""
 
     now_s: float
     model: int
@@ -144,7 +151,7 @@ class ModelDropped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """Time has passed."""
+    """Time has passed since the last event."""
 
     now_s: float
 
@@ -178,7 +185,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """Take requests back from an engine; those not begun return with `Recalled`."""
+    """Recall requests from an engine; a `Recalled` follows for requests that it has not begun."""
 
     engine: int
     requests: tuple[int, ...]
@@ -194,7 +201,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """Swap an idle engine to another model; `EngineReady` or `EngineLeft` follows."""
+    """Swap an idle engine to another model; an `EngineReady` or `EngineLeft` will follow."""
 
     engine: int
     model: int

@@ -1,9 +1,10 @@
-"""Deal requests out: choose the entry, the engine, and the number of requests ahead.
+"""Give requests to engines: choose the next entry, the engine, and the number of requests ahead.
 
-An engine takes requests while its batch has places, plus as many as it answers in one round trip.
-When the queue runs out, an engine takes fewer, so that the rest can go to the first free place. The
-engine that will be free first gets the next entry. While many entries wait, the engine also gets
-the entries with the same prefix.
+The next entry goes to the engine that is expected to be free first. An engine takes requests while
+its batch has free places, and beyond that as many as it answers in one round trip. When few entries
+are left in the queue, an engine takes fewer ahead, so that the remaining entries can go to
+whichever engine is free first. While many entries wait, an engine also gets the entries with the
+same prefix.
 """
 
 from heapq import heappop, heappush, heapreplace
@@ -17,22 +18,32 @@ if TYPE_CHECKING:
     from array import array
 
 PLENTY = 8
-"""Entries per engine: while more wait, one engine is filled at a time, and entries with a common
-prefix stay together."""
+"""If more entries than this wait for each engine, one engine is filled at a time.
+
+So entries with a common prefix stay together.
+"""
 WAITS = 0.5
-"""The share of the remaining time beyond which an entry does not wait for a generating engine."""
+"""The share of the remaining time that decides whether an entry can wait.
+
+An entry that takes longer than this share does not wait until a generating engine has a place.
+"""
 MEASURABLE = 20
-"""In round trips: shorter answers show nothing about an engine's speed, since their ends arrive
-late."""
+"""Round trips that an answer must take to show its engine's speed.
+
+The end of an answer is known only with the delay of a message, which hides the speed of shorter
+answers.
+"""
 AHEAD = 200
-"""In round trips: an engine that is busy for longer gets nothing beyond its batch, at a loss of at
-most 0.5%."""
+"""An engine whose present work lasts for more round trips than this gets no requests ahead.
+
+Such an engine loses at most 0.5 % of its time while it waits for the next request.
+"""
 SPEED_WEIGHT = 0.05
-"""The weight of one answer in the estimate of its engine's speed."""
+"""The weight of one answer in the running estimate of its engine's speed."""
 
 
 def put_in_order(state: State, model: ModelState) -> None:
-    """Move late entries into the queues, by the present predictions of their lengths."""
+    """Move a model's unsorted entries into its queues, by their predicted lengths."""
     entries, model.late = model.late, []
     curve = state.reference
     assert curve is not None
@@ -77,7 +88,7 @@ def _by_prefix(entry: Entry, prefix: "array[int]") -> tuple[int, int]:
 
 
 def put_front(state: State, entry: Entry) -> None:
-    """Put a returned entry at the front of its queue."""
+    """Put an entry that came back from an engine at the front of its queue."""
     first = entry if isinstance(entry, int) else entry[0]
     sample = state.request_sample[first]
     model = state.model(state.sample_model[sample])
@@ -89,7 +100,7 @@ def put_front(state: State, entry: Entry) -> None:
 
 
 def open_engine(state: State, engine: EngineState) -> None:
-    """Re-queue the engine as having capacity, if it has any."""
+    """Put an engine into the heaps of engines with capacity, if it has any."""
     if engine.swapping or engine.drain_for >= 0:
         return
     model = state.models[engine.model]
@@ -105,7 +116,7 @@ def open_engine(state: State, engine: EngineState) -> None:
 
 
 def feed(state: State, model: ModelState) -> None:
-    """Deal out waiting entries while engines take them."""
+    """Give waiting entries to engines while engines take them."""
     decode, forward = model.decode, model.forward
     while decode.count and _give_decode(state, model):
         pass
@@ -116,10 +127,11 @@ def feed(state: State, model: ModelState) -> None:
 
 
 def _give_decode(state: State, model: ModelState) -> bool:
-    """Give the next generating entry to an engine; False if no engine takes it.
+    """Give the next entry that generates tokens to an engine; return False if no engine takes it.
 
-    An entry that is too long for a full batch joins others like it, in the largest batch that still
-    ends in time. All other entries go to the engine with the least work.
+    Some entries would end too late in a full batch. Such an entry joins similar entries on one
+    engine, in the largest batch that still ends in time. All other entries go to the engine with
+    the least work.
     """
     queue = model.decode
     room = model.decode_room
@@ -167,9 +179,9 @@ def _give_decode(state: State, model: ModelState) -> bool:
 
 
 def _widen(state: State, model: ModelState, tokens: float, slack_s: float) -> bool:
-    """Let one more engine generate for an entry that cannot wait; return True if it does.
+    """Let one more engine generate, for an entry that cannot wait; return True if one does.
 
-    The number of engines was computed for answers that fill their batches exactly.
+    The limit on generating engines was computed as if answers filled their batches exactly.
     """
     if model.decode_engines >= len(model.engines) or model.decode_limit > model.decode_engines:
         return False
@@ -185,11 +197,12 @@ def _widen(state: State, model: ModelState, tokens: float, slack_s: float) -> bo
 def _hurry_less(state: State, model: ModelState, tokens: float) -> bool:
     """Allow larger batches until the next review, for an entry that cannot wait.
 
-    The target assumes batches of fractional size; with few engines, batches of whole size may not
-    meet the target.
+    The target was computed with batches of fractional size. With few engines, batches of whole size
+    may not meet the target.
 
     Returns:
-        False if the entry can wait, if no pace gives it a place, or if more engines will come.
+        True if an engine can now take the entry. False if the entry can wait, if the entry would
+        get no place at any pace, or if more engines are expected.
     """
     if state.expects_engines():
         return False
@@ -210,8 +223,8 @@ def _hurry_less(state: State, model: ModelState, tokens: float) -> bool:
     model.too_slow.clear()
     if not too_slow:
         return False
-    # Raise the pace by as much as one engine needs, and by at least a tenth, so that few entries
-    # ask again.
+    # Raise the pace by as much as one engine needs, and by at least a tenth, so that the next
+    # entries rarely need a further raise.
     model.pace_s = state.now_s + max(
         1.1 * slack_s, min(engine.with_one_more_s(tokens) for engine in too_slow)
     )
@@ -227,7 +240,10 @@ def _full_step_s(state: State) -> float:
 
 
 def _next_of(state: State, queue: LongestFirst) -> int | None:
-    """Return the request at the queue's front without removing it, after dropping answered ones."""
+    """Return the request at the queue's front without removing it.
+
+    Entries at the front that are already answered are dropped.
+    """
     while (entry := queue.peek()) is not None:
         request = entry if isinstance(entry, int) else entry[0]
         if state.request_state[request] == WAITING:
@@ -237,7 +253,11 @@ def _next_of(state: State, queue: LongestFirst) -> int | None:
 
 
 def _give_forward(state: State, model: ModelState) -> bool:
-    """Give entries without generation to the engine that ends first; False if none takes any."""
+    """Give entries without generation to the engine that ends first.
+
+    Returns:
+        False if no engine takes an entry.
+    """
     queue = model.forward
     room = model.forward_room
     while room:
@@ -278,8 +298,8 @@ def _has_decode_room(state: State, model: ModelState, engine: EngineState) -> bo
     if 2 * (ahead + 1) * len(model.engines) > model.decode.count:
         return False
     round_trip_s, load_s = state.config.round_trip_s, engine.decode_load_s * engine.slowness
-    # A place becomes free every load_s / decoding on average; for answers that begin and end
-    # together, every load_s.
+    # A place becomes free every load_s / decoding seconds on average. If all answers begin and end
+    # together, places become free only every load_s seconds.
     return (ahead + 1) * load_s < 2 * round_trip_s * engine.decoding or (
         ahead == 0 and load_s < AHEAD * round_trip_s
     )
@@ -302,7 +322,7 @@ def _has_forward_room(state: State, model: ModelState, engine: EngineState) -> b
 
 
 def ask(state: State, engine: EngineState, request: int) -> None:
-    """Send a request to an engine, and add its cost to the engine's load."""
+    """Send a request to an engine, and add the request's cost to the engine's load."""
     if not engine.asked:
         state.idle[engine.node].discard(engine.engine)
     engine.advance(state.now_s)
@@ -333,7 +353,7 @@ def ask(state: State, engine: EngineState, request: int) -> None:
 
 
 def release(state: State, engine: EngineState, request: int) -> bool:
-    """Remove a request from an engine; False if the engine did not hold it."""
+    """Remove a request from an engine; return False if the engine did not hold the request."""
     held = engine.asked.pop(request, None)
     if held is None:
         return False
@@ -360,7 +380,7 @@ def release(state: State, engine: EngineState, request: int) -> bool:
 
 
 def learn_speed(state: State, engine: EngineState, answer: Answered) -> None:
-    """Correct an engine's slowness by an answer's time relative to the curve."""
+    """Update an engine's slowness from the time of an answer, compared with the cost curve."""
     held = engine.asked.get(answer.request)
     if held is None or answer.engine_s <= 0:
         return

@@ -1,7 +1,8 @@
-"""Queue requests, the longest remaining path first, in amortised constant time.
+"""Queue requests so that the longest remaining path comes first, in amortised constant time.
 
-Each task has buckets of requests of nearly equal length. A new observation multiplies all lengths
-of its task, which moves the task among others and keeps its inner order.
+Each task has buckets of requests of nearly equal length. A new observation scales all lengths of
+its task by the same factor. So the task moves relative to other tasks, while the order within the
+task stays the same.
 """
 
 import math
@@ -10,14 +11,20 @@ from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 
 Entry = int | tuple[int, ...]
-"""A request, or a tuple of requests that one forward answers together."""
+"""A request, or a tuple of requests that one forward pass answers together."""
 
 BUCKETS_PER_E = 12
-"""Buckets per factor of e: lengths within a bucket differ by at most 8.7%."""
+"""The number of buckets for lengths that differ by a factor of e.
+
+So the lengths within a bucket differ by at most 8.7 %.
+"""
 
 
 class Bucket:
-    """Entries of about one length, with their mean expected costs at the time of adding."""
+    """Entries of about the same length.
+
+    The costs are the means over the entries, as expected when the entries were added.
+    """
 
     __slots__ = ("entries", "metric_s", "most_tokens", "prefill_s", "tokens")
 
@@ -68,7 +75,7 @@ class LongestFirst:
         tokens: float = 0.0,
         most_tokens: float = 0.0,
     ) -> None:
-        """Add an entry with an expected time of `length_s`, before equal ones."""
+        """Add an entry with an expected time of `length_s`, ahead of entries of the same length."""
         self.count += 1
         queue = self._tasks.get(task)
         if queue is None:
@@ -89,12 +96,16 @@ class LongestFirst:
         bucket.metric_s += (metric_s - bucket.metric_s) / count
 
     def add_front(self, entry: Entry) -> None:
-        """Add a returned entry, ahead of all others."""
+        """Add an entry that came back from an engine, ahead of all entries in the buckets."""
         self.count += 1
         self._front.append(entry)
 
     def longest_s(self) -> float:
-        """Return the length of the next entry; infinite for a returned one, 0 if empty."""
+        """Return the length in seconds of the next entry.
+
+        The length is infinite for an entry that came back from an engine, and 0 if the queue is
+        empty.
+        """
         if self._front:
             return math.inf
         return -self._order[0][0] if self._settle() else 0.0
@@ -127,7 +138,7 @@ class LongestFirst:
         return entry
 
     def peek(self) -> Entry | None:
-        """Return the next entry without removing it."""
+        """Return the next entry without removing it; None if the queue is empty."""
         if self._front:
             return self._front[0]
         if not self._settle():
@@ -136,20 +147,20 @@ class LongestFirst:
         return queue.buckets[-queue.levels[0]].entries[-1]
 
     def review(self, factor: Callable[[int], float]) -> None:
-        """Sort the tasks again, with lengths of `factor(task)` times the given ones."""
+        """Sort the tasks again, by the lengths given to `add` times `factor(task)`."""
         for task, queue in self._tasks.items():
             queue.factor = factor(task)
         self._order = [(-queue.length_s(), task) for task, queue in self._tasks.items()]
         heapify(self._order)
 
     def buckets(self) -> Iterator[tuple[int, Bucket]]:
-        """Yield each task's buckets, without returned entries."""
+        """Yield each task's buckets, without the entries that came back from engines."""
         for task, queue in self._tasks.items():
             for bucket in queue.buckets.values():
                 yield task, bucket
 
     def front(self) -> Iterator[Entry]:
-        """Iterate over returned entries."""
+        """Iterate over the entries that came back from engines."""
         return iter(self._front)
 
     def clear(self) -> None:
@@ -160,7 +171,7 @@ class LongestFirst:
         self._order.clear()
 
     def _settle(self) -> bool:
-        """Drop outdated tasks from the top of the order; False if none is left."""
+        """Drop outdated tasks from the top of the heap; return False if no task is left."""
         order = self._order
         while order:
             length_s, task = order[0]

@@ -1,7 +1,7 @@
-"""Predict the remaining time and its lower bound for a display, from present knowledge.
+"""Predict the remaining time and its lower bound, for a display.
 
-Samples that the harness has not submitted yet are unknown, so both numbers grow while the harness
-builds requests.
+The predictions are based on the samples submitted so far. So both numbers grow while the harness
+still builds requests.
 """
 
 from dataclasses import dataclass
@@ -14,13 +14,14 @@ from holdfast.evaluate.types.timeline import Timeline
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Hold a prediction of an evaluation.
+    """Hold the prediction of an evaluation.
 
     Attributes:
-        evaluation: an evaluation in state "planned", with expected makespan, bound, account and
-            critical path, without scores.
+        evaluation: an evaluation in the state "planned", with expected makespan, bound, account and
+            critical path, but without scores.
         timeline: the predicted timeline.
-        notes: sentences on the assumptions: the known history, the model's memory.
+        notes: sentences on the assumptions of the prediction, such as the known history and the
+            memory that the model needs.
     """
 
     evaluation: Evaluation
@@ -28,7 +29,7 @@ class Plan:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON values, without the timeline."""
+        """Return the prediction as JSON values, without the timeline."""
         fields = self.evaluation.to_json()
         kept = (
             "suite",
@@ -46,7 +47,7 @@ class Plan:
 
 
 def work_left_s(state: State) -> float:
-    """Return full-batch engine-seconds of all open work; 0 before the first engine."""
+    """Return the engine-seconds of all open work in full batches; 0 before the first engine."""
     if state.reference is None:
         return 0.0
     waiting_s = sum(state.waiting_s(state.models[number]) for number in state.waiting_models)
@@ -54,9 +55,10 @@ def work_left_s(state: State) -> float:
 
 
 def time_left_s(state: State) -> float:
-    """Return seconds until all known work is done: total work over engines, or the longest engine.
+    """Predict the seconds until all submitted work is done; 0 if there is no engine.
 
-    0 if there is no engine.
+    The prediction is the largest of three times: all work divided by the number of engines, the
+    time of the engine that needs longest, and the metrics divided by the number of their slots.
     """
     if state.reference is None or not state.engines:
         return 0.0
@@ -68,11 +70,11 @@ def time_left_s(state: State) -> float:
 
 
 def bound_s(state: State, answered_s: float) -> float:
-    """Return the least seconds that the present engines need for all known work, answered and open.
+    """Return the shortest time in which the present engines could do all work, done and open.
 
     Args:
         state: the state of the policy.
-        answered_s: full-batch engine-seconds of the answers (`Curve.saturated_s`).
+        answered_s: the engine-seconds of all answers so far in full batches (`Curve.saturated_s`).
     """
     capacity = state.capacity() if state.engines else 0.0
     return (answered_s + work_left_s(state)) / capacity if capacity > 0 else 0.0

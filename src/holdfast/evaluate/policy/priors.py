@@ -1,9 +1,13 @@
-"""Predict a sample's cost: the generated tokens, and the time of its metric.
+"""Predict a sample's cost: the number of generated tokens, and the time of its metric.
 
-There are three sources, the better first: the same sample (task and number) in an earlier
-evaluation, above all of the previous checkpoint; the task's observations in this run; prompt length
-and limits. Each observation corrects the predictions at once: a run without history learns as it
-proceeds, and each checkpoint starts with the lengths of the previous one.
+A prediction uses the first of these sources that is available:
+
+1. the same sample (task and number) in an earlier evaluation, usually of the previous checkpoint;
+2. the observations of the same task in this run;
+3. the length of the prompt and the limits of the request.
+
+Each observation corrects the predictions at once. So a run without history learns while it runs,
+and each checkpoint starts with the lengths of the previous one.
 """
 
 from array import array
@@ -14,29 +18,33 @@ import msgspec
 
 UNKNOWN = -1.0
 LIMIT_SHARE = 0.35
-"""The assumed share of its limit that an unknown generation needs; only the order among tasks
-depends on it."""
+"""The assumed share of its token limit that a generation without history uses.
+
+The value affects only the order among tasks.
+"""
 SPREAD = 2.0
-"""Tokens at the 90th percentile over the median for an unknown sample: a log-normal of sigma
-0.54."""
+"""The assumed ratio of the 90th percentile of tokens to the median, for a sample without history.
+
+The value corresponds to a log-normal distribution with sigma 0.54.
+"""
 KNOWN_SPREAD = 1.15
-"""The same ratio for a sample with a known length at the previous checkpoint."""
+"""The same ratio for a sample whose length at the previous checkpoint is known."""
 METRIC_S = 0.5
-"""Seconds of an unknown metric."""
+"""The assumed seconds of a metric without history."""
 WEIGHT = 4.0
-"""The weight of the earlier estimate, in observations."""
+"""The weight of the earlier estimate, as a number of observations."""
 
 
 class TaskHistory(msgspec.Struct, frozen=True, kw_only=True):
     """Hold the observations of one task in columns.
 
-    `numbers` is int32, the others are float32, little endian; -1 is unknown.
+    `numbers` is int32, and the other columns are float32, all little endian; -1 means unknown.
 
     Attributes:
         task: the name of the task.
-        numbers: the samples' places in the task.
-        new_tokens: the generated tokens of a sample, as a mean over its generating requests.
-        metric_s: seconds of the sample's metric.
+        numbers: the index of each sample in the task.
+        new_tokens: the number of generated tokens per generating request of each sample, as a mean.
+        metric_s: the seconds of each sample's metric.
     """
 
     task: str
@@ -46,19 +54,19 @@ class TaskHistory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tokens(NamedTuple):
-    """The new tokens of one request: the median and the 90th percentile."""
+    """The predicted number of new tokens of one request: the median and the 90th percentile."""
 
     q50: float
     q90: float
 
 
 def encode_history(history: Sequence[TaskHistory]) -> bytes:
-    """Encode a history as JSON (columns in base64), about 16 bytes a sample."""
+    """Encode a history as JSON with its columns in base64, about 16 bytes per sample."""
     return msgspec.json.encode(history)
 
 
 def decode_history(body: bytes) -> list[TaskHistory]:
-    """Decode a history of `encode_history`.
+    """Decode a history that `encode_history` encoded.
 
     Raises:
         msgspec.DecodeError: the bytes are not a history.
@@ -74,7 +82,10 @@ def decode_history(body: bytes) -> list[TaskHistory]:
 
 
 class _Task:
-    """Hold a task's last observation by sample, and the sums for the ratio of seen to expected."""
+    """Hold the last observation of each sample of a task.
+
+    Also hold the sums of observed and expected tokens, whose ratio corrects predictions.
+    """
 
     __slots__ = ("answers", "expected_tokens", "metric_count", "metric_s", "metric_sum_s", "seen_tokens", "tokens",
                  "waiting_tokens")  # fmt: skip
@@ -91,16 +102,19 @@ class _Task:
 
 
 class Priors:
-    """Predict costs for the tasks of one suite, numbered as in `events`, named for the history."""
+    """Predict the costs of samples of one suite; tasks have the numbers that `events` use."""
 
     def __init__(self, task_names: Sequence[str] = ()) -> None:
-        """Start with the tasks' names, by number, and without observations."""
+        """Start without observations; `task_names` are the names in the history, by task number."""
         self._names = list(task_names)
         self._tasks: list[_Task] = [_Task() for _ in task_names]
 
     @classmethod
     def from_history(cls, history: Iterable[TaskHistory], task_names: Sequence[str]) -> "Priors":
-        """Start from a history; for a task with several entries, the last value of a sample counts."""
+        """Create priors from a history.
+
+        If a task occurs several times in the history, the last value of each sample counts.
+        """
         priors = cls(task_names)
         by_name = {name: number for number, name in enumerate(task_names)}
         for past in history:
@@ -116,7 +130,7 @@ class Priors:
         return priors
 
     def history(self) -> list[TaskHistory]:
-        """Return all observations; newer ones replace earlier ones."""
+        """Return the history with all observations; newer observations replace earlier ones."""
         found = []
         for name, task in zip(self._names, self._tasks, strict=True):
             size = max(len(task.tokens), len(task.metric_s))
@@ -137,12 +151,12 @@ class Priors:
         return [task for task in found if task.numbers]
 
     def known_tokens(self, task: int, number: int) -> float:
-        """Return the tokens that the same sample generated before, per request; -1 if unknown."""
+        """Return the tokens per request that the same sample generated before; -1 if unknown."""
         tokens = self._task(task).tokens
         return tokens[number] if number < len(tokens) else UNKNOWN
 
     def tokens(self, task: int, number: int, max_new_tokens: int) -> Tokens:
-        """Predict the tokens of a sample's request, before `correction` is applied."""
+        """Predict the tokens of a sample's request; the caller must still apply `correction`."""
         if max_new_tokens == 0:
             return Tokens(0.0, 0.0)
         known = self.known_tokens(task, number)
@@ -153,23 +167,27 @@ class Priors:
         return Tokens(q50, min(q50 * SPREAD, max_new_tokens))
 
     def metric_s(self, task: int, number: int) -> float:
-        """Predict the seconds of a sample's metric: its earlier time, else its task's mean so far."""
+        """Predict the seconds of a sample's metric.
+
+        The prediction is the sample's earlier time; without one, the mean time of the task's
+        metrics so far.
+        """
         seen = self._task(task)
         if number < len(seen.metric_s) and seen.metric_s[number] >= 0:
             return seen.metric_s[number]
         return self.mean_metric_s(task)
 
     def mean_metric_s(self, task: int) -> float:
-        """Return the mean seconds of a task's metrics so far."""
+        """Return the mean seconds of the task's metrics so far."""
         seen = self._task(task)
         return (seen.metric_sum_s + METRIC_S) / (seen.metric_count + 1)
 
     def correction(self, task: int) -> float:
-        """Return the factor for the predicted tokens of a task's open samples.
+        """Return the factor by which to multiply the predicted tokens of a task's open samples.
 
-        The factor is the ratio of generated to expected tokens. Open requests count as expected:
-        short answers arrive first, and without this correction (for a censored sample) every new
-        task would look short.
+        The factor is the ratio of generated tokens to expected tokens. The expected tokens include
+        the tokens of requests without an answer. Otherwise every new task would look short, because
+        short answers arrive first. This is the usual correction for a censored sample.
         """
         seen = self._task(task)
         if seen.expected_tokens <= 0:
@@ -178,18 +196,18 @@ class Priors:
         return (seen.seen_tokens + prior) / (seen.expected_tokens + prior)
 
     def ask(self, task: int, expected_tokens: float) -> None:
-        """Count a request that was sent to an engine."""
+        """Count a request that was sent to an engine, with its expected tokens."""
         self._task(task).waiting_tokens += expected_tokens
 
     def unask(self, task: int, expected_tokens: float) -> None:
-        """Count a request that an engine returned unanswered."""
+        """Stop counting a request that an engine returned without an answer."""
         seen = self._task(task)
         seen.waiting_tokens = max(0.0, seen.waiting_tokens - expected_tokens)
 
     def observe_tokens(
         self, task: int, number: int, expected_tokens: float, new_tokens: int
     ) -> None:
-        """Record the answer to a sample's request."""
+        """Record how many tokens the answer to a sample's request has."""
         seen = self._task(task)
         if expected_tokens > 0:
             seen.answers += 1
@@ -198,7 +216,7 @@ class Priors:
             _put(seen.tokens, number, new_tokens)
 
     def observe_metric(self, task: int, number: int, metric_s: float) -> None:
-        """Record the time of a sample's metric."""
+        """Record how long a sample's metric took."""
         seen = self._task(task)
         seen.metric_sum_s += metric_s
         seen.metric_count += 1

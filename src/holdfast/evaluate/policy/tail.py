@@ -1,4 +1,4 @@
-"""Act when the queue is empty: steal, double, or go on to the next model."""
+"""Act when a model's queue is empty: take requests back, send them twice, or swap engines."""
 
 from holdfast.evaluate.policy import feed
 from holdfast.evaluate.policy.state import DONE, EngineState, ModelState, State
@@ -7,9 +7,14 @@ from holdfast.evaluate.policy.state import DONE, EngineState, ModelState, State
 def rest(state: State, engine: EngineState) -> None:
     """Find work for an idle engine.
 
-    The choices, in this order: the model that the engine was drained for; requests that other
-    engines of its model have not begun, if they would wait longer there than the transfer takes;
-    another model. Requests of stragglers follow at the next tick.
+    The choices, in this order:
+
+    1. swap to the model for which the engine was drained;
+    2. take over requests of the same model that other engines have not begun, if these requests
+       would wait there for longer than the transfer takes;
+    3. swap to another model.
+
+    Requests of stragglers follow at the next tick.
     """
     if engine.asked or engine.swapping:
         return
@@ -33,7 +38,10 @@ def rest(state: State, engine: EngineState) -> None:
 
 
 def next_model(state: State, engine: EngineState) -> ModelState | None:
-    """Return the first model in order that has work for one more engine and is on its node."""
+    """Return the first model by rank that needs one more engine and is on the engine's node.
+
+    Return None if there is no such model.
+    """
     best: ModelState | None = None
     for number in state.waiting_models:
         model = state.models[number]
@@ -48,7 +56,10 @@ def next_model(state: State, engine: EngineState) -> ModelState | None:
 
 
 def wants(state: State, model: ModelState) -> int:
-    """Return how many more engines a model's waiting work justifies, beyond those on their way."""
+    """Return how many more engines a model's waiting work justifies.
+
+    Engines that are already about to swap to the model are subtracted.
+    """
     if not model.waiting():
         return 0
     worth = int(state.waiting_s(model) / state.config.swap_pays_s)
@@ -56,7 +67,7 @@ def wants(state: State, model: ModelState) -> int:
 
 
 def claim(state: State, model: ModelState) -> None:
-    """Take idle engines, or engines of later models, for a model with waiting work."""
+    """Take engines for a model with waiting work: first idle ones, then engines of later models."""
     wanted = wants(state, model)
     if wanted <= 0:
         return
@@ -87,7 +98,11 @@ def claim(state: State, model: ModelState) -> None:
 
 
 def _steal(state: State, model: ModelState) -> bool:
-    """Take waiting requests back from busy engines for idle ones; True if some will come."""
+    """Recall requests that busy engines have not begun, for idle engines of the same model.
+
+    Returns:
+        True if some requests will come back.
+    """
     config = state.config
     if state.now_s < model.steal_after_s:
         return model.recalled > 0
@@ -105,7 +120,7 @@ def _steal(state: State, model: ModelState) -> bool:
 
 
 def _not_begun(state: State, engine: EngineState) -> list[int]:
-    """List the requests that an engine probably has not begun: the last ones, beyond its batch."""
+    """List the requests that an engine has probably not begun: the last ones, beyond its batch."""
     ahead = engine.decoding - engine.max_batch
     forward_s = engine.forward_s * engine.slowness - 2 * state.config.round_trip_s
     found: list[int] = []
@@ -128,7 +143,7 @@ def _not_begun(state: State, engine: EngineState) -> list[int]:
 
 
 def _double(state: State, stragglers: list[EngineState], idle: EngineState) -> None:
-    """Send a straggler's requests to an idle engine too, starting with the worst straggler."""
+    """Send a straggler's requests also to an idle engine; the worst straggler comes first."""
     given = 0
     while stragglers and not given:
         for request in list(stragglers[-1].asked):
@@ -143,7 +158,7 @@ def _double(state: State, stragglers: list[EngineState], idle: EngineState) -> N
 
 
 def _stragglers(state: State, model: ModelState) -> list[EngineState]:
-    """List the engines of a model that should have answered long ago, the worst last."""
+    """List a model's engines whose answers are long overdue; the worst comes last."""
     engines = [state.engines[number] for number in sorted(model.engines)]
     overdue = [(_overdue(state, engine), engine.engine) for engine in engines if engine.asked]
     return [
@@ -152,7 +167,11 @@ def _stragglers(state: State, model: ModelState) -> list[EngineState]:
 
 
 def _overdue(state: State, engine: EngineState) -> float:
-    """Return the first request's time on an engine over its expected time; 0 if none is due."""
+    """Return how long an engine's first request has taken, relative to the longest expected time.
+
+    If the request generates tokens, this is the time of its maximum number of tokens in a full
+    batch.
+    """
     request = next(iter(engine.asked))
     cost_s, asked_s, _ = engine.asked[request]
     if state.request_max_new[request]:
@@ -166,7 +185,7 @@ def _overdue(state: State, engine: EngineState) -> float:
 
 
 def look_for_stragglers(state: State) -> None:
-    """Let idle engines help stragglers, as time passes."""
+    """Give requests of stragglers to idle engines; called as time passes."""
     found: dict[int, list[EngineState]] = {}
     for node in sorted(state.idle):
         for number in sorted(state.idle[node]):

@@ -1,11 +1,11 @@
-"""Compute the earliest end, and the batch sizes that allow it for long answers.
+"""Compute the earliest possible end, and the batch sizes that long answers need to meet it.
 
-A full batch slows each of its answers. An answer that is long relative to the remaining time goes
-into a smaller batch, which wastes a part of the engine. The target is the earliest feasible end.
-With a time `H` left, an answer of `n` tokens and a metric of `m` seconds needs steps of at most `(H
-- m) / n`, hence a batch `b` of at most `((H - m) / n - base) / sequence`, and takes `n * (base / b
-+ sequence)` of an engine. The sum over all open work grows as `H` shrinks; bisection finds the `H`
-at which the sum equals `H` times the engines.
+A full batch slows down each of its answers. So an answer that is long relative to the remaining
+time goes into a smaller batch, which leaves a part of the engine unused. The target is the earliest
+feasible end. With a time `H` left, an answer of `n` tokens with a metric of `m` seconds needs steps
+of at most `(H - m) / n` seconds. So its batch `b` is at most `((H - m) / n - base) / sequence`, and
+the answer takes `n * (base / b + sequence)` engine-seconds. The sum over all open work grows as `H`
+shrinks. Bisection finds the `H` at which the sum equals `H` times the number of engines.
 """
 
 import math
@@ -16,16 +16,16 @@ from holdfast.evaluate.policy.state import State
 from holdfast.evaluate.types.engine import Curve
 
 REVIEW_EVENTS = 1024
-"""The least number of events between two reviews."""
+"""The smallest number of events between two reviews."""
 OVERDUE = 0.15
-"""The assumed rest of an overdue answer, as a share of its expected tokens."""
+"""The assumed remainder of an overdue answer, as a share of the answer's expected tokens."""
 SPARE = 0.7
-"""The share of the engines' time to plan with if answers are paced faster than the target needs."""
+"""The share of the engines' time that is planned when answers run faster than the target needs."""
 _BISECTIONS = 14
 
 
 class Item(NamedTuple):
-    """`number` similar requests, with the costs of each."""
+    """A number of similar requests, with the costs of each of them."""
 
     number: int
     tokens: float
@@ -38,7 +38,10 @@ Items = list[Item]
 
 
 def review(state: State) -> None:
-    """Renew all estimates; the cost is spread over the events between two reviews."""
+    """Renew all estimates.
+
+    The cost is spread over the events between two reviews.
+    """
     state.corrections = [state.priors.correction(task) for task in range(len(state.shares))]
     items: dict[int, Items] = {}
     in_flight = _look_at_engines(state, items)
@@ -78,7 +81,7 @@ def review(state: State) -> None:
 
 
 def _look_at_engines(state: State, items: dict[int, Items]) -> int:
-    """Advance every engine's clock and count its requests by length.
+    """Advance the clock of every engine, and add the engine's open requests to `items` by length.
 
     Returns:
         The number of requests in flight.
@@ -114,7 +117,7 @@ def _look_at_engines(state: State, items: dict[int, Items]) -> int:
 
 
 def needs_s(items: Items, curve: Curve, left_s: float) -> float:
-    """Return the engine-seconds of items that must all end in `left_s`."""
+    """Return the engine-seconds of items if all of them must end within `left_s`."""
     base_s, sequence_s, most = curve.step_base_s, max(curve.step_sequence_s, 1e-12), curve.max_batch
     total_s = 0.0
     for count, tokens, most_tokens, metric_s, prefill_s in items:
@@ -126,7 +129,7 @@ def needs_s(items: Items, curve: Curve, left_s: float) -> float:
 
 
 def time_left_s(items: Items, curve: Curve, engines: float) -> float:
-    """Return the least time in which `engines` can do all items, as derived in the module."""
+    """Return the shortest time in which `engines` can do all items, as the module derives."""
     token_s = curve.step_base_s + curve.step_sequence_s
     low_s = max((item.most_tokens * token_s + item.metric_s for item in items), default=0.0)
     low_s = max(low_s, needs_s(items, curve, math.inf) / engines)
@@ -143,10 +146,11 @@ def time_left_s(items: Items, curve: Curve, engines: float) -> float:
 
 
 def pace_s(items: Items, curve: Curve, engines: float, left_s: float) -> float:
-    """Return the time for each answer, so that engines spend spare time on smaller batches.
+    """Return the time in which each answer should end, at most `left_s`.
 
-    The predicted lengths may be wrong. If only the target set the batch sizes, an answer that is
-    longer than expected would be in too large a batch.
+    If the engines have time to spare, they spend it on smaller batches, so that answers end earlier
+    than the target needs. The reason is that predicted lengths may be wrong: an answer that is
+    longer than predicted would otherwise be in too large a batch.
     """
     low_s, high_s = 0.0, left_s
     if needs_s(items, curve, high_s) > SPARE * left_s * engines:

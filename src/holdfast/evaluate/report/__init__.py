@@ -1,16 +1,16 @@
-"""Report an evaluation, for people and for the harness's tools.
+"""Report an evaluation, for people and for the harness's own tools.
 
 The inputs are an `Evaluation` and its timeline; the results are tables, files and a page.
 
 | module | one idea |
 |---|---|
-| `occupation` | the activity of each engine, slice by slice |
+| `occupation` | the activity of each engine in slices of time |
 | `table` | the scores, with the harness's own columns |
 | `results` | the harness's own files |
-| `why` | the bound, and the use of the engine-seconds, as text |
+| `why` | the lower bound and the account of the engine-seconds, as text |
 | `gantt` | engines over time as SVG |
 | `view`, `page` | one page with everything |
-| `compare` | scores over checkpoints |
+| `compare` | scores over several checkpoints |
 """
 
 from pathlib import Path
@@ -25,13 +25,14 @@ def write_reports(
     *,
     previous: EvaluationRecord | None = None,
 ) -> Path:
-    """Write an evaluation's page into its folder, and lm-eval's own files; return the page.
+    """Write an evaluation's page into its folder, and the harness's own files; return the page.
 
-    lm-eval's files go into the folder, or below `output`. The page has the difference of each score
-    to `previous`, the evaluation of the last checkpoint.
+    The harness's files are written into `output`, or into the evaluation's folder. If `previous` is
+    given, which is the evaluation of the last checkpoint, the page shows the difference of each
+    score to it.
 
     Raises:
-        HoldfastError: a package for the page is not installed.
+        HoldfastError: a package that the page needs is not installed.
         OSError: a file could not be written.
     """
     from holdfast.evaluate.report.page import write_page

@@ -1,4 +1,4 @@
-"""Compare evaluations of one suite over checkpoints, and test which differences are significant."""
+"""Compare evaluations of one suite over checkpoints, and test differences for significance."""
 
 import io
 import math
@@ -28,7 +28,7 @@ PLOT_SUFFIXES = (".svg", ".png", ".pdf")
 
 @dataclass(frozen=True, kw_only=True)
 class Value:
-    """A score of one evaluation; `stderr` is None if the harness gives none."""
+    """A score in one evaluation; `stderr` is None if the harness gives no standard error."""
 
     value: float
     stderr: float | None
@@ -36,28 +36,34 @@ class Value:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One metric of one task over all evaluations; None for evaluations without the metric."""
+    """One metric of one task in all evaluations.
+
+    `values` has None for each evaluation without the metric.
+    """
 
     task: str
     metric: str
-    """With its filter, in lm-eval's form: `acc,none`."""
+    """The metric with its filter, in lm-eval's form: `acc,none`."""
     higher_is_better: bool | None
     values: tuple[Value | None, ...]
     difference: float | None
-    """The last value minus the first."""
+    """The value in the last evaluation minus the value in the first; None if one is missing."""
     stderr: float | None
-    """The standard error of the difference."""
+    """The standard error of the difference; None if unknown."""
     verdict: Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Evaluations side by side, in order of their steps if all have one, else as given.
+    """Several evaluations side by side.
+
+    They are in the order of their steps if all of them have a step, and otherwise in the given
+    order.
 
     Attributes:
-        labels: the step, or the model, of each.
-        steps: the step of each; empty if one has none.
-        rows: one row per metric.
+        labels: for each evaluation, its step or the name of its model.
+        steps: the step of each evaluation; empty if one of them has no step.
+        rows: one row for each metric of each task.
         notes: sentences on differences that make the evaluations less comparable.
     """
 
@@ -67,7 +73,7 @@ class Comparison:
     notes: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values."""
+        """Return the comparison as JSON values."""
         return {
             "labels": list(self.labels),
             "steps": list(self.steps),
@@ -85,15 +91,16 @@ class Comparison:
 
 
 def compare(evaluations: Sequence[EvaluationRecord]) -> Comparison:
-    """Compare evaluations.
+    """Compare the scores of evaluations.
 
-    A difference is significant if it exceeds 1.96 standard errors of both scores together (a
-    two-sided z-test at 5 %, for independent scores). Two models that answer the same samples are
-    dependent and mostly agree, so the test is conservative: it misses small differences rather than
-    inventing them. One in twenty is still chance.
+    A difference is significant if it exceeds 1.96 times its standard error, which is computed from
+    the standard errors of both scores. This is a two-sided z-test at 5 % for independent scores.
+    Two models that answer the same samples are not independent and mostly agree, so the test is
+    conservative: it misses small differences rather than inventing differences. Still, one in
+    twenty tests of equal models finds a difference by chance.
 
     Raises:
-        BadUse: there are fewer than two, or they have no metric in common.
+        BadUse: there are fewer than two evaluations, or they have no metric in common.
     """
     if len(evaluations) < 2:
         given = words.plainly(len(evaluations), "evaluation")
@@ -127,10 +134,10 @@ def compare(evaluations: Sequence[EvaluationRecord]) -> Comparison:
 def previous_of(
     evaluation: Evaluation, records: Sequence[EvaluationRecord]
 ) -> EvaluationRecord | None:
-    """Choose the evaluation to compare with: the last checkpoint before this one.
+    """Choose the evaluation to compare with: the last one before this evaluation.
 
-    With a step, this is the evaluation of the greatest smaller step of the same training run, else
-    the newest evaluation that started before.
+    If the evaluation has a step, this is the evaluation of the closest earlier step of the same
+    training run. Otherwise, it is the newest evaluation that started earlier.
 
     Args:
         evaluation: the evaluation.
@@ -154,7 +161,10 @@ def previous_of(
 
 
 def difference(score: Score, previous: EvaluationRecord | None) -> tuple[float | None, Verdict]:
-    """Return a score minus that of the previous evaluation, and what the difference means."""
+    """Return a score minus the same score of the previous evaluation, and a verdict.
+
+    The verdict states whether the difference is significant, and in which direction.
+    """
     kept = {} if previous is None else previous.scores.get(score.task, {})
     before = kept.get(f"{score.metric},{score.filter}")
     first = None if before is None else _value(before)
@@ -169,10 +179,10 @@ def difference(score: Score, previous: EvaluationRecord | None) -> tuple[float |
 
 
 def plot(comparison: Comparison, path: Path) -> int:
-    """Draw each task's first metric with standard errors; return how many tasks did not fit.
+    """Draw each task's first metric with standard errors; return the number of tasks left out.
 
     Raises:
-        BadUse: the file's suffix cannot be written.
+        BadUse: there is no writer for the file's suffix.
         HoldfastError: matplotlib is not installed.
         OSError: the file could not be written.
     """
@@ -284,7 +294,7 @@ def _labels(evaluations: Sequence[EvaluationRecord], *, stepped: bool) -> tuple[
     names = [
         f"step {one.step}" if stepped else Path(one.model).name or one.model for one in evaluations
     ]
-    # Equal names are replaced by the ids.
+    # Replace names that occur twice by the evaluations' ids.
     return tuple(
         name if names.count(name) == 1 else one.evaluation_id
         for name, one in zip(names, evaluations, strict=True)

@@ -1,8 +1,8 @@
 """Draw a Gantt chart as SVG: engines over time by activity, with lanes for other work.
 
-The SVG is written directly instead of by matplotlib, so that the spans of thousands of engines stay
-within half a megabyte: time is cut into slices, engines beyond `ROWS` share rows, and equal
-neighbours are one shape. Colours are the page's classes.
+The SVG is written directly instead of by matplotlib, so that a chart of thousands of engines stays
+within half a megabyte. For this, time is cut into slices, engines beyond `ROWS` share rows, and
+neighbouring slices that look equal are drawn as one shape. The colours are CSS classes of the page.
 """
 
 import math
@@ -17,35 +17,35 @@ from holdfast.evaluate.types.timeline import Span, Timeline
 
 SLICES = 240
 ROWS = 64
-"""Beyond this number, engines share rows."""
+"""The largest number of rows; if there are more engines, several engines share a row."""
 WIDTH, LEFT, TOP = 960, 84, 6
 LANE_HEIGHT, STRIP_HEIGHT, GAP = 34, 74, 12
 PICTURE_ROWS_HEIGHT = 420
 FAINT = (0.08, 0.38, 0.7)
-"""A cell occupied for at least this share of its time is drawn faint, medium, full."""
+"""The shares of occupied time from which on a cell is drawn faint, medium and full."""
 SERIES = 7
-"""The number of colours for tasks."""
+"""The number of different colours for tasks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A Gantt picture and what its colours mean."""
+    """A Gantt chart and the meaning of its colours."""
 
     svg: str
     legend: tuple[tuple[str, str, str], ...]
-    """The class of the colour, the name, and the share of the engines' time."""
+    """For each colour its CSS class, its name, and its share of the engines' time."""
     note: str
-    """The meaning of a row; empty if each row is an engine."""
+    """A sentence on how many engines a row shows; empty if each row is one engine."""
 
 
 def gantt(timeline: Timeline, *, name: str = "gantt") -> Picture | None:
-    """Draw a timeline; None if no engine did anything.
+    """Draw a timeline; return None if no engine did anything.
 
     Args:
         timeline: the timeline.
-        name: the name of the picture, unique on the page.
+        name: the id of the chart, unique on the page.
 
-    The names of tasks are in the legend alone, unescaped; the SVG has none.
+    Names of tasks occur only in the legend, where they are not escaped; the SVG has none.
     """
     found = occupation(timeline, slices=SLICES)
     if not found.engines:
@@ -82,7 +82,7 @@ def gantt(timeline: Timeline, *, name: str = "gantt") -> Picture | None:
 
 
 def _colours(found: Occupation) -> dict[str, str]:
-    """Return the colour class of each kind."""
+    """Return the CSS class of each kind of activity."""
     own = {"load": "load", "swap": "swap", "lost": "lost", "idle": "idle"}
     tasks = [kind for kind in found.kinds if kind not in own]
     return own | {task: f"s{place % SERIES + 1}" for place, task in enumerate(tasks)}
@@ -100,7 +100,10 @@ def _legend(found: Occupation, colours: dict[str, str]) -> tuple[tuple[str, str,
 
 
 def _strip(found: Occupation, colours: dict[str, str], y: float) -> str:
-    """Draw all engines together: stacked shares of the highest number, tasks below, idle on top."""
+    """Draw all engines together, as stacked shares of the largest number of engines.
+
+    Tasks are at the bottom and idle time is at the top.
+    """
     total = found.shares.sum(axis=0) / len(found.engines)
     order = [*range(4, len(found.kinds)), 0, 1, 2]
     base = np.zeros(total.shape[1])
@@ -127,7 +130,10 @@ def _lane(amounts: Values, y: float) -> str:
 
 
 def _area(low: Values, high: Values, y: float, height: float) -> str:
-    """Draw steps from `low` to `high`, as shares of the height, one shape per run of filled slices."""
+    """Return the SVG path of the area between the step functions `low` and `high`.
+
+    Both are shares of the height. Each run of slices with a visible area is one shape.
+    """
     pieces = []
     filled = high - low > 1e-4
     begin = 0
@@ -146,7 +152,7 @@ def _area(low: Values, high: Values, y: float, height: float) -> str:
 
 
 def _rows(found: Occupation) -> tuple[list[tuple[str, Values]], int]:
-    """Return each row's label and shares of each kind, and the engines per row."""
+    """Return each row's label and shares of each activity, and the number of engines per row."""
     each = math.ceil(len(found.engines) / ROWS)
     rows = []
     for begin in range(0, len(found.engines), each):
@@ -159,7 +165,11 @@ def _rows(found: Occupation) -> tuple[list[tuple[str, Values]], int]:
 def _row(
     shares: Values, kinds: Sequence[str], colours: dict[str, str], y: float, height: float
 ) -> str:
-    """Draw a row's cells in the colour of the main activity, stronger if fuller."""
+    """Draw the cells of a row.
+
+    The colour shows the main activity, and the strength of the colour shows the share of occupied
+    time.
+    """
     occupied = np.delete(shares, kinds.index("idle"), axis=0)
     names = [kind for kind in kinds if kind != "idle"]
     most = occupied.argmax(axis=0)
@@ -188,7 +198,7 @@ def _cell(begin: int, end: int, y: float, height: float) -> str:
 
 
 def _lanes(timeline: Timeline) -> list[tuple[str, Sequence[Span]]]:
-    """List the lanes of work beside the engines."""
+    """List the lanes for work that is not done by engines: label and spans."""
     lanes: list[tuple[str, Sequence[Span]]] = [
         ("nodes reading", [span for span in timeline.nodes if span.what == "fetch"]),
         ("metrics", timeline.metrics),
@@ -198,7 +208,7 @@ def _lanes(timeline: Timeline) -> list[tuple[str, Sequence[Span]]]:
 
 
 def _axis(found: Occupation, y: float) -> tuple[str, float]:
-    """Draw the time axis with its lines; also return the height of the picture."""
+    """Draw the time axis and its grid lines; return them with the total height of the chart."""
     longest_s = float(found.edges_s[-1])
     unit, unit_s = words.unit_of_time(longest_s)
     step = _step(longest_s / unit_s)
@@ -215,7 +225,7 @@ def _axis(found: Occupation, y: float) -> tuple[str, float]:
 
 
 def _step(longest: float) -> float:
-    """Choose a round distance for 5 to 10 ticks."""
+    """Return a round distance between ticks, so that there are 5 to 10 ticks."""
     rough = longest / 6
     power = 10.0 ** math.floor(math.log10(rough))
     return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)

@@ -1,6 +1,6 @@
-"""Compute each engine's activity in equal slices of time, from a timeline to shares.
+"""Compute each engine's activities in equal slices of time, from a timeline.
 
-An engine with several requests at once counts once; its time is divided among their tasks.
+While an engine works on several requests, its time is divided among their tasks.
 """
 
 import itertools
@@ -17,20 +17,23 @@ Values = npt.NDArray[np.float64]
 OfEngine = TypeVar("OfEngine", EngineSpan, RequestSpan)
 
 TASKS_APART = 6
-"""The number of tasks with a name of their own, by engine time; all others are one."""
+"""The number of tasks that keep their own name; all further tasks share one name.
+
+The tasks with the most engine time keep their names.
+"""
 OTHER_TASKS = "other tasks"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Occupation:
-    """Hold the time of all engines, in slices.
+    """Hold how much of each slice of time the engines spent on each activity.
 
     Attributes:
-        edges_s: the edges of the slices, one more than slices.
+        edges_s: the edges of the slices in seconds; one more than there are slices.
         engines: the engines' numbers, one per row of `shares`.
-        kinds: the possible activities: "load", "swap", "lost", "idle", then tasks' names.
-        shares: the share of each slice, of shape (engines, kinds, slices); 0 in all kinds while
-            the engine did not exist.
+        kinds: the possible activities: "load", "swap", "lost", "idle", then the names of tasks.
+        shares: the share of each slice spent on each activity, of shape (engines, kinds, slices); 0
+            for all activities while the engine did not exist.
     """
 
     edges_s: Values
@@ -39,13 +42,13 @@ class Occupation:
     shares: Values
 
     def seconds(self) -> dict[str, float]:
-        """Return the engine-seconds of each kind."""
+        """Return the engine-seconds of each activity."""
         slice_s = np.diff(self.edges_s)
         return dict(zip(self.kinds, (self.shares.sum(axis=0) @ slice_s).tolist(), strict=True))
 
 
 def occupation(timeline: Timeline, *, slices: int) -> Occupation:
-    """Cut the time of all engines into equal slices."""
+    """Compute the engines' activities in `slices` equal slices of the timeline."""
     edges_s = np.linspace(0.0, max(timeline.makespan_s, 1e-9), slices + 1)
     engines = sorted(
         {span.engine for span in timeline.engines} | {span.engine for span in timeline.requests}
@@ -77,7 +80,7 @@ def occupation(timeline: Timeline, *, slices: int) -> Occupation:
 
 
 def held(spans: Sequence[Span], edges_s: Values) -> Values:
-    """Return the mean number of simultaneous `spans` in each slice between `edges_s`."""
+    """Return the mean number of spans that are open at the same time, in each slice."""
     starts = np.sort(np.array([span.t0 for span in spans], dtype=float))
     ends = np.sort(np.array([max(span.t1, span.t0) for span in spans], dtype=float))
     amounts: Values = np.diff(_elapsed(starts, edges_s) - _elapsed(ends, edges_s)) / np.diff(
@@ -87,7 +90,10 @@ def held(spans: Sequence[Span], edges_s: Values) -> Values:
 
 
 def most_at_once(spans: Sequence[Span]) -> int:
-    """Return the most simultaneous `spans`; an end does not overlap with a start at the same time."""
+    """Return the largest number of spans that are open at the same time.
+
+    A span that ends when another starts does not overlap with it.
+    """
     changes = sorted(
         [(span.t0, 1) for span in spans] + [(max(span.t1, span.t0), -1) for span in spans]
     )
@@ -95,7 +101,7 @@ def most_at_once(spans: Sequence[Span]) -> int:
 
 
 def covered(spans: Sequence[Span], edges_s: Values) -> Values:
-    """Return the share of each slice that any of `spans` covers."""
+    """Return the share of each slice that is covered by at least one span."""
     if not spans:
         return np.zeros(len(edges_s) - 1)
     starts = np.array([span.t0 for span in spans], dtype=float)
@@ -110,14 +116,17 @@ def covered(spans: Sequence[Span], edges_s: Values) -> Values:
 
 
 def _elapsed(moments: Values, at: Values) -> Values:
-    """Return the sum of times since each of the sorted `moments` before `at`."""
+    """Return, for each time in `at`, the summed times since all earlier `moments`.
+
+    `moments` must be sorted.
+    """
     before = np.searchsorted(moments, at)
     passed: Values = before * at - np.append(0.0, np.cumsum(moments))[before]
     return passed
 
 
 def _tasks_apart(timeline: Timeline) -> dict[int, str]:
-    """Name each task, largest first; smaller tasks share one name."""
+    """Return the name of each task, the largest first; smaller tasks share one name."""
     seconds: dict[int, float] = {}
     for request in timeline.requests:
         seconds[request.task] = seconds.get(request.task, 0.0) + request.t1 - request.t0

@@ -1,4 +1,4 @@
-"""Render and write the page, which needs no network and runs no script."""
+"""Render and write an evaluation's page, which needs no network and runs no script."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,24 +20,25 @@ def write_page(
     *,
     previous: EvaluationRecord | None = None,
 ) -> None:
-    """Write the page of an evaluation; equal evaluations give equal bytes.
+    """Write the page of an evaluation; equal inputs give equal bytes.
 
     Args:
         path: the path of the page; links to samples are relative to the page's folder.
         evaluation: the evaluation.
         timeline: the times of requests, metrics and engines.
-        previous: the evaluation of the last checkpoint, for the difference of each score.
+        previous: the evaluation of the last checkpoint, from which the difference of each score is
+            computed.
 
     Raises:
         HoldfastError: jinja2 or numpy is not installed.
-        OSError: the page could not be written; an earlier one at `path` is untouched.
+        OSError: the page could not be written; an earlier page at `path` is untouched.
     """
     samples = samples_of(path.parent)
     page.write_page(path, render(evaluation, timeline, previous=previous, samples=samples))
 
 
 def samples_of(folder: Path) -> dict[str, str]:
-    """Return the file of logged samples of each task, relative to `folder`."""
+    """Return the path of each task's logged samples, relative to `folder`."""
     found = sorted((folder / SAMPLES).rglob("samples_*.jsonl"))
     return {
         path.name.removeprefix("samples_").rpartition("_")[0]: quote(
@@ -54,7 +55,10 @@ def render(
     previous: EvaluationRecord | None = None,
     samples: Mapping[str, str] | None = None,
 ) -> str:
-    """Render the page as text; `samples` is that of `samples_of`, and for the rest `write_page`."""
+    """Return the page as text.
+
+    `samples` is the result of `samples_of`; `write_page` describes the other arguments.
+    """
     filled = page.template(TEMPLATE)  # before `view`, which needs further packages
     from holdfast.evaluate.report.view import page_view
 

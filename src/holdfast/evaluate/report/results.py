@@ -1,8 +1,9 @@
-"""Write results in lm-evaluation-harness's own layout, for the tools of its users.
+"""Write results in lm-evaluation-harness's own layout, for tools that read that layout.
 
-`OUTPUT/MODEL/results_TIME.json` is lm-eval's results object, and `samples_TASK_TIME.jsonl` beside
-it has the samples of each task, as with `--output_path` and `--log_samples`. Inspect's logs are in
-`inspect_TIME/`, under their own names: `inspect view --log-dir` shows that folder.
+`OUTPUT/MODEL/results_TIME.json` is lm-eval's results object. Beside it, `samples_TASK_TIME.jsonl`
+has the samples of each task. Both are as lm-eval writes them with `--output_path` and
+`--log_samples`. Inspect's logs are in `inspect_TIME/` under their own names, where `inspect view
+--log-dir` shows them.
 """
 
 import json
@@ -18,22 +19,23 @@ from holdfast.evaluate.types.evaluation import Evaluation
 from holdfast.evaluate.types.scores import sanitized
 
 SAMPLES = "samples"
-"""The folder of an evaluation with lm-eval's `samples_TASK_TIME.jsonl`."""
+"""The subfolder of an evaluation with lm-eval's `samples_TASK_TIME.jsonl` files."""
 INSPECT = "inspect"
-"""The folder of an evaluation with inspect-ai's logs, `TIME_TASK_ID.eval`."""
+"""The subfolder of an evaluation with inspect-ai's logs, `TIME_TASK_ID.eval`."""
 
 
 def write_results(evaluation: Evaluation, output: Path) -> Path:
     """Write an evaluation's results, samples and logs below `output`; return the results' file.
 
-    Samples are linked if the file system can, else copied.
+    Samples are hard-linked if the file system permits, and copied otherwise.
 
     Raises:
         OSError: a file could not be written.
     """
     folder = output / sanitized(evaluation.model)
     folder.mkdir(parents=True, exist_ok=True)
-    # The start time, so that a repeated call replaces its own files; in local time, as in lm-eval.
+    # Use the start time, so that a repeated call replaces its own files. Use local time, as lm-eval
+    # does.
     moment = datetime.fromtimestamp(evaluation.started_at_s)  # noqa: DTZ006
     stamp = moment.isoformat(timespec="microseconds").replace(":", "-")
     seen: Counter[str] = Counter()
@@ -53,7 +55,7 @@ def write_results(evaluation: Evaluation, output: Path) -> Path:
 
 
 def results_object(evaluation: Evaluation) -> dict[str, Any]:
-    """Return the harness's results object, with mode, digest and errors under `holdfast`."""
+    """Return the harness's results object; mode, digest and errors are added under `holdfast`."""
     names = ("id", "mode", "numerics", "digest", "errors")
     mine = {name: getattr(evaluation, name) for name in names}
     return {

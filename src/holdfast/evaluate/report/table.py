@@ -9,12 +9,15 @@ from holdfast.evaluate.types.scores import Score, scores_of
 COLUMNS = ("Tasks", "Version", "Filter", "n-shot", "Metric", "", "Value", "", "Stderr")
 ARROWS = {True: "\N{UPWARDS ARROW}", False: "\N{DOWNWARDS ARROW}", None: ""}
 NUMBERS = (1, 3, 6, 8)
-"""The right-aligned columns."""
+"""The indices of the right-aligned columns."""
 _MOST_NAMED = 3  # of tasks with the same error
 
 
 def score_rows(scores: Sequence[Score]) -> list[tuple[str, ...]]:
-    """Return cells as lm-eval's `make_table`: four decimals, the task's name once."""
+    """Return the table's cells as lm-eval's `make_table` does.
+
+    Numbers have four decimals, and each task's name appears once.
+    """
     rows: list[tuple[str, ...]] = []
     before = None
     for score in scores:
@@ -36,14 +39,17 @@ def score_rows(scores: Sequence[Score]) -> list[tuple[str, ...]]:
 
 
 def shown(value: float | int | str | None) -> str:
-    """Format a score or its standard error as lm-eval does: four decimals; words unchanged."""
+    """Format a score or its standard error as lm-eval does: four decimals; text unchanged."""
     if value is None:
         return ""
     return f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
 def print_scores(evaluation: Evaluation) -> None:
-    """Print the tables of tasks and groups, as rich or Markdown, then the errors."""
+    """Print the tables of tasks and groups, then the errors of tasks.
+
+    On a terminal, the tables are rich tables; otherwise they are Markdown.
+    """
     tables = [
         ("Tasks", score_rows(evaluation.scores)),
         ("Groups", score_rows(scores_of(evaluation.results, "groups"))),

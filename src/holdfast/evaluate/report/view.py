@@ -1,4 +1,4 @@
-"""Compute all texts of the page from an evaluation and its timeline."""
+"""Compute all texts of an evaluation's page from the evaluation and its timeline."""
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,7 +40,7 @@ class SampleTime:
     prompt_tokens: int = 0
     new_tokens: int = 0
     engine_s: float = 0.0
-    """The sum of its requests' times on engines."""
+    """The sum of the times that the sample's requests took on engines."""
     metric_s: float = 0.0
     judge_s: float = 0.0
     t0: float = float("inf")
@@ -48,7 +48,10 @@ class SampleTime:
 
 
 def slowest(timeline: Timeline, *, shown: int = SHOWN) -> list[SampleTime]:
-    """List the samples with the longest time from first start to last end, the longest first."""
+    """List the samples with the longest time from first start to last end, the longest first.
+
+    At most `shown` samples are listed.
+    """
     found = sample_times(timeline)
     return heapq.nlargest(
         shown, found, key=lambda sample: (sample.t1 - sample.t0, -sample.task, -sample.sample)
@@ -56,7 +59,7 @@ def slowest(timeline: Timeline, *, shown: int = SHOWN) -> list[SampleTime]:
 
 
 def sample_times(timeline: Timeline) -> Iterable[SampleTime]:
-    """Return every sample with work on an engine, a metric or a judge."""
+    """Return the times of every sample for which an engine, a metric or a judge worked."""
     found: dict[tuple[int, int, int], SampleTime] = {}
 
     def of(model: int, task: int, sample: int) -> SampleTime:
@@ -92,7 +95,7 @@ COLOURS = {
     "busy": "busy",
     "idle": "idle",
 }
-"""Causes with a colour of their own; all others share one."""
+"""CSS classes of the causes with a colour of their own; all other causes share one colour."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +104,7 @@ class ScoreView:
 
     task: str
     first: bool
-    """True for the first row of a task."""
+    """True for the first row of each task."""
     depth: int
     group: bool
     n_shot: str
@@ -111,24 +114,24 @@ class ScoreView:
     value: str
     stderr: str
     difference: str
-    """To the previous evaluation; empty if unknown."""
+    """The difference to the score in the previous evaluation; empty if unknown."""
     verdict: str
-    """What the difference means, also the CSS class: `better`, `worse` or empty."""
+    """The meaning of the difference, which is also a CSS class: `better`, `worse` or empty."""
     link: str
-    """The file of the task's samples, relative to the page; empty if there is none."""
+    """The path of the task's samples relative to the page; empty if there are none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationView:
-    """The contents of the page."""
+    """The contents of an evaluation's page."""
 
     title: str
     state: str
     answer: str
-    """The scores in one line, or the time of a plan."""
+    """The scores summarized in one line; for a plan, the predicted time."""
     headline: str
     beside: str
-    """What the differences are to; empty without a previous evaluation."""
+    """A sentence that names the previous evaluation; empty if there is none."""
     context: str
     key_figures: list[KeyFigure]
     scores: list[ScoreView]
@@ -150,7 +153,11 @@ def page_view(
     previous: EvaluationRecord | None,
     samples: Mapping[str, str],
 ) -> EvaluationView:
-    """Make the view of an evaluation; the timeline replaces missing parts of its account."""
+    """Return the contents of an evaluation's page.
+
+    If the evaluation has no account of the engine-seconds, the account is computed from the
+    timeline.
+    """
     scores = _scores(evaluation, previous, samples)
     picture = gantt(timeline)
     bound, unit = _bound(evaluation)
@@ -186,7 +193,7 @@ def page_view(
 
 
 def headline(evaluation: Evaluation) -> str:
-    """Summarize in one line, as in `60 tasks in 3 min 20 s, 1.06 times the lower bound`."""
+    """Summarize an evaluation in one line: `60 tasks in 3 min 20 s, 1.06 times the lower bound`."""
     tasks = len({score.task for score in evaluation.scores if not score.group})
     what = words.plainly(tasks, "task")
     if evaluation.state == "planned":
@@ -205,7 +212,7 @@ def headline(evaluation: Evaluation) -> str:
 def _answer(
     evaluation: Evaluation, scores: Sequence[ScoreView], previous: EvaluationRecord | None
 ) -> str:
-    """Return the scores in one line: `4 tasks: 2 scores better, 1 worse than at step 11,000`."""
+    """Summarize the scores in one line: `4 tasks: 2 scores better and 1 worse than step 11,000`."""
     tasks = len({score.task for score in evaluation.scores if not score.group})
     said = words.plainly(tasks, "task")
     if previous is not None:

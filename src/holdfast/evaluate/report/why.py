@@ -1,4 +1,4 @@
-"""Write the text of `holdfast eval why`: the bound, the ratio, and the use of engine-seconds."""
+"""Write the text of `holdfast eval why`: the lower bound, the ratio, and the engine-seconds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ BOUND_MEANINGS = {
     "pace": "long answers need small batches to end in time, which cost more of an engine",
     "storage": "engine start, then the weights, once, over the bandwidth",
 }
-"""The terms of the lower bound, with their meanings."""
+"""The terms of the lower bound, with their meanings for display."""
 CAUSES = {
     account.USEFUL: ("Useful work", "answering, at the cost a request has in a full batch"),
     account.UNDERFILLED: ("Batches not full", "answering, beyond what it costs in a full batch"),
@@ -43,9 +43,9 @@ CAUSES = {
     "busy": ("Answering", "at work on at least one request"),
     "idle": ("Idle", "without any request"),
 }
-"""The causes for engine-seconds; other words of a policy are shown unchanged."""
+"""The causes of engine-seconds, each with the name and the meaning to display."""
 WORK = (account.USEFUL, "busy")
-"""The causes that are not losses."""
+"""The causes of engine-seconds that are not losses."""
 LOSSES_SHOWN = 3
 LEAST_SHARE_SHOWN = 0.0005
 PATH_SHOWN = 12
@@ -53,7 +53,7 @@ PATH_SHOWN = 12
 
 @dataclass(frozen=True, kw_only=True)
 class LostTime:
-    """One cause of engine-seconds."""
+    """One cause of engine-seconds, with its share of all engine-seconds."""
 
     cause: str
     name: str
@@ -63,7 +63,7 @@ class LostTime:
 
 
 def lost_time(evaluation: Evaluation) -> list[LostTime]:
-    """List the causes of engine-seconds: useful work first, then by size."""
+    """List the causes of engine-seconds: first useful work, then the losses, the largest first."""
     total_s = sum(evaluation.account.values()) or 1.0
     ordered = sorted(
         evaluation.account.items(), key=lambda item: (item[0] not in WORK, -item[1], item[0])
@@ -96,18 +96,18 @@ def losses(evaluation: Evaluation) -> str:
 
 
 def bound_terms(evaluation: Evaluation) -> list[tuple[BoundTerm, str]]:
-    """List the terms of the bound with their meanings, the largest first."""
+    """List the terms of the lower bound with their meanings, the largest first."""
     terms = sorted(evaluation.bound, key=lambda term: -term.seconds)
     return [(term, term.detail or BOUND_MEANINGS.get(term.name, "")) for term in terms]
 
 
 def named(name: str) -> str:
-    """Format a word of the policy for display."""
+    """Format an identifier of the policy for display: `engine_lost` becomes `Engine lost`."""
     return name.replace("_", " ").capitalize()
 
 
 def verdict(evaluation: Evaluation) -> str:
-    """State the makespan, the bound, and their ratio in one sentence."""
+    """State the makespan, the lower bound, and their ratio in one sentence."""
     verb = "would take" if evaluation.state == "planned" else "took"
     took = (
         f"{evaluation.suite} on {evaluation.model} {verb} {words.duration(evaluation.makespan_s)}"
@@ -125,13 +125,13 @@ def verdict(evaluation: Evaluation) -> str:
 
 
 def all_known(evaluation: Evaluation) -> str:
-    """Say that every answer was reused; empty if an engine answered anything."""
+    """Return a sentence if every answer was reused; empty if an engine answered any request."""
     is_known = evaluation.state == "done" and evaluation.reused > 0 and not evaluation.requests
     return "Nothing had to be run: all answers were known." if is_known else ""
 
 
 def why(evaluation: Evaluation) -> str:
-    """Return the whole text, in lines of plain characters."""
+    """Return the whole text, as plain lines."""
     lines = [verdict(evaluation), ""]
     if evaluation.bound:
         lines += ["What no schedule could have gone below:"]
@@ -159,7 +159,10 @@ def why(evaluation: Evaluation) -> str:
 
 
 def longest_waits(path: Sequence[PathStep]) -> list[PathStep]:
-    """Return the critical path, newest first; only the longest steps if there are many."""
+    """Return the steps of the critical path, the latest first.
+
+    If there are many steps, only the longest ones are returned.
+    """
     kept = sorted(path, key=lambda step: step.t0 - step.t1)[:PATH_SHOWN]
     return sorted(kept, key=lambda step: -step.t1)
 
@@ -169,7 +172,7 @@ def _path_row(step: PathStep) -> tuple[str, ...]:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Align the columns of rows: numbers to the right, the last column unchanged."""
+    """Align the columns of a table: numbers to the right; the last column is not padded."""
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]) - 1)]
     return [
         "  "

@@ -1,15 +1,16 @@
-"""Measure the actual costs of a run, as the input of the lower bound in `policy.bound`.
+"""Measure the actual costs of a run, from which `policy.bound` computes the lower bound.
 
-The makespan starts with the coordinator, so the bound includes the unavoidable start-up: one start
-of an engine and one transfer of the weights, at the measured speeds. `simulate.ideal` counts the
-same costs, so planned and measured ratios are comparable. Avoidable costs are left out: waiting for
-nodes and requests, retries, swaps of weights, and lost engines and nodes.
+The makespan starts with the coordinator. So the bound includes the unavoidable part of the
+start-up: one start of an engine and one transfer of the weights, at the measured speeds.
+`simulate.ideal` counts the same costs, so that planned and measured ratios are comparable.
+Avoidable costs are left out: waiting for nodes and requests, retries, swaps of weights, and lost
+engines and nodes.
 
 Costs that were not measured exactly are estimated from below:
 
-- A request costs what the engine's curve predicts, scaled down until no request was faster than
-  alone on an engine and no engine worked longer than its busy time. On an engine that runs one
-  forward at a time, a request costs its share of the forward.
+- A request costs what the engine's curve predicts. The predictions are scaled down until no request
+  was faster than it would be alone on an engine, and no engine worked longer than its busy time. On
+  an engine that runs one forward pass at a time, a request costs its share of the pass.
 - The weights arrive at the fastest rate of any node, since slower nodes may have waited for their
   peers. Only the rate of the whole fetch is recorded.
 - A metric that called the judge may include waiting for the quota, so it costs as much as the
@@ -31,11 +32,11 @@ from holdfast.evaluate.types.engine import Curve
 from holdfast.evaluate.types.timeline import MetricSpan, NodeSpan, RequestSpan, Timeline
 
 _Place = tuple[int, int]
-"""The task number and the sample number within the task."""
+"""The number of the task, and the index of the sample in the task."""
 
 
 class _Cost(NamedTuple):
-    """The cost of a request: engine-seconds in a full batch, and seconds alone on an engine."""
+    """The cost of a request: engine-seconds in a full batch, and seconds if alone on an engine."""
 
     full_s: float
     alone_s: float
@@ -55,9 +56,9 @@ def work_of(
         timeline: the timeline of the evaluation.
         model: the number of the model.
         curve: the measured cost curve of the engines.
-        judge: the limits of the judge.
-        metric_slots: the configured metrics at a time on a node; a higher observed number
-            replaces it.
+        judge: the limits of the judge; None without a judge.
+        metric_slots: the configured number of metrics that a node computes at the same time; a
+            higher number seen in the timeline replaces it.
     """
     requests = [span for span in timeline.requests if span.model == model and not span.error]
     if not requests or not timeline.engines:
@@ -68,8 +69,8 @@ def work_of(
     costs = _costs(requests, curve)
     judged = [span for span in timeline.judged if span.model == model]
     samples = _samples(requests, costs, _metrics_s(timeline, model), min(there_s))
-    # The sample of a judge request is not recorded, so each judge request counts as work of its own
-    # that is ready from the start.
+    # Count each judge request as separate work that is ready from the start, since the sample that
+    # it belongs to is not recorded.
     work = SampleWork(
         engine_s=0.0,
         alone_s=0.0,
@@ -97,7 +98,7 @@ def fetch_bytes_per_s(timeline: Timeline, model: int = 0) -> float:
 
 
 def _weights(timeline: Timeline, model: int) -> Transfer:
-    """Return the bytes of a model and the fastest rate at which a node received them.
+    """Return the size of a model and the fastest rate at which a node received the model.
 
     Every node receives the whole model, partly from storage and partly from its peers, and no node
     can be complete before all bytes were read from storage. Bytes that were read twice count once.
@@ -125,8 +126,8 @@ def _engines_there_s(timeline: Timeline, model: int, fetch_s: float) -> list[flo
     """Return the earliest time at which each engine could have served; 0 if it already ran.
 
     An engine that is started at once can serve when the weights have arrived and the rest of its
-    start has passed. The result is at most the engine's whole start, and at most the remaining
-    start plus the fastest fetch.
+    start has passed. So the result is the smaller of two times: the engine's whole start as
+    measured, and the rest of its start plus the fastest fetch.
     """
     came_s = weights_came_s(timeline)
     there_s: dict[int, float] = {}
@@ -141,7 +142,10 @@ def _engines_there_s(timeline: Timeline, model: int, fetch_s: float) -> list[flo
 
 
 def _costs(requests: Sequence[RequestSpan], curve: Curve) -> list[_Cost]:
-    """Compute the cost of each request, limited by the busy time of its engine."""
+    """Compute the cost of each request.
+
+    The costs of an engine's requests together are at most the engine's busy time.
+    """
     does_one_at_a_time = curve.max_batch == 1
     costs = _shares(requests) if does_one_at_a_time else _by_curve(requests, curve)
     spent_s: dict[int, float] = defaultdict(float)
@@ -165,16 +169,20 @@ def _costs(requests: Sequence[RequestSpan], curve: Curve) -> list[_Cost]:
 
 
 def _shares(requests: Sequence[RequestSpan]) -> list[_Cost]:
-    """Divide each forward among the requests that it answered, which have equal spans."""
+    """Divide each forward pass equally among the requests that it answered.
+
+    Requests with equal start and end on one engine were answered by the same pass.
+    """
     together = Counter((span.engine, span.t0, span.t1) for span in requests)
     shares_s = [(span.t1 - span.t0) / together[span.engine, span.t0, span.t1] for span in requests]
     return [_Cost(full_s=share_s, alone_s=share_s) for share_s in shares_s]
 
 
 def _by_curve(requests: Sequence[RequestSpan], curve: Curve) -> list[_Cost]:
-    """Compute costs by the curve, scaled so that no request was faster than alone on an engine.
+    """Compute the cost of each request by the cost curve.
 
-    A request that the start of the timeline cuts off does not lower the scale.
+    The costs are scaled so that no request was faster than it would be alone on an engine. A
+    request that the start of the timeline cuts off does not lower the scale.
     """
     costs = [
         _Cost(
@@ -202,7 +210,10 @@ def _samples(
     metrics_s: dict[_Place, float],
     ready_s: float,
 ) -> list[SampleWork]:
-    """List the samples that engines answered, and the metrics of samples with reused answers."""
+    """List the work of all samples.
+
+    A sample whose answers were all reused has only the work of its metric.
+    """
     engine_s: dict[_Place, float] = defaultdict(float)
     longest_s: dict[_Place, float] = defaultdict(float)
     for span, cost in zip(requests, costs, strict=True):
@@ -227,7 +238,10 @@ def _samples(
 
 
 def _metrics_s(timeline: Timeline, model: int) -> dict[_Place, float]:
-    """Compute the seconds in which each sample's metric held a slot, from the last computation."""
+    """Return the seconds for which each sample's metric occupied a slot.
+
+    If a metric was computed several times, the last time counts.
+    """
     judged = [span for span in timeline.judged if span.model == model]
     answers_s = sorted(span.t1 for span in judged)
     shortest_s = min((span.t1 - span.t0 for span in judged), default=0.0)
@@ -244,12 +258,15 @@ def _metrics_s(timeline: Timeline, model: int) -> dict[_Place, float]:
 
 
 def _quota(a_minute: float | None) -> Quota | None:
-    """Convert a limit per minute: the whole limit can be used at once, and again a window later."""
+    """Convert a limit per minute to a quota.
+
+    The whole limit can be used at once, and again one window later.
+    """
     return None if a_minute is None else Quota(rate_per_s=a_minute / WINDOW_S, burst=a_minute)
 
 
 def _at_once(metrics: Sequence[MetricSpan]) -> int:
-    """Return the highest number of metrics that ran at the same time on one node."""
+    """Return the largest number of metrics that ran at the same time on one node."""
     edges = [(span.t0, 1, span.node) for span in metrics] + [
         (span.t1, -1, span.node) for span in metrics
     ]

@@ -1,8 +1,8 @@
 """Check on this machine that a suite's tasks exist, before nodes are requested.
 
 A separate process (`python -m holdfast.evaluate.run.check_tasks`) imports the harnesses, so that
-the command stays light. The process reads a suite and writes nothing, or the reason why the suite
-cannot run.
+the command starts fast. The process reads a suite. If the suite cannot run, the process writes the
+reason; otherwise it writes nothing.
 """
 
 import asyncio
@@ -22,18 +22,19 @@ from holdfast.evaluate.types.suite import Suite
 
 
 async def check_tasks(suite: Suite, log: Path) -> None:
-    """Check that each entry's harness has the task and may run it.
+    """Check that the harness of each entry has the task and may run it.
 
-    The check passes silently if this machine lacks a package of the harness: the nodes may have the
-    package, and report an error themselves if not.
+    The check also passes if this machine lacks a package of the harness. The nodes may have the
+    package; if not, they report the error.
 
     Args:
         suite: the suite to run.
-        log: the file for the output of the harnesses and for errors of this machine.
+        log: the file for the output of the harnesses, and for errors that concern only this
+            machine.
 
     Raises:
-        BadUse: a task does not exist (with the nearest names), or needs a feature that Holdfast
-            lacks.
+        BadUse: a task does not exist (the message suggests similar names), or needs a feature that
+            Holdfast lacks.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as printed:
@@ -51,7 +52,7 @@ async def check_tasks(suite: Suite, log: Path) -> None:
 
 
 def main() -> None:
-    """Read a suite from standard input; write the reason to standard output if it cannot run."""
+    """Read a suite from standard input; if it cannot run, write the reason to standard output."""
     die_with_parent()
     end_without_collecting()
     answer = os.dup(sys.stdout.fileno())
@@ -72,7 +73,10 @@ def main() -> None:
 
 
 def _is_of_the_suite(error: BaseException) -> bool:
-    """Return True if all causes are `BadUse`; other causes may concern this machine alone."""
+    """Return True if the error concerns the suite: then the error and all its causes are `BadUse`.
+
+    Other errors may concern only this machine.
+    """
     found: BaseException | None = error
     while found is not None:
         if not isinstance(found, BadUse):

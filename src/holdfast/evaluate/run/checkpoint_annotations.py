@@ -1,7 +1,7 @@
-"""Write to a Holdfast checkpoint's annotations: a hold while it is evaluated, and its scores.
+"""Annotate a Holdfast checkpoint: hold it while it is evaluated, and record its scores.
 
-The hold keeps `Checkpointer(keep=…)` and `prune` from deleting the checkpoint; `prune --best` reads
-the scores. The evaluation continues if annotations cannot be written.
+The hold prevents `Checkpointer(keep=…)` and `prune` from deleting the checkpoint. `prune --best`
+reads the scores. The evaluation continues if the annotations cannot be written.
 """
 
 import logging
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def wanted(model: str, evaluation_id: str) -> Iterator[None]:
-    """Keep retention from deleting the checkpoint during the block, for at most one day."""
+    """Prevent the deletion of a checkpoint during a `with` block, for at most one day."""
     checkpoint = Path(model)
     if not (checkpoint / MANIFEST_NAME).is_file():
         yield
@@ -31,10 +31,11 @@ def wanted(model: str, evaluation_id: str) -> Iterator[None]:
 
 
 def note_scores(evaluation: Evaluation, suite: Suite) -> None:
-    """Record the scores of tasks and groups as metrics of the checkpoint, if the model is one.
+    """Record the scores of tasks and groups as metrics of the checkpoint.
 
-    The names are `TASK/METRIC`, or `TASK/METRIC,FILTER` with a filter, or `TASK:LIMIT/…` with a
-    limit on samples: retention must not mistake the score of some samples for the score of all.
+    Does nothing if the model is not a Holdfast checkpoint. The names are `TASK/METRIC`, or
+    `TASK/METRIC,FILTER` with a filter. With a limit on samples they start with `TASK:LIMIT`, so
+    that retention does not mistake the score of some samples for the score of all.
     """
     checkpoint = Path(evaluation.model)
     metrics = dict(_metrics(evaluation.scores, suite))
@@ -42,7 +43,7 @@ def note_scores(evaluation: Evaluation, suite: Suite) -> None:
         return
 
     def was_evaluated() -> bool:
-        """Return False if the step was saved again since."""
+        """Return False if this step's checkpoint was saved again after the evaluation started."""
         return (inspect_checkpoint(checkpoint).created_at_s or 0.0) <= evaluation.started_at_s
 
     try:

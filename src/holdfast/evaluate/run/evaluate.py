@@ -56,18 +56,18 @@ def evaluate(
     options: EvaluateOptions | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Run a suite on a model and return its scores, identical to the scores of the harness alone.
+    """Run a suite on a model and return the scores, which equal the harness's own scores.
 
     Args:
         suite: a suite, the path of a suite's TOML file, or task names.
-        model: a Hugging Face folder or its URL; a Holdfast or DCP checkpoint, with
+        model: the path or URL of a Hugging Face folder; or a Holdfast or DCP checkpoint, with
             `options.hf_config`; or, with `engine.kind="openai"`, the model's name on the server.
-        options: how to evaluate; the defaults run in exact mode on this machine.
+        options: how to evaluate; by default in exact mode on this machine.
         progress: called twice a second with the status.
 
     Raises:
         BadUse: the suite, model or options are wrong; nothing was started.
-        EvaluationError: the evaluation failed; finished work is kept, and `resume` continues.
+        EvaluationError: the evaluation failed; finished work is kept, and `resume` continues it.
     """
     options = options or EvaluateOptions()
     chosen = options.applied_to(suite if isinstance(suite, Suite) else load_suite(suite))
@@ -149,7 +149,7 @@ def resume(
 def rescore(
     evaluation_id: str, *, home: Path | None = None, progress: Progress | None = None
 ) -> Evaluation:
-    """Compute an evaluation's scores again from its recorded answers, without engines.
+    """Compute an evaluation's scores again from its answers in the journal, without engines.
 
     Raises:
         NotFound: the evaluation does not exist, or has no answers.
@@ -202,7 +202,7 @@ def rescore(
 
 @dataclass
 class Heard:
-    """Collect the coordinator's messages about one evaluation."""
+    """Collect the outcomes that the coordinator sends, and pass its status to `progress`."""
 
     progress: Progress | None
     tasks: dict[int, TaskOutcome] = field(default_factory=dict)
@@ -222,7 +222,7 @@ class Heard:
 def _run(
     plan: Planned, paths: EvaluationPaths, ledger: Ledger, progress: Progress | None
 ) -> Evaluation:
-    """Run an evaluation to its end and keep its result."""
+    """Run an evaluation until it ends, and write and record its result."""
     listener = Heard(progress)
     try:
         write_atomic(CoordinatorFiles(paths.root).history, encode_history(history_of(ledger, plan)))
@@ -261,7 +261,7 @@ def _run(
 
 
 def _demand_record(ledger: Ledger, plan: Planned, paths: EvaluationPaths) -> None:
-    """Add the evaluation's record if this ledger, which may be a new one, lacks it."""
+    """Add the evaluation's record to the ledger if it is missing, as in a new ledger."""
     try:
         ledger.evaluation(paths.evaluation_id)
     except NotFound:
@@ -270,7 +270,7 @@ def _demand_record(ledger: Ledger, plan: Planned, paths: EvaluationPaths) -> Non
 
 @contextlib.contextmanager
 def _called_from(directory: str) -> Iterator[None]:
-    """Work in the folder where the evaluation was begun, so that relative paths still resolve."""
+    """Change to the folder in which the evaluation was started, so that relative paths hold."""
     if not Path(directory).is_dir():
         _log.warning("%s is not there any more; paths relative to it are not found.", directory)
         directory = ""
@@ -286,7 +286,10 @@ def _run_session(session: Session, model: AddModel) -> None:
 
 
 def _forget_failures(paths: EvaluationPaths) -> None:
-    """Delete the outcomes of failed tasks and models, so that they run again; scores stay."""
+    """Delete the outcomes of failed tasks and models, so that these run again.
+
+    The outcomes of tasks with scores stay.
+    """
     for path in (paths.state / "results").glob("*.outcome"):
         if msgspec.msgpack.decode(path.read_bytes(), type=TaskOutcome).error:
             path.unlink()
@@ -295,7 +298,10 @@ def _forget_failures(paths: EvaluationPaths) -> None:
 
 
 def _go_on_with_time(paths: EvaluationPaths) -> None:
-    """Shift the start time, so that the timeline leaves out the pause and continues at its end."""
+    """Move the recorded start time, so that the timeline continues at its end after a pause.
+
+    The new start time is the present time minus the makespan so far.
+    """
     record = paths.state / "started.json"
     if record.exists():
         started = json.loads(record.read_bytes())

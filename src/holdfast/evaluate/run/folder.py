@@ -1,4 +1,4 @@
-"""Lock the folder of an evaluation, and check the folders before work begins."""
+"""Lock the folder of an evaluation, and check folders before any work begins."""
 
 import fcntl
 import os
@@ -13,7 +13,7 @@ from holdfast.evaluate.run.options import EvaluateOptions
 
 @contextmanager
 def holding(paths: EvaluationPaths) -> Iterator[None]:
-    """Lock an evaluation for one command.
+    """Lock an evaluation for one command, inside a `with` block.
 
     Raises:
         BadUse: another command holds the lock, or the folder cannot be written.
@@ -39,7 +39,7 @@ def holding(paths: EvaluationPaths) -> Iterator[None]:
 
 
 def check_is_ours(paths: EvaluationPaths) -> None:
-    """Check that the folder is not in use for other files; Holdfast would write and delete there.
+    """Check that the evaluation's folder holds no other files, since Holdfast deletes files there.
 
     Raises:
         BadUse: the folder holds other files.
@@ -53,10 +53,10 @@ def check_is_ours(paths: EvaluationPaths) -> None:
 
 
 def check_output(options: EvaluateOptions) -> None:
-    """Check before any work that the folder for results exists and can be written.
+    """Check before any work that the folder for results exists or can be created, and is writable.
 
     Raises:
-        BadUse: the folder cannot be made or written.
+        BadUse: the folder cannot be created or written.
     """
     if options.output is None:
         return

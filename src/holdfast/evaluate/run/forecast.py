@@ -1,6 +1,7 @@
-"""Describe an evaluation before it runs: the harness's requests, and costs from the ledger.
+"""Collect the inputs from which the duration of an evaluation is predicted before it runs.
 
-`holdfast.simulate.plan` predicts from this description how long the evaluation takes.
+The inputs are the harness's requests, and measured costs from the ledger. `holdfast.simulate.plan`
+makes the prediction.
 """
 
 import io
@@ -38,12 +39,12 @@ _FREE_BATCH = 32  # the default of `engines.hf`, which imports torch
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredEngines:
-    """Hold an earlier evaluation's measurements of its engines.
+    """Hold the measurements of an earlier evaluation's engines.
 
     Attributes:
-        evaluation_id: the id of that evaluation.
+        evaluation_id: the id of the earlier evaluation.
         curve: the cost curve of one engine.
-        start_s: seconds for an engine to start and load; None if not recorded.
+        start_s: the seconds for an engine to start and load the weights; None if not recorded.
         bytes_per_s: the rate at which a node received the weights; 0 if no node fetched any.
     """
 
@@ -60,16 +61,16 @@ class PlanInputs:
     Attributes:
         suite: the suite with the options applied.
         options: the options of the run.
-        family: the family of models with the history that predicts the costs.
-        task_names: the names of the entries in the history.
+        family: the family of models whose recorded costs are used.
+        task_names: the names of the suite's entries in the history.
         samples: for each entry, the samples with their requests.
         history: the recorded costs of the entries' samples.
         model_bytes: the size of the weights; 0 if the engines already have the weights.
         engines_per_node: the number of engines on each node.
-        measured: the newest evaluation of the same family and mode with engine measurements;
-            None if there is none.
-        history_note: a sentence that describes how complete the history is.
-        device_notes: sentences on the assumed devices and on how the model fits them.
+        measured: measurements of engines from the newest evaluation of the same family and mode
+            that has any; None if there is none.
+        history_note: a sentence on how complete the history is.
+        device_notes: sentences on the assumed devices, and on how the model fits them.
     """
 
     suite: Suite
@@ -92,14 +93,16 @@ def plan_inputs(
     options: EvaluateOptions,
     device_memory_gib: float | None = None,
 ) -> PlanInputs:
-    """Collect the inputs of a prediction; only the harness's own preparation runs, locally.
+    """Collect the inputs of a prediction.
+
+    The harness prepares its requests on this machine; nothing else is run.
 
     Args:
         suite: as for `holdfast.evaluate.evaluate`.
         model: as for `holdfast.evaluate.evaluate`.
         options: as for `holdfast.evaluate.evaluate`.
-        device_memory_gib: the memory of each GPU of the run, or of a node for engines on CPUs;
-            None for this machine's memory.
+        device_memory_gib: the memory in GiB of each GPU of the run, or of a node if engines run on
+            CPUs; None for the memory of this machine's devices.
 
     Raises:
         BadUse: the suite, model or options are wrong, or the model does not fit the devices.
@@ -138,7 +141,7 @@ def plan_inputs(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the logs and progress bars of harnesses while they load."""
+    """Suppress the logs and progress bars of harnesses during a `with` block."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -169,7 +172,10 @@ def history_note(
     names: Sequence[str],
     samples: Sequence[Sequence[SampleRequests]],
 ) -> str:
-    """Describe how much of the lengths and metric times is recorded from earlier evaluations."""
+    """Return a sentence on how complete the recorded history of the suite's tasks is.
+
+    The prediction uses the recorded lengths of answers and times of metrics.
+    """
     unsure = {
         name
         for name, entry_samples in zip(names, samples, strict=True)
@@ -198,9 +204,9 @@ def history_note(
 
 
 def engines_per_node_of(planned: Planned) -> tuple[int, str]:
-    """Count the engines that a live node would start, with the reason as a sentence.
+    """Return the number of engines that would run on a node, and the reason as a sentence.
 
-    The count is the same as in `coordinator.engine_slots`.
+    The number is computed as in `coordinator.engine_slots`.
     """
     options, spec = planned.options, planned.options.engine
     gpus = (
@@ -229,7 +235,9 @@ def engines_per_node_of(planned: Planned) -> tuple[int, str]:
 
 
 def fit_of(planned: Planned, told_gib: float | None) -> str:
-    """Describe how the model fits the devices of the run.
+    """Return a sentence on how the model fits the devices of the run.
+
+    `told_gib` is the memory in GiB that the user stated, if any.
 
     Raises:
         BadUse: the model does not fit.
@@ -261,7 +269,10 @@ def fit_of(planned: Planned, told_gib: float | None) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _Memory:
-    """Hold the memory of one GPU, or one engine's share of a node; `whose` names the owner."""
+    """The memory of one GPU, or one engine's share of a node's memory.
+
+    `whose` is a phrase that names the owner of the memory.
+    """
 
     device: str
     size_bytes: int
@@ -269,7 +280,11 @@ class _Memory:
 
 
 def _memory(planned: Planned, told_gib: float | None) -> _Memory | None:
-    """Return the memory of the run's devices: the given one, else this machine's, else None."""
+    """Return the memory of the run's devices.
+
+    This is the memory that the user stated; without a statement, the memory of this machine's
+    devices, if the run is on this machine; otherwise None.
+    """
     options, spec = planned.options, planned.options.engine
     stated_bytes = None if told_gib is None else int(told_gib * 2**30)
     on_cpu = spec.device == "cpu"

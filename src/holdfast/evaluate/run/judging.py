@@ -1,4 +1,4 @@
-"""Run the proxy of an evaluation's judge, and restart the proxy when it dies."""
+"""Run the proxy of an evaluation's judge, and restart the proxy if it dies."""
 
 import socket
 import threading
@@ -18,19 +18,19 @@ _LOOK_EVERY_S = 1.0
 
 @contextmanager
 def judging(options: EvaluateOptions, paths: EvaluationPaths) -> Iterator[Mapping[str, str]]:
-    """Run the judge's proxy during the block.
+    """Run the judge's proxy inside a `with` block, if the options have a judge.
 
     Args:
         options: the options, with the judge's limits if there is a judge.
-        paths: the paths of the evaluation; the judge's journal is beside the answers and
-            outlives the evaluation.
+        paths: the paths of the evaluation; the judge's journal is beside the journals of answers,
+            and outlives the evaluation.
 
-    Returns:
+    Yields:
         The environment variables through which harness hosts reach the judge; empty without a
-            judge.
+        judge.
 
     Raises:
-        BadUse: another evaluation of this home uses the same judge now.
+        BadUse: another evaluation in this home folder uses the same judge now.
         EvaluationError: the proxy does not start.
     """
     if options.judge is None:

@@ -28,7 +28,7 @@ from holdfast.evaluate.types.scores import compact
 
 @contextmanager
 def opened_ledger(options: EvaluateOptions, paths: EvaluationPaths) -> Iterator[Ledger]:
-    """Open the ledger of an evaluation for the duration of the block."""
+    """Open the ledger of an evaluation inside a `with` block."""
     ledger = Ledger.open(options.ledger or ledger_url(paths.home))
     try:
         yield ledger
@@ -37,7 +37,10 @@ def opened_ledger(options: EvaluateOptions, paths: EvaluationPaths) -> Iterator[
 
 
 def state_of(record: EvaluationRecord) -> Literal["running", "done", "failed", "stopped"]:
-    """Return the state; "stopped" if the ledger has "running" but no command holds the lock."""
+    """Return the state of an evaluation.
+
+    An evaluation that is "running" by the ledger is "stopped" if no command holds its lock.
+    """
     lock = Path(record.folder) / "state" / "lock"
     if record.state != "running" or not lock.exists():  # the folder is on another machine's disk
         return record.state
@@ -50,7 +53,7 @@ def state_of(record: EvaluationRecord) -> Literal["running", "done", "failed", "
 
 
 def history_of(ledger: Ledger, plan: Planned) -> list[TaskHistory]:
-    """Return the recorded costs of the suite's tasks for this family of models."""
+    """Return the recorded costs of the suite's tasks for the plan's family of models."""
     known = ledger.latest_priors(plan.family)
     history = []
     for name in task_names(plan.suite):
@@ -63,7 +66,10 @@ def history_of(ledger: Ledger, plan: Planned) -> list[TaskHistory]:
 def record_end(
     ledger: Ledger, plan: Planned, paths: EvaluationPaths, evaluation: Evaluation
 ) -> None:
-    """Record the end of an evaluation; `paths` are the session's, which hold the measured costs."""
+    """Record the end of an evaluation and the costs of its samples in the ledger.
+
+    `paths` are the paths of the session, in which the measured costs are.
+    """
     now_s = time.time()
     ledger.set_evaluation(
         evaluation.id,
@@ -110,7 +116,10 @@ def keep(
     *,
     session: EvaluationPaths | None = None,
 ) -> None:
-    """Write and record a result; `session` holds the files of the stream around the evaluation."""
+    """Write an evaluation's result and reports to its folder, and record it in the ledger.
+
+    `session` are the paths of the stream that the evaluation belongs to; None without a stream.
+    """
     write_evaluation(evaluation, paths.root)
     previous = last_checkpoint(evaluation, plan, ledger)
     write_reports(evaluation, plan.options.output, previous=previous)
@@ -121,9 +130,10 @@ def keep(
 def last_checkpoint(
     evaluation: Evaluation, plan: Planned, ledger: Ledger
 ) -> EvaluationRecord | None:
-    """Return the evaluation of the last checkpoint; None also if the ledger cannot be read.
+    """Return the evaluation of the last checkpoint; None if there is none or the ledger fails.
 
-    The page is written without differences then, and recording the result reports the ledger.
+    If the ledger cannot be read, the page is written without differences. The error is reported
+    later, when the result is recorded.
     """
     try:
         found = ledger.evaluations(suite=evaluation.suite, family=plan.family, state="done")
@@ -133,12 +143,16 @@ def last_checkpoint(
 
 
 def with_next_step(why: str, paths: EvaluationPaths) -> str:
-    """Append the command that resumes the evaluation to the reason for its end."""
+    """Append to the reason for an evaluation's end the command that resumes the evaluation."""
     return f"{why} Go on with: holdfast eval resume {paths.evaluation_id}"
 
 
 def recorded(ledger: Ledger, paths: EvaluationPaths, state: str, outcome: str) -> str:
-    """Record the end; return the outcome, followed by the ledger's error if there is one."""
+    """Record the end of an evaluation in the ledger.
+
+    Returns:
+        `outcome`, followed by the ledger's error if the ledger could not be written.
+    """
     try:
         ledger.set_evaluation(
             paths.evaluation_id, state=state, ended_at_s=time.time(), outcome=outcome
@@ -150,13 +164,13 @@ def recorded(ledger: Ledger, paths: EvaluationPaths, state: str, outcome: str) -
 
 @contextmanager
 def saying_where_it_lies(paths: EvaluationPaths, again: str) -> Iterator[None]:
-    """Turn errors of the block into an error that names the folder of results and the next step.
+    """Convert errors in a `with` block to an error with the results' folder and the next step.
 
-    The outcomes of the tasks are on disk already, so the user must learn their place even if the
-    disk is full.
+    The outcomes of the tasks are already on disk. So the user must learn where they are, even if
+    the disk is full.
 
     Raises:
-        EvaluationError: the block could not write or record.
+        EvaluationError: the block could not write or record the results.
     """
     try:
         yield
@@ -169,7 +183,7 @@ def saying_where_it_lies(paths: EvaluationPaths, again: str) -> Iterator[None]:
 
 
 def sentence(error: BaseException) -> str:
-    """Format an error for the user."""
+    """Return an error as a sentence for the user."""
     return (
         f"{error}. See that there is room and that it can be written."
         if isinstance(error, OSError)

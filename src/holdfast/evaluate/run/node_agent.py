@@ -1,9 +1,9 @@
-"""Run on each node as its agent: `python -m holdfast.evaluate.run.node_agent`.
+"""Run the agent of a node: `python -m holdfast.evaluate.run.node_agent`.
 
-The agent keeps the models' weights in this node's memory and shares the weights with the other
-nodes' agents. The agent starts the harness host and, on the coordinator's orders, the engine
-workers, and reports the end of each. All these processes end with the agent. If the coordinator
-sends the order, or is unreachable for longer than `linger_s`, the agent frees the memory and ends.
+The agent keeps the models' weights in this node's memory and exchanges them with the agents of the
+other nodes. It starts the harness host and, as the coordinator orders, the engines' workers, and
+reports the end of each. All these processes end with the agent. The agent frees the memory and ends
+if the coordinator orders it, or if the coordinator is unreachable for longer than `linger_s`.
 """
 
 import argparse
@@ -68,14 +68,15 @@ class NodeOptions:
 
     Attributes:
         place: the number of the node, from 0.
-        folder: the evaluation's folder, shared by all nodes.
+        folder: the evaluation's folder, which all nodes share.
         store_root: the folder for weights; empty for this machine's shared memory.
-        store_bytes: the size limit of the weights in bytes; 0 for the free memory.
-        nic_mib_s: the limit in MiB/s on exchange with peers; 0 for no limit.
-        listen_host: the address on which peers fetch chunks.
-        metric_slots: metrics at a time; 0 for the number of cores.
+        store_bytes: the largest size of all weights together, in bytes; 0 for the free memory.
+        nic_mib_s: the limit in MiB/s on the exchange with peers; 0 for no limit.
+        listen_host: the address on which this agent serves chunks to peers.
+        metric_slots: the number of metrics that are computed at the same time; 0 for the number of
+            cores.
         journals: the folder of journals, for answers that an engine could not deliver.
-        linger_s: seconds for which engines continue without the coordinator.
+        linger_s: the seconds for which engines continue without the coordinator.
         has_host: True if the agent starts a harness host.
     """
 
@@ -93,7 +94,7 @@ class NodeOptions:
 
 @dataclass
 class Agent:
-    """Run the processes and the weights of one node."""
+    """Run the processes of one node, and keep the models' weights in the node's memory."""
 
     options: NodeOptions
     token: str
@@ -182,7 +183,11 @@ class Agent:
             self._line.send(Alive())
 
     async def _sample(self) -> None:
-        """Sample this node's use during the evaluation; the scores do not depend on the sampler."""
+        """Record this node's utilisation during the evaluation.
+
+        If the sampler cannot start, the evaluation continues without records, since scores do not
+        depend on records.
+        """
         try:
             sampler = LocalSampler(self.options.folder / "profile", own_node())
         except OSError:
@@ -210,7 +215,7 @@ class Agent:
     # Weights
 
     def _fetch(self, wanted: FetchModel) -> None:
-        """Fetch a model; during a fetch in progress, the store takes the new owners and peers."""
+        """Fetch a model, or pass new owners and peers to the fetch in progress."""
         self._fetches[wanted.model] = asyncio.create_task(self._fetch_whole(wanted))
 
     async def _fetch_whole(self, wanted: FetchModel) -> None:
@@ -224,7 +229,7 @@ class Agent:
                 max_read_mib_s=wanted.max_read_mib_s or None,
             )
         except (HoldfastError, OSError) as error:
-            # Otherwise the model was released, or a later fetch reports.
+            # Report the failure only if the model is still wanted and no later fetch will report.
             if self._fetches.get(wanted.model) is asyncio.current_task():
                 del self._fetches[wanted.model]
                 self._line.send(self._failure(wanted.model, error))
@@ -330,7 +335,11 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 def gpu_count() -> int:
-    """Count the GPUs in CUDA_VISIBLE_DEVICES, else the NVIDIA GPUs that the driver shows."""
+    """Return the number of this node's GPUs.
+
+    These are the GPUs in CUDA_VISIBLE_DEVICES; without this variable, the NVIDIA GPUs of the
+    driver.
+    """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len([one for one in visible.split(",") if one.strip() not in ("", "-1")])
@@ -344,7 +353,10 @@ def gpu_count() -> int:
 
 
 def _gpus_of(wanted: StartEngine) -> dict[str, str]:
-    """Choose an engine's GPUs on its node: the `index`-th set of `tensor_parallel`."""
+    """Return the environment variable that assigns GPUs to an engine; empty without GPUs.
+
+    An engine gets the `index`-th set of `tensor_parallel` GPUs of its node.
+    """
     if not (count := gpu_count()) or wanted.spec.device == "cpu":
         return {}
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

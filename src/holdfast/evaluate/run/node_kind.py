@@ -1,7 +1,7 @@
-"""Name all of a node that the last bits of an engine's answers can depend on.
+"""Identify everything about a node that the last bits of an engine's answers may depend on.
 
-Two nodes of one kind run the engine `hf` with equal numerics. The kind is found without importing
-torch, in milliseconds.
+On two nodes of equal kind, engines of the kind `hf` have equal numerics. The kind is computed in
+milliseconds, without importing torch.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ _VARIABLES = (
     "OMP_", "ONEDNN_", "OPENBLAS_", "PYTHONPATH", "PYTORCH", "SAFETENSORS", "TOKENIZERS_",
     "TORCH", "TRANSFORMERS_",
 )  # fmt: skip
-"""The beginnings of the names of environment variables that torch and its libraries read."""
+"""Prefixes of the environment variables that torch and its libraries read."""
 
 
 def node_kind(
@@ -30,12 +30,12 @@ def node_kind(
     """Return a digest of this node's processor, GPUs, packages and environment variables.
 
     Args:
-        environment: the environment of the engines; None for this process's.
+        environment: the environment variables of the engines; None for this process's own.
         search_path: the folders of packages; None for `sys.path`.
-        root: the folder that holds `proc` and `dev`.
+        root: the folder that contains `proc` and `dev`.
 
     Returns:
-        An empty string if the node has an accelerator whose kind cannot be read here.
+        The digest; an empty string if the node has an accelerator whose model cannot be read.
     """
     environment = os.environ if environment is None else environment
     gpus = _gpus(root)
@@ -56,7 +56,7 @@ def node_kind(
 
 
 def _processor(cpuinfo: Path) -> list[str]:
-    """Return the model and the instruction sets of the first processor."""
+    """Return the lines with model and instruction sets of the first processor."""
     try:
         lines = cpuinfo.read_text(errors="replace").split("\n\n")[0].splitlines()
     except OSError:
@@ -66,7 +66,10 @@ def _processor(cpuinfo: Path) -> list[str]:
 
 
 def _gpus(root: Path) -> list[str] | None:
-    """Return the models of the NVIDIA GPUs and the driver; None if a GPU cannot be named."""
+    """Return the driver's version and the models of the NVIDIA GPUs.
+
+    Return None if there is a GPU whose model cannot be read.
+    """
     devices = [
         path
         for path in (root / "dev").glob("nvidia[0-9]*")
@@ -89,7 +92,7 @@ def _gpus(root: Path) -> list[str] | None:
 
 
 def _packages(search_path: Iterable[str]) -> set[str]:
-    """Return the names and versions of the installed packages, by the names of their records."""
+    """Return the installed packages, as the names of their `.dist-info` folders with versions."""
     found = set[str]()
     for folder in search_path:
         try:

@@ -1,4 +1,4 @@
-"""Define and check the options of an evaluation, before any work begins."""
+"""Define the options of an evaluation, and check them before any work begins."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
@@ -22,22 +22,22 @@ ENGINES = ("hf", "vllm", "openai", "simulated")
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeLimits:
-    """Limit the use of a model-as-judge behind an OpenAI-compatible server; None for no limit.
+    """Limit the use of a judge model on an OpenAI-compatible server; None means no limit.
 
-    Tasks reach the server through a proxy that applies the limits. Each task names its judging
-    model.
+    Tasks reach the server through a proxy that enforces the limits. Each task names the judge model
+    that it uses.
     """
 
     url: str
-    """The server's address including the version: `http://host:8000/v1`."""
+    """The server's URL including the API version: `http://host:8000/v1`."""
     api_key_env: str = "OPENAI_API_KEY"
-    """The environment variable with the server's key; keys are never in a file or a flag."""
+    """The environment variable with the server's API key; keys are never in a file or an option."""
     requests_per_minute: float | None = None
     tokens_per_minute: float | None = None
     concurrency: int = 32
-    """Requests at a time."""
+    """The largest number of requests in flight."""
     cost_limit: float | None = None
-    """The most that the whole evaluation may cost, in the currency of the prices."""
+    """The largest cost of the whole evaluation, in the currency of the prices."""
     input_price: float = 0.0
     """The price of a million prompt tokens."""
     output_price: float = 0.0
@@ -62,7 +62,9 @@ class JudgeLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions:
-    """Define how to evaluate: by default in exact mode, here, with an engine for each device.
+    """Define how to evaluate.
+
+    The defaults evaluate in exact mode on this machine, with one engine for each GPU.
 
     Raises:
         BadUse: a field is not allowed; the message names the field, its value and the allowed
@@ -70,63 +72,73 @@ class EvaluateOptions:
     """
 
     evaluation_id: str | None = None
-    """None for a name made from the model's name and the time."""
+    """The id of the evaluation; None to derive it from the model's name and the time."""
     home: Path | None = None
     """The folder of all evaluations; None for `$HOLDFAST_HOME`, else `.holdfast`."""
     ledger: str | None = None
     """The ledger's URL; None for the ledger in the home folder."""
     output: Path | None = None
-    """A folder that also receives the results in lm-eval's layout."""
+    """A folder into which results are also written in lm-eval's layout."""
 
     engine: EngineSpec = field(default_factory=EngineSpec)
     on: Place = "local"
     nodes: int = 1
-    """With `on="local"`, this many simulated nodes on this machine, for trials."""
+    """The number of nodes; with `on="local"`, simulated nodes on this machine, for trials."""
     engines_per_node: int = 0
-    """0 for one engine for each set of `tensor_parallel` GPUs, or one engine without GPUs."""
+    """The number of engines on each node.
+
+    0 means one engine for each set of `tensor_parallel` GPUs, or one engine on a node without GPUs.
+    """
     sbatch_options: tuple[str, ...] = ()
-    """Options in sbatch's form (`--partition=p`); with `on="slurm"` only."""
+    """Options in the form of sbatch (`--partition=p`); only with `on="slurm"`."""
 
     hf_config: Path | None = None
-    """For a Holdfast or DCP checkpoint: a folder with the model's config and tokenizer."""
+    """For a Holdfast or DCP checkpoint, a folder with the model's config and tokenizer."""
     name_map: Path | None = None
-    """For a Holdfast or DCP checkpoint with names other than transformers': the file that maps the
-    names."""
+    """For a Holdfast or DCP checkpoint whose tensors are not named as in transformers.
+
+    This is the file that maps the names.
+    """
     base: str | None = None
-    """For a PEFT adapter: its base, a Hugging Face folder or its URL; None for the one that the
-    adapter names."""
+    """For a PEFT adapter, the path or URL of its base model; None for the base that it names."""
     family: str = ""
-    """The family of models with the history that predicts the costs; empty for models of the same
-    shape."""
+    """The family of models whose recorded costs predict the costs of this model.
+
+    Empty for the family of models with the same shape.
+    """
     run_id: str | None = None
-    """The training run of the checkpoint, for the ledger."""
+    """The training run that the checkpoint belongs to, for the ledger."""
     step: int | None = None
-    """The completed steps of the training run, for the ledger."""
+    """The number of completed steps of the training run, for the ledger."""
 
     limit: float | None = None
-    """The samples of each task; below 1, a share of them. None for the suite's value."""
+    """The number of samples of each task; below 1, a share of them; None for the suite's value."""
     num_fewshot: int | None = None
-    """None for the suite's value."""
+    """The number of examples in each prompt; None for the suite's value."""
     chat_template: bool | None = None
-    """None for the suite's value."""
+    """True to format prompts by the model's chat template; None for the suite's value."""
     include_paths: tuple[str, ...] = ()
-    """Folders with your own lm-eval tasks, besides the suite's folders."""
+    """Folders with the user's own lm-eval tasks, in addition to the suite's folders."""
     confirm_unsafe_code: bool = False
-    """True to allow tasks that run code from the model (in the sandbox)."""
+    """True to allow tasks that run code from the model, in the sandbox."""
     judge: JudgeLimits | None = None
 
     metric_slots: int = 0
-    """Metrics at a time on a node; 0 for the number of cores."""
+    """The number of metrics that a node computes at the same time; 0 for its number of cores."""
     max_read_mib_s: float = 0.0
-    """The limit in MiB/s at which each node reads the next checkpoint during an evaluation; 0 for
-    none."""
+    """The limit in MiB/s at which each node reads the next checkpoint; 0 for no limit.
+
+    The limit applies while another checkpoint is evaluated.
+    """
     drop_stale: bool = False
-    """In a stream of checkpoints: True to let a newer checkpoint replace those that have not
-    begun."""
+    """In a stream of checkpoints, True to cancel older checkpoints when a newer one comes.
+
+    Only checkpoints whose evaluation has not begun are cancelled.
+    """
     linger_s: float = 60.0
-    """Seconds for which engines continue their requests after the command has died."""
+    """The seconds for which engines continue their requests after the command has died."""
     silent_s: float = 30.0
-    """Seconds without a message after which an engine counts as hung and is restarted."""
+    """The seconds of silence after which an engine counts as hung and is restarted."""
 
     def __post_init__(self) -> None:
         if self.evaluation_id is not None:
@@ -182,7 +194,10 @@ class EvaluateOptions:
         _check_above("silent_s", self.silent_s, 0.0)
 
     def applied_to(self, suite: Suite) -> Suite:
-        """Return the suite with these options' values in each task; unset options keep the suite's."""
+        """Return the suite with these options applied to each task.
+
+        The suite's own value stays where an option is not set.
+        """
         given: dict[str, Any] = {
             name: value
             for name in ("limit", "num_fewshot", "chat_template")
@@ -196,14 +211,14 @@ class EvaluateOptions:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON values from which `options_of` makes equal options."""
+        """Return JSON values from which `options_of` creates equal options."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         built: dict[str, Any] = msgspec.to_builtins(values, enc_hook=str)
         return built
 
 
 def options_of(values: dict[str, Any]) -> EvaluateOptions:
-    """Make the options from the values of `to_json`.
+    """Create options from the values that `to_json` returned.
 
     Raises:
         BadUse: a field is not allowed.

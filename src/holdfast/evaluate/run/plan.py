@@ -24,7 +24,7 @@ from holdfast.evaluate.wire.messages import AddModel
 
 
 def new_id(model: str) -> str:
-    """Make an id for an evaluation from the last part of the model's path and the time."""
+    """Return a new id for an evaluation, from the last part of the model's path and the time."""
     name = (
         re.sub(r"[^A-Za-z0-9._-]+", "-", model.rstrip("/").rsplit("/", 1)[-1]).strip("-._")
         or "model"
@@ -34,17 +34,20 @@ def new_id(model: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """Define an evaluation, as recorded in its folder."""
+    """Define an evaluation, as it is recorded in the evaluation's folder."""
 
     suite: Suite
     model: str
     manifest: ModelManifest | None
     options: EvaluateOptions
     directory: str = ""
-    """The folder in which the command was called: tasks may name their data relative to it."""
+    """The folder in which the command was called; tasks may name their data relative to it."""
 
     def write(self, paths: EvaluationPaths) -> None:
-        """Write the plan, so that the evaluation can be resumed; the suite's file comes last."""
+        """Write the plan, so that the evaluation can be resumed.
+
+        The suite's file is written last: it shows that the plan is complete.
+        """
         options = {**self.options.to_json(), "evaluation_id": paths.evaluation_id}
         fields = {"model": self.model, "options": options, "directory": self.directory}
         write_atomic(paths.state / "asked.json", json.dumps(fields, indent=1).encode())
@@ -76,11 +79,14 @@ class Planned:
 
     @property
     def family(self) -> str:
-        """The family of models with the history that predicts the costs: given, else by shape."""
+        """The family of models whose recorded costs are used.
+
+        This is the family in the options; without one, a name derived from the model's shape.
+        """
         return self.options.family or _family(self.model, self.manifest)
 
     def record(self, paths: EvaluationPaths) -> EvaluationRecord:
-        """Make the first ledger record of the evaluation."""
+        """Return the evaluation's first record for the ledger."""
         return EvaluationRecord(
             evaluation_id=paths.evaluation_id,
             suite=self.suite.name,
@@ -95,7 +101,10 @@ class Planned:
         )
 
     def add_model(self, number: int, paths: EvaluationPaths) -> AddModel:
-        """Make the coordinator's message for the model; write the checkpoint's small files."""
+        """Return the message that adds the model to the coordinator.
+
+        For a checkpoint, the config and tokenizer are written to the evaluation's folder.
+        """
         tokenizer = ""
         if self.manifest is not None and self.manifest.form == "dcp":
             folder = paths.state / "tokenizer"
@@ -114,7 +123,7 @@ class Planned:
         )
 
     def coordinator_config(self, paths: EvaluationPaths) -> CoordinatorConfig:
-        """Make the coordinator's configuration."""
+        """Return the coordinator's configuration."""
         options = self.options
         return CoordinatorConfig(
             evaluation_id=paths.evaluation_id,
@@ -135,7 +144,7 @@ class Planned:
         )
 
     def nodes_wanted(self, environment: Mapping[str, str]) -> NodesWanted:
-        """Describe the nodes of the agents and the environment of their harness hosts."""
+        """Describe the nodes on which agents run, and the environment of their harness hosts."""
         options = self.options
         return NodesWanted(
             on=options.on,
@@ -148,7 +157,10 @@ class Planned:
 
     @property
     def gpus_per_node(self) -> int:
-        """GPUs to request on each node; 0 if engines need none or the sbatch options do."""
+        """The number of GPUs to request on each node.
+
+        0 if engines need no GPUs, or if the sbatch options already request them.
+        """
         options, spec = self.options, self.options.engine
         if not uses_gpus(spec) or any(map(_requests_gpus, options.sbatch_options)):
             return 0
@@ -157,7 +169,7 @@ class Planned:
 
     @property
     def note_of_devices(self) -> str:
-        """A warning if the engines will run without GPUs by mistake; else empty."""
+        """A warning if the engines would run without GPUs by mistake; otherwise empty."""
         spec = self.options.engine
         if self.options.on != "ray" or spec.kind != "hf" or spec.device:
             return ""
@@ -169,7 +181,7 @@ class Planned:
 
 
 def _requests_gpus(sbatch_option: str) -> bool:
-    """Return True if an sbatch option requests GPUs; --exclusive gives all GPUs (sbatch(1))."""
+    """Return True if an sbatch option requests GPUs; `--exclusive` does too (sbatch(1))."""
     if sbatch_option.startswith(("--gres", "--tres")):
         return "gpu" in sbatch_option
     return sbatch_option.startswith(("--gpus", "-G")) or sbatch_option == "--exclusive"
@@ -200,7 +212,10 @@ def describe_model(model: str, options: EvaluateOptions) -> ModelManifest | None
 
 
 def _family(model: str, manifest: ModelManifest | None) -> str:
-    """Name a family by type, width and depth, since equal shapes cost the same; else by name."""
+    """Name the family of a model by its type, width and depth, since equal shapes cost the same.
+
+    If the model's config cannot be read, the family is the model's name.
+    """
     config = None
     if manifest is not None and manifest.form == "dcp":
         config = manifest.hf_config.get("config.json")

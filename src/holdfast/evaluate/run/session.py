@@ -1,9 +1,9 @@
 """Run the processes of an evaluation from the command.
 
-A session starts the light coordinator process and restarts it when it dies. The session places an
-agent on each node and replaces agents that died. When the process of the session dies, the
-coordinator keeps the finished work and ends all other processes; the next session of the evaluation
-waits for that end.
+A session starts the coordinator's process, and restarts it when it dies. The session also starts an
+agent on each node, and replaces agents that died. If the command's process dies, the coordinator
+keeps the finished work and ends all other processes. The next session of the evaluation waits until
+they have ended.
 """
 
 import asyncio
@@ -60,10 +60,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class NodesWanted:
-    """Describe the nodes for the agents.
+    """Describe the nodes on which agents run.
 
     Attributes:
-        gpus_per_node: the GPUs to request on each node, if engines run.
+        on: where the nodes are, for example "local" or "slurm".
+        nodes: the number of nodes.
+        gpus_per_node: the number of GPUs to request on each node, if engines run.
+        sbatch_options: options of sbatch; only for Slurm.
         agent_flags: the options of `holdfast.evaluate.run.node_agent`.
         environment: the environment variables of the harness hosts.
         note: a note to show when nodes are requested.
@@ -79,9 +82,9 @@ class NodesWanted:
 
 
 class Session:
-    """Run one coordinator and its nodes.
+    """Run one coordinator and the agents on its nodes.
 
-    `on_message` receives each message of the coordinator, in the event loop.
+    `on_message` is called in the event loop with each message from the coordinator.
     """
 
     def __init__(
@@ -95,8 +98,8 @@ class Session:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._left = asyncio.Event()
 
-    # These methods may be called at any time from any thread; each new coordinator receives their
-    # messages again.
+    # Any thread may call these methods at any time. Each new coordinator receives their messages
+    # again.
 
     def add(self, model: AddModel) -> None:
         """Evaluate one more model."""
@@ -104,12 +107,15 @@ class Session:
         self._send(model)
 
     def finish(self) -> None:
-        """Declare that no more models come: the session ends after the present ones."""
+        """Declare that no more models come: the session ends when the present models have ended."""
         self._finishing = True
         self._send(Finish())
 
     def leave(self) -> None:
-        """End now: keep the requests that engines have begun, and drop all others."""
+        """End the session now.
+
+        Engines finish the requests that they have begun; all other requests are dropped.
+        """
         if self._loop is None:  # the session does not run yet
             self._left.set()
         elif not self._loop.is_closed():
@@ -122,15 +128,15 @@ class Session:
     # Processes
 
     async def run(self) -> int:
-        """Run until `finish` was called and all models have ended.
+        """Run until `finish` was called and all models have ended, or until `leave` was called.
 
         Returns:
             The coordinator's exit code.
 
         Raises:
-            BadUse: the nodes cannot be had, or a task does not exist.
-            EvaluationError: the coordinator or all agents fail repeatedly; the message names
-                their logs.
+            BadUse: the nodes cannot be requested, or a task does not exist.
+            EvaluationError: the coordinator or all agents fail repeatedly; the message names their
+                logs.
         """
         self._loop = asyncio.get_running_loop()
         has_engines = not self._config.rescore
@@ -158,7 +164,8 @@ class Session:
         placement: Placement | None = None
         try:
             port = await self._port(coordinating)
-            # For harness hosts only: the engines' own server may be an OpenAI-compatible one, too.
+            # Set these variables only for harness hosts, since an engine may use another
+            # OpenAI-compatible server.
             environment = {
                 f"{ENV_OF_HOSTS}{name}": value for name, value in self._wanted.environment.items()
             }
@@ -198,7 +205,10 @@ class Session:
                 await self._end(placement)
 
     def _prepare(self) -> str:
-        """Write the coordinator's files; a resumed evaluation keeps only its results."""
+        """Write the coordinator's configuration and a new token, and return the token.
+
+        The address of an earlier coordinator is deleted.
+        """
         token = secrets.token_hex(16)
         self._files.token.touch(mode=0o600)
         self._files.token.write_text(token)
@@ -225,7 +235,7 @@ class Session:
         return [*agent, *self._wanted.agent_flags]
 
     async def _coordinate(self) -> int:
-        """Keep a coordinator running until one ends on purpose."""
+        """Run a coordinator, and restart it until one ends on purpose; return its exit code."""
         log = Path(self._config.folder) / "logs" / "coordinator.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         limit = RestartLimit(
@@ -296,7 +306,7 @@ class Session:
         raise AssertionError("a line's messages end by an error")
 
     async def _mind(self, placement: Placement) -> None:
-        """Replace agents that ended."""
+        """Watch the agents, and replace agents that ended."""
         limits = [RestartLimit(restarts=_MOST_RESTARTS) for _ in range(self._wanted.nodes)]
         began_s, shown = time.monotonic(), set[str]()
         while True:
@@ -321,7 +331,7 @@ class Session:
             await asyncio.sleep(_POLL_S)
 
     async def _end(self, placement: Placement) -> None:
-        """Wait for agents to end on the coordinator's order; stop the remaining ones."""
+        """Wait until the agents end, as the coordinator ordered; then stop the remaining agents."""
         for _ in range(int(_STOP_TIMEOUT_S / _POLL_S)):
             if all(place.state == "ended" for place in await asyncio.to_thread(placement.poll)):
                 break

@@ -1,4 +1,4 @@
-"""Compute the result of an evaluation from task outcomes and the engines' timeline."""
+"""Compute the result of an evaluation from the outcomes of its tasks and from its timeline."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -42,16 +42,16 @@ def summarize(
     *,
     timeline: Timeline | None = None,
 ) -> Evaluation:
-    """Compute the evaluation of one model: the harness's scores, and the use of the time.
+    """Compute the result of one model: the harness's scores, and an account of the time.
 
     Args:
-        suite: the evaluated suite.
+        suite: the suite that was evaluated.
         model: the user's name for the model.
         paths: the paths of the evaluation.
-        tasks: the outcomes by entry number.
+        tasks: the outcome of each task, by the index of its entry in the suite.
         outcome: the outcome of the model; None if the coordinator did not reach the model.
         options: the options of the run.
-        timeline: the timeline of this model alone; None to read the timeline of the evaluation.
+        timeline: the timeline of only this model; None to read the timeline of the evaluation.
     """
     number = outcome.model if outcome else 0
     timeline = _judged(timeline or read_timeline(paths.timeline), number, paths, options)
@@ -96,7 +96,10 @@ def summarize(
 
 
 def results_of(suite: Suite, tasks: Mapping[int, TaskOutcome], of: Evaluation) -> dict[str, Any]:
-    """Compute the result fields that depend on task outcomes; `of` gives the model and times."""
+    """Compute the fields of the result that depend on the tasks' outcomes.
+
+    `of` is the evaluation with the model's name and the times.
+    """
     found = [one.result.results for _, one in sorted(tasks.items()) if one.result is not None]
     errors = {
         suite.entries[task].name: one.error for task, one in sorted(tasks.items()) if one.error
@@ -122,10 +125,10 @@ def results_of(suite: Suite, tasks: Mapping[int, TaskOutcome], of: Evaluation) -
 def write_slice(
     whole: Timeline, session: EvaluationPaths, paths: EvaluationPaths, model: int
 ) -> Timeline:
-    """Write one model's part of a stream's timeline into the model's folder.
+    """Write one model's part of a stream's timeline into the model's folder; return the part.
 
-    The part begins when the model was added. If the previous model ended later, or an engine turned
-    to this model later, the part begins then.
+    The part begins when the model was added. If the previous model ended later, or if the first
+    engine switched to this model later, the part begins then.
     """
     own = next((span for span in whole.models if span.model == model), None)
     end_s = own.t1 if own else whole.makespan_s
@@ -161,7 +164,10 @@ def write_slice(
 
 
 def _serving_still(engines: Sequence[EngineSpan], end_s: float) -> list[EngineSpan]:
-    """Add the "serve" spans of engines that still serve, which are written only when they end."""
+    """Return a "serve" span for each engine that still serves the model.
+
+    Such a span is written to the timeline only when it ends.
+    """
     last = {span.engine: span for span in sorted(engines, key=lambda span: span.t1)}
     return [
         EngineSpan(
@@ -180,7 +186,7 @@ def _versions(merged: Mapping[str, object]) -> dict[str, str]:
 def _bound(
     timeline: Timeline, model: int, curve: Curve | None, options: EvaluateOptions
 ) -> tuple[BoundTerm, ...]:
-    """Compute the lower bound from the measured costs; empty if no engine worked."""
+    """Compute the terms of the lower bound from the measured costs; empty if no engine worked."""
     if curve is None:
         return ()
     slots = (
@@ -197,7 +203,10 @@ def _bound(
 def _judged(
     timeline: Timeline, model: int, paths: EvaluationPaths, options: EvaluateOptions
 ) -> Timeline:
-    """Add the judge's requests from the proxy's journal; the coordinator does not record them."""
+    """Add the judge's requests to a timeline, from the journal of the judge's proxy.
+
+    The coordinator does not see these requests, so it cannot record them.
+    """
     if options.judge is None or timeline.judged:
         return timeline
     begun_s = timeline.begin.started_at_s
@@ -207,7 +216,7 @@ def _judged(
 
 
 def _curve(paths: EvaluationPaths) -> Curve | None:
-    """Read the cost curve that the first engine measured; None if no engine became ready."""
+    """Return the cost curve that the first engine measured; None if no engine became ready."""
     file = CoordinatorFiles(paths.root).curve
     return msgspec.json.decode(file.read_bytes(), type=Curve) if file.exists() else None
 

@@ -1,9 +1,9 @@
 """Evaluate a stream of checkpoints, newest first, on engines that keep running.
 
-While one checkpoint is evaluated, the nodes read the next one into memory and build its requests,
-so two are in progress. The next checkpoint is chosen at that moment: the newest one. With
-`drop_stale`, a newer checkpoint is added at once, and the coordinator drops older checkpoints whose
-evaluation has not begun.
+Two checkpoints are in progress at the same time: while one is evaluated, the nodes read the next
+one into memory, and harnesses build its requests. The next checkpoint is the newest one at the
+moment of this choice. With `drop_stale`, a newer checkpoint is added at once, and the coordinator
+drops older checkpoints whose evaluation has not begun.
 """
 
 import asyncio
@@ -61,14 +61,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A checkpoint that may be evaluated."""
+    """A complete checkpoint in the watched folder."""
 
     step: int
     path: Path
 
 
 def checkpoints_in(folder: Path) -> list[Found]:
-    """List a folder's complete checkpoints, newest first: Holdfast's, and `checkpoint-STEP`.
+    """List a folder's complete checkpoints, newest first.
+
+    These are Holdfast's checkpoints, and the folders `checkpoint-STEP` of transformers' Trainer.
 
     Raises:
         NotFound: the path is not a folder.
@@ -94,25 +96,25 @@ def watch(
     once: bool = False,
     until: Path | None = None,
 ) -> Iterator[Evaluation]:
-    """Evaluate each checkpoint of a folder, newest first; yield each evaluation at its end.
+    """Evaluate each checkpoint of a folder, newest first; yield each evaluation when it ends.
 
-    A checkpoint is skipped if the ledger has a finished evaluation of the checkpoint with this
-    suite. A checkpoint that fails, for example because it is damaged, is yielded with its error,
+    A checkpoint is skipped if the ledger has a finished evaluation of it with this suite. If a
+    checkpoint fails, for example because it is damaged, its evaluation is yielded with the error,
     and the stream continues.
 
     Args:
         suite: as for `evaluate`.
         folder: the folder of the checkpoints; it may still be empty.
-        options: as for `evaluate`; with `drop_stale` a newer checkpoint replaces older ones whose
+        options: as for `evaluate`; with `drop_stale`, a newer checkpoint replaces older ones whose
             evaluation has not begun.
         progress: called twice a second with the status.
-        once: end when all present checkpoints are evaluated.
-        until: end when this file exists and all checkpoints are evaluated.
+        once: True to end when all present checkpoints are evaluated.
+        until: end when this file exists and all checkpoints are evaluated; None to go on forever.
 
     Raises:
         BadUse: the suite or the options are wrong, including the options for conversion
             (`hf_config`, `name_map`).
-        EvaluationError: the evaluation as a whole cannot continue.
+        EvaluationError: the stream as a whole cannot continue.
     """
     options = options or EvaluateOptions()
     chosen = options.applied_to(suite if isinstance(suite, Suite) else load_suite(suite))
@@ -157,14 +159,17 @@ class _Stream:
     progress: Progress | None
     environment: Mapping[str, str]
     _plans: dict[int, tuple[Planned, EvaluationPaths]] = field(default_factory=dict)
-    """Plans of the checkpoints in progress; like all fields below, emptied as checkpoints end."""
+    """Plans of the checkpoints in progress.
+
+    An entry of this field or of a field below is removed when its checkpoint ends.
+    """
     _tasks: dict[int, dict[int, TaskOutcome]] = field(default_factory=dict)
     _undescribed: list[Evaluation] = field(default_factory=list)
-    """Evaluations that failed before their checkpoint began."""
+    """Evaluations of checkpoints that failed before the session received them."""
     _heard: "queue.SimpleQueue[Message | BaseException | None]" = field(
         default_factory=queue.SimpleQueue
     )
-    """Messages of the session's thread; None at its end."""
+    """Messages and errors from the session's thread; None at its end."""
     _passed_over: set[Path] = field(default_factory=set)
     _open: set[int] = field(default_factory=set)
     _holding: dict[int, ExitStack] = field(default_factory=dict)
@@ -177,7 +182,7 @@ class _Stream:
         self._timeline = TimelineReader(self.paths.timeline)
 
     def evaluations(self, *, once: bool, until: Path | None) -> Iterator[Evaluation]:
-        """Yield evaluations, as described in `watch`."""
+        """Yield the evaluations as `watch` describes."""
         try:
             while True:
                 self._feed()
@@ -210,11 +215,11 @@ class _Stream:
                 held.close()
 
     def _next_message(self) -> Message | BaseException | None:
-        """Return the next message of the session.
+        """Return the next message from the session's thread.
 
         Raises:
-            queue.Empty: the caller must look at the folder now, because time has passed or the
-            folder changed.
+            queue.Empty: the caller must look at the folder now, because a second has passed or the
+                folder changed.
         """
         looked_at_s, changed_ns = time.monotonic(), self.folder.stat().st_mtime_ns
         while True:
@@ -226,7 +231,7 @@ class _Stream:
                     raise
 
     def _feed(self) -> None:
-        """Add checkpoints to the session while there are any."""
+        """Add checkpoints to the session as long as there are any and there is room."""
         while (len(self._open) < _AT_ONCE or self.options.drop_stale) and (added := self._next()):
             if self._session is None:
                 self._session = self._start(added)
@@ -260,14 +265,14 @@ class _Stream:
         A checkpoint that cannot be described counts as failed and is not tried again.
 
         Returns:
-            The message that adds the checkpoint; None if there is no checkpoint left.
+            The message that adds the checkpoint to the session; None if no checkpoint is left.
         """
         while found := self._to_do():
             newest = found[0]
             self._passed_over.add(newest.path)
             options = replace(
                 self.options,
-                # The end of the stream's id is unique among streams.
+                # Use the end of the stream's id, which is unique among streams.
                 evaluation_id=f"{self.paths.evaluation_id[-40:].lstrip('-._')}-step-{newest.step}",
                 step=newest.step,
                 family=self.options.family or self.folder.absolute().name,
@@ -287,7 +292,7 @@ class _Stream:
         return None
 
     def _to_do(self) -> list[Found]:
-        """List the checkpoints that are neither evaluated nor passed over, newest first."""
+        """List the checkpoints that are neither evaluated nor skipped, newest first."""
         found = [one for one in checkpoints_in(self.folder) if one.path not in self._passed_over]
         if not found:  # the usual case; the ledger may be long
             return []
@@ -346,7 +351,8 @@ class _Stream:
     def _ended(self, outcome: ModelOutcome) -> Iterator[Evaluation]:
         plan, paths = self._plans.pop(outcome.model)
         tasks = self._tasks.pop(outcome.model, {})
-        # The scores are no longer needed: a newer checkpoint came, or retention deleted this one.
+        # Remove the evaluation if its scores are no longer needed, because a newer checkpoint came
+        # or retention deleted this one.
         is_gone = outcome.is_stale or (bool(outcome.error) and not Path(plan.model).exists())
         is_of_the_command = outcome.wrong_use and outcome.any_model and not tasks
         if is_gone or is_of_the_command:
@@ -372,7 +378,10 @@ class _Stream:
 
 
 def _is_of_the_command(error: Exception, checkpoint: Path, options: EvaluateOptions) -> bool:
-    """Return True if the error concerns the command's conversion options, so all would fail."""
+    """Return True if an error would occur for every checkpoint of the folder.
+
+    Such an error concerns the command's options for conversion.
+    """
     is_converted = _TRAINER_CHECKPOINT.fullmatch(checkpoint.name) is None
     converts = options.hf_config is not None or options.name_map is not None
     return isinstance(error, BadUse) and (is_converted or converts)

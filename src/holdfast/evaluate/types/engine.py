@@ -11,22 +11,23 @@ from holdfast.evaluate.types.requests import Answer, Request, Scalar
 
 
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Choose an engine; sent to the workers.
+    """Define the kind of engine and its settings; sent to the engines' workers.
 
     Attributes:
         kind: "hf", "vllm", "openai", "simulated", or "module:Class" of an `Engine`.
-        mode: "exact": an answer depends on its request alone, bit for bit (each batch is one
-            distinct input, threads fixed); "free": requests are batched as they arrive, and floats
-            may differ in their last digits.
-        device: "cpu" or "cuda"; empty for the available device.
-        dtype: the dtype in transformers' spelling; "auto" for the checkpoint's.
-        tensor_parallel: the GPUs of one engine.
-        threads: the CPU threads of an engine; 0 to share the node's cores among its engines.
-        max_batch: the most sequences in one batch; 0 for the kind's own choice.
-        max_length: the most tokens of prompt and generation; 0 for the model's own limit.
-        url: "openai" only: the server with the version ("http://host:8000/v1").
-        model_name: "openai" only: the model's name on the server.
-        options: options that one kind alone understands.
+        mode: "exact": each answer depends only on its request, bit for bit, because each batch
+            holds one distinct input and the number of threads is fixed; "free": requests are
+            batched as they arrive, so floats may differ in their last digits.
+        device: "cpu" or "cuda"; empty to use a GPU if there is one.
+        dtype: the dtype in transformers' spelling; "auto" for the checkpoint's own dtype.
+        tensor_parallel: the number of GPUs that one engine uses.
+        threads: the CPU threads of one engine; 0 to share the node's cores among its engines.
+        max_batch: the largest number of sequences in one batch; 0 to let the engine choose.
+        max_length: the largest number of tokens of prompt and generation together; 0 for the
+            model's own limit.
+        url: for "openai" only, the server's URL with the API version ("http://host:8000/v1").
+        model_name: for "openai" only, the model's name on the server.
+        options: options that only this kind of engine understands.
     """
 
     kind: str = "hf"
@@ -43,24 +44,28 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 WITHOUT_WEIGHTS = ("openai", "simulated")
-"""Kinds that take no weights: nothing is fetched for them, and they need no GPU."""
+"""Kinds of engine that load no weights, so nothing is fetched for them and they need no GPU."""
 
 
 def uses_gpus(spec: EngineSpec) -> bool:
-    """Return True if engines use the GPUs of their node."""
+    """Return True if engines of this kind use the GPUs of their node."""
     return spec.device != "cpu" and spec.kind not in WITHOUT_WEIGHTS and not spec.url
 
 
 def engines_on(gpus: int, spec: EngineSpec, wanted: int = 0) -> int:
-    """Count a node's engines: `wanted`, else as many as fit its GPUs, else one."""
+    """Return the number of engines on a node.
+
+    The number is `wanted` if it is given. Otherwise as many engines run as fit on the node's GPUs,
+    and one engine on a node without GPUs or for an engine that uses none.
+    """
     return wanted or (max(1, gpus // spec.tensor_parallel) if uses_gpus(spec) else 1)
 
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True):
-    """Predict the seconds of an engine's work, by measurement or by a guess to correct.
+    """Predict how long an engine works on a request, from a measurement or from a first guess.
 
-    A batch of `b` sequences takes `step_base_s + b * step_sequence_s` for each token of all. A
-    prompt of `n` tokens takes `request_s + n / prefill_tokens_per_s`.
+    Reading a prompt of `n` tokens takes `request_s + n / prefill_tokens_per_s`. Decoding the next
+    token of all `b` sequences of a batch takes `step_base_s + b * step_sequence_s`.
     """
 
     prefill_tokens_per_s: float
@@ -70,21 +75,21 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
     max_batch: int
 
     def alone_s(self, prompt_tokens: float, new_tokens: float) -> float:
-        """Return the seconds of a request that has the engine to itself."""
+        """Return the seconds that a request takes when it is the only request in the engine."""
         prefill_s = self.request_s + prompt_tokens / self.prefill_tokens_per_s
         return prefill_s + new_tokens * (self.step_base_s + self.step_sequence_s)
 
     def saturated_s(self, prompt_tokens: float, new_tokens: float) -> float:
-        """Return the engine-seconds of a request in a full batch: the least of any schedule."""
+        """Return a request's engine-seconds in a full batch; no schedule needs fewer."""
         prefill_s = self.request_s + prompt_tokens / self.prefill_tokens_per_s
         return prefill_s + new_tokens * (self.step_base_s / self.max_batch + self.step_sequence_s)
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that was answered, or that failed alone with `error`, one sentence.
+    """Hold the answer to one request, or the reason in `error` why this one request failed.
 
-    `started_s` and `finished_s` are `time.monotonic()` of the worker, at the start and at the end
-    of the engine's work.
+    `error` is one sentence. `started_s` and `finished_s` are the worker's `time.monotonic()` at the
+    start and at the end of the engine's work on the request.
     """
 
     id: int
@@ -95,44 +100,50 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SwapRefused(Exception):
-    """The weights do not fit into the running engine, which is unchanged and must be restarted."""
+    """The running engine cannot take these weights; it is unchanged and must be restarted."""
 
 
 class Engine(Protocol):
-    """Serve one model; called from one thread, in a process of its own (`worker`).
+    """Answer requests with one model; called from one thread of a worker process.
 
-    A constructor takes an `EngineSpec` and returns quickly.
+    The constructor takes an `EngineSpec` and returns quickly.
     """
 
     def load(self, folder: Path) -> None:
-        """Load a Hugging Face folder's weights (in this node's memory) into a new engine.
+        """Load the weights of a Hugging Face folder into a new engine.
+
+        The folder is in this node's shared memory.
 
         Raises:
-            BadUse: the model does not fit the device, or the engine cannot run this model.
+            BadUse: the model does not fit on the device, or the engine cannot run this model.
         """
         ...
 
     def swap(self, folder: Path) -> None:
-        """Replace the weights of the idle engine in place by others of the same shapes.
+        """Replace the weights of the idle engine in place by weights of the same shapes.
 
         Raises:
-            SwapRefused: the weights do not fit; load them in a new process.
+            SwapRefused: the shapes differ; load the weights in a new process.
         """
         ...
 
     def canary(self) -> list[float]:
-        """Return log-probabilities of fixed prompts; after a swap they must equal a fresh load's."""
+        """Return log-probabilities of fixed prompts, to check a swap.
+
+        After a swap, the values must equal the values of an engine that loaded the same weights
+        afresh.
+        """
         ...
 
     def numerics(self) -> str:
-        """Name all that an answer's bits depend on, except weights and request.
+        """Name everything except weights and request that the bits of an answer depend on.
 
-        These are the kind, mode, dtype, device and versions.
+        These are the engine's kind, mode, dtype, device and the versions of its libraries.
         """
         ...
 
     def max_length(self) -> int:
-        """Return the most tokens of prompt and generation together."""
+        """Return the largest number of tokens that prompt and generation may have together."""
         ...
 
     def curve(self) -> Curve:
@@ -140,11 +151,11 @@ class Engine(Protocol):
         ...
 
     def submit(self, requests: Sequence[tuple[int, Request]]) -> None:
-        """Queue requests, each under an id of the caller's, and return at once."""
+        """Queue requests, each with an id chosen by the caller, and return at once."""
         ...
 
     def recall(self, ids: Sequence[int]) -> list[int]:
-        """Drop the requests among `ids` that have not begun.
+        """Drop the given requests, except the requests that the engine has begun.
 
         Returns:
             The ids of the dropped requests.
@@ -152,22 +163,22 @@ class Engine(Protocol):
         ...
 
     def step(self) -> list[Finished]:
-        """Work for a moment (at most about 0.1 s, or one batch).
+        """Work on the queued requests for at most about 0.1 s, or for one batch.
 
         Returns:
-            The requests that finished; may be empty.
+            The requests that finished in this step; empty if none did.
         """
         ...
 
     def close(self) -> None:
-        """Free everything; the engine is not used again."""
+        """Free all memory; the engine is not used afterwards."""
         ...
 
 
 class Wakeable(Protocol):
-    """Let others interrupt the wait of an `Engine.step` on a clock or a server.
+    """An engine whose `step` waits on a clock or a server, and whose wait can be interrupted.
 
-    `wake` is set when there are new messages for the engine.
+    The worker sets `wake` when new messages for the engine have arrived.
     """
 
     wake: threading.Event

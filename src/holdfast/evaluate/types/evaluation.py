@@ -1,4 +1,4 @@
-"""Hold the result of an evaluation: the harness's scores, and the use of the time."""
+"""Hold the result of an evaluation: the harness's scores, and an account of the time."""
 
 import json
 from dataclasses import dataclass, field
@@ -19,18 +19,21 @@ RESULTS_FILE = "results.json"
 
 @dataclass(frozen=True, kw_only=True)
 class BoundTerm:
-    """One resource with a lower bound on the time of any schedule."""
+    """A lower bound on the time of any schedule, derived from one resource."""
 
     name: str
     """`engines`, `sample`, `metrics`, `judge` or `storage`, as `policy.bound` derives them."""
     seconds: float
     detail: str = ""
-    """The inputs of the term."""
+    """A text that describes the term; if it is empty, reports use a standard text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PathStep:
-    """A part of the critical path, the chain of steps that the end depended on."""
+    """One step of the critical path.
+
+    The critical path is the chain of steps that determined when the evaluation ended.
+    """
 
     what: str
     """`load`, `swap`, `wait`, `answer`, `metric`, `judge`, `score` …"""
@@ -41,7 +44,7 @@ class PathStep:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """One suite on one model. Times in seconds."""
+    """The result of one suite on one model; all times are in seconds."""
 
     id: str
     suite: str
@@ -51,36 +54,41 @@ class Evaluation:
     started_at_s: float = 0.0
     """Seconds since the Unix epoch."""
     results: dict[str, Any] = field(default_factory=dict)
-    """The harness's results object, over all tasks with results."""
+    """The harness's results object with all tasks that have results."""
     scores: tuple[Score, ...] = ()
     errors: dict[str, str] = field(default_factory=dict)
-    """By task, the reason why it has no scores."""
+    """Task name to the reason why the task has no scores."""
     notes: tuple[str, ...] = ()
-    """Sentences: each names a possible difference from the harness's own score in exact mode, and
-    the cause."""
+    """Sentences on possible differences from the harness's own scores in exact mode.
+
+    Each sentence names one possible difference and its cause.
+    """
     makespan_s: float = 0.0
     bound: tuple[BoundTerm, ...] = ()
-    """The lower bound is the largest of these terms."""
+    """Lower bounds by resource; the evaluation's lower bound is the largest of them."""
     engines: int = 0
     nodes: int = 0
     engine_seconds: float = 0.0
-    """The sum over engines of the time that each existed."""
+    """The sum over all engines of the seconds between each engine's start and end."""
     account: dict[str, float] = field(default_factory=dict)
-    """Engine-seconds by cause; their sum is `engine_seconds`."""
+    """Cause to engine-seconds; the values add up to `engine_seconds`."""
     critical_path: tuple[PathStep, ...] = ()
     samples: int = 0
     requests: int = 0
     """Requests that engines answered."""
     reused: int = 0
-    """Requests with an answer from the journal, not counted in `requests`."""
+    """Requests whose answer was already in the journal; not counted in `requests`."""
     remote_bytes: int = 0
     """Bytes that all nodes together read from the checkpoint's storage."""
     digest: str = ""
     """The digest of the weights' content."""
     numerics: str = ""
     mode: str = ""
-    """`exact`: the scores equal the harness's own bit for bit; `free`: floats may differ in their
-    last digits."""
+    """The mode of answering requests.
+
+    `exact`: the scores equal the harness's own scores bit for bit; `free`: floats may differ in
+    their last digits.
+    """
     harness_versions: dict[str, str] = field(default_factory=dict)
     run_id: str | None = None
     step: int | None = None
@@ -88,16 +96,16 @@ class Evaluation:
 
     @property
     def bound_s(self) -> float:
-        """The seconds that no schedule can undercut; 0 if unknown."""
+        """The lower bound on the time of any schedule; 0 if unknown."""
         return max((term.seconds for term in self.bound), default=0.0)
 
     @property
     def ratio(self) -> float | None:
-        """Makespan over bound; 1 is optimal."""
+        """The makespan divided by the lower bound; 1 is optimal."""
         return self.makespan_s / self.bound_s if self.bound_s > 0 else None
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON values, starting with the name and version of their schema."""
+        """Return JSON values, of which the first are the name and version of the schema."""
         values: dict[str, Any] = msgspec.to_builtins(self)
         return {
             "schema": SCHEMA,
@@ -109,14 +117,14 @@ class Evaluation:
 
 
 def write_evaluation(evaluation: Evaluation, folder: Path) -> Path:
-    """Write an evaluation into its folder, atomically; return the file.
+    """Write an evaluation into its folder atomically; return the path of the file.
 
     Raises:
         OSError: the file could not be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / RESULTS_FILE
-    # As in lm-eval, a score that is not a number is written as NaN, which Python's JSON reads.
+    # Like lm-eval, write a score that is not a number as NaN: Python's JSON module reads NaN.
     write_atomic(path, json.dumps(evaluation.to_json(), indent=1).encode() + b"\n")
     return path
 
@@ -126,7 +134,7 @@ def read_evaluation(folder: Path) -> Evaluation:
 
     Raises:
         NotFound: the folder has no results (yet).
-        EvaluationError: the results have another version, or are malformed.
+        EvaluationError: the results have another schema version, or are malformed.
     """
     path = folder / RESULTS_FILE
     try:

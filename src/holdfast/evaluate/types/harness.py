@@ -1,6 +1,6 @@
 """Define the interface between Holdfast and a benchmark harness.
 
-All of it runs in the harness host's processes, without a GPU.
+All implementations run in processes of the harness host, without a GPU.
 """
 
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ class SampleRequests(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Hold the requests of one sample (one document of a task), in the harness's order.
 
     Attributes:
-        sample: the number of the document within the task.
-        metric_key: the content key of the metric; `Harness.measure` runs once all requests are
-            answered. Empty if the client computes its metric itself.
+        sample: the document's index within the task.
+        metric_key: the content key of the sample's metric: once all requests are answered,
+            `Harness.measure` computes the metric. Empty if the client computes the metric itself.
     """
 
     sample: int
@@ -28,10 +28,10 @@ class SampleRequests(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class AnsweredSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Hold a sample with all answers, and with its metric if one was requested.
+    """Hold a sample with all its answers, and with its metric if the sample has a `metric_key`.
 
-    `measured` is the JSON from `Harness.measure`; empty without a metric. `error` is the reason why
-    the sample could not be answered.
+    `measured` is the JSON that `Harness.measure` returned; empty without a metric. `error` is the
+    reason why the sample could not be answered.
     """
 
     sample: int
@@ -41,11 +41,11 @@ class AnsweredSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Describe the model and its engines for a client.
+    """Describe the model and its engines to a client.
 
-    `tokenizer` is a folder with config.json and tokenizer files; empty if the engine takes text.
-    `digest` is the digest of the weights' content. `numerics` names all else that the answers' bits
-    depend on.
+    `tokenizer` is the path of a folder with config.json and the tokenizer's files; empty if the
+    engine tokenizes text itself. `digest` is the digest of the weights' content. `numerics` names
+    everything else that the bits of an answer depend on, except the request.
     """
 
     model: int
@@ -58,15 +58,15 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class EngineClient(Protocol):
-    """Send requests to the engines, for one task of one model."""
+    """Send the requests of one task of one model to the engines."""
 
     facts: ModelFacts
 
     def ask(self, samples: Sequence[SampleRequests]) -> "Sequence[AnsweredSample]":
-        """Submit samples and wait until all are answered and measured.
+        """Submit samples and wait until all of them are answered and measured.
 
         Returns:
-            The samples, in the given order.
+            The answered samples, in the given order.
 
         Raises:
             EvaluationError: a sample cannot be answered, or the evaluation is over.
@@ -74,7 +74,10 @@ class EngineClient(Protocol):
         ...
 
     async def ask_one(self, sample: SampleRequests) -> AnsweredSample:
-        """Submit one sample and wait, for an asynchronous harness; many may wait at a time."""
+        """Submit one sample and wait for its answers.
+
+        An asynchronous harness may wait for many samples at the same time.
+        """
         ...
 
 
@@ -82,11 +85,11 @@ class TaskResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Hold the result of a task, in the harness's own form.
 
     Attributes:
-        results: the harness's results as JSON values; for lm-eval its results object of this
-            entry alone.
-        samples_file: the file with the logged samples (JSON lines), relative to the
-            evaluation's folder; empty if not logged.
-        notes: sentences on why a score may differ from the harness's own.
+        results: the harness's results as JSON values; for lm-eval, the results object of a run with
+            this entry only.
+        samples_file: the path of the file with the logged samples (JSON lines), relative to the
+            evaluation's folder; empty if samples are not logged.
+        notes: sentences, each with a reason why a score may differ from the harness's own score.
     """
 
     results: dict[str, Any]
@@ -97,7 +100,8 @@ class TaskResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Harness(Protocol):
     """Adapt a benchmark harness.
 
-    `prepare` runs once in the host's parent process, all else in processes forked from it.
+    `prepare` runs once in the host's parent process. The other methods run in processes forked from
+    the parent.
     """
 
     name: str
@@ -110,32 +114,38 @@ class Harness(Protocol):
         """Import the harness and find the tasks.
 
         Raises:
-            BadUse: a task does not exist (with the nearest names), or needs a feature that
-                Holdfast lacks (a container).
+            BadUse: a task does not exist (the message suggests similar names), or it needs a
+                feature that Holdfast lacks, such as a container.
         """
         ...
 
     def run(self, entry: TaskEntry, client: EngineClient, folder: Path) -> TaskResult:
-        """Run one entry to its scores, blocking, in a process of its own.
+        """Run one entry of the suite until its scores are computed.
+
+        The call blocks; the caller runs it in a separate process.
 
         Args:
             entry: the task.
-            client: the connection for requests.
-            folder: the evaluation's folder, for files that the result names.
+            client: sends the task's requests to the engines.
+            folder: the evaluation's folder, for the files that the result refers to.
         """
         ...
 
     def measure(
         self, entry: TaskEntry, sample: int, answers: Sequence[Answer], facts: ModelFacts
     ) -> bytes:
-        """Compute one sample's metric as JSON for `run`, in a process of its own, on any node."""
+        """Compute the metric of one sample and return the metric as JSON.
+
+        The caller runs this in a separate process, on any node; `run` receives the JSON with the
+        sample's answers.
+        """
         ...
 
 
 @runtime_checkable
 class Rehearsing(Protocol):
-    """A harness with a slow first use, which runs once before the tasks' processes are forked."""
+    """A harness whose first use is slow, so it runs once before the tasks' processes are forked."""
 
     def rehearse(self) -> None:
-        """Import and run once the parts that every forked process needs; called after `prepare`."""
+        """Import and run once all parts that every forked process needs; called after `prepare`."""
         ...

@@ -8,29 +8,32 @@ import xxhash
 from holdfast.evaluate.types.errors import EvaluationError
 
 CHUNK_BYTES = 64 * 1024 * 1024
-"""The largest size of a chunk."""
+"""The size of the largest chunk."""
 SMALLEST_CHUNK_BYTES = 1024 * 1024
 WANTED_CHUNKS = 256
-"""Enough for 64 nodes to share a model evenly."""
+"""The number of chunks to aim for: enough for 64 nodes to share a model evenly."""
 
 
 class DamagedModel(EvaluationError):
-    """A model's bytes differ from their digests, or form no model: no node can load it."""
+    """The model's files are corrupt: they differ from their digests, or form no model.
+
+    No node can load such a model.
+    """
 
 
 ADAPTER_FOLDER = "adapter"
-"""The subfolder of a model's folder with its PEFT adapter."""
+"""The subfolder of a model's folder that holds its PEFT adapter."""
 
 
 class ModelFile(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A file of a model; `path` is relative to the model's folder, with `/`."""
+    """A file of a model; `path` is relative to the model's folder and uses `/`."""
 
     path: str
     size_bytes: int
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A range of a file, the unit that one node reads from the source."""
+    """A range of bytes of a file, which one node reads from the source."""
 
     file: int
     offset: int
@@ -41,19 +44,21 @@ class ModelManifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Define which bytes to read, and how to make a Hugging Face folder of them.
 
     Attributes:
-        source: a folder, or the URL of one (file, http, https, s3, gs, az).
-        adapter: the same, of a PEFT adapter: the files below `ADAPTER_FOLDER`; empty without.
-        form: "huggingface" (the files are the folder) or "dcp" (the node converts the files).
-        files: the files to read, in this order; bytes outside of all chunks are not needed.
-        chunks: the ranges to read.
-        hf_config: for "dcp": the small files of the new folder (config, tokenizer), path to
+        source: the model's folder, as a path or a URL (file, http, https, s3, gs, az).
+        adapter: the folder of a PEFT adapter, as a path or a URL; its files are listed below
+            `ADAPTER_FOLDER`. Empty without an adapter.
+        form: "huggingface" if the files already are a Hugging Face folder; "dcp" if each node must
+            convert the files.
+        files: the files to read, in this order; bytes that are in no chunk are not needed.
+        chunks: the byte ranges to read.
+        hf_config: for "dcp", the small files of the converted folder (config, tokenizer): path to
             content.
-        name_map: for "dcp": the settled conversion (`as_text` of the result of
+        name_map: for "dcp", how to convert the tensors (`as_text` of the result of
             `settle_conversion`).
-        digests: chunk to XXH3-128 in hex, if the source has them; empty if the readers compute
-            them.
-        file_digests: file to checksum, for whole files, if the source has them.
-        converted_bytes: for "dcp": the size of the new folder, without its small files.
+        digests: XXH3-128 of each chunk in hex, if the source has digests; empty if each reader
+            computes the digests.
+        file_digests: file to the checksum of the whole file, if the source has checksums.
+        converted_bytes: for "dcp", the size of the converted folder, without its small files.
     """
 
     source: str
@@ -68,29 +73,29 @@ class ModelManifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     adapter: str = ""
 
     def place_of(self, path: str) -> tuple[str, str]:
-        """Return the folder or URL of a file, and the path of the file in that place."""
+        """Return the folder or URL that holds a file, and the file's path relative to it."""
         inside = path.removeprefix(f"{ADAPTER_FOLDER}/")
         return (self.adapter, inside) if self.adapter and inside != path else (self.source, path)
 
     @property
     def size_bytes(self) -> int:
-        """The bytes to read from the source, once."""
+        """The total size of the chunks: the bytes that must be read from the source once."""
         return sum(chunk.size_bytes for chunk in self.chunks)
 
     def fingerprint(self) -> bytes:
-        """Return XXH3-128 of the whole manifest: nodes exchange chunks of equal fingerprint only.
+        """Return XXH3-128 of the whole manifest; nodes exchange chunks only of equal fingerprint.
 
-        The sources are part of the fingerprint: two checkpoints of one run differ in nothing else and
-        are fetched at the same time.
+        The sources are part of the fingerprint, because two checkpoints of one run may have equal
+        manifests except for their sources, and may be fetched at the same time.
         """
         return xxhash.xxh3_128_digest(_encoder.encode(self))
 
 
 def chunk_size_for(model_bytes: int) -> int:
-    """Choose the size of chunks: a power of two from 1 to 64 MiB, for some hundreds of chunks.
+    """Choose the size of a model's chunks: a power of two from 1 to 64 MiB.
 
-    The size depends on the model's size alone, never on the number of nodes, since it is part of
-    the model's digest.
+    The size gives a few hundred chunks for most models. The size depends only on the model's size
+    and never on the number of nodes, since the chunks determine the model's digest.
     """
     size_bytes = SMALLEST_CHUNK_BYTES
     while size_bytes < CHUNK_BYTES and size_bytes * WANTED_CHUNKS < model_bytes:
@@ -99,7 +104,7 @@ def chunk_size_for(model_bytes: int) -> int:
 
 
 def cut(file: int, offset: int, size_bytes: int, chunk_bytes: int) -> list[Chunk]:
-    """Cut a range of a file into chunks of at most `chunk_bytes`, in order."""
+    """Cut a byte range of a file into chunks of at most `chunk_bytes`, in order."""
     end = offset + size_bytes
     return [
         Chunk(file=file, offset=start, size_bytes=min(chunk_bytes, end - start))
@@ -108,9 +113,10 @@ def cut(file: int, offset: int, size_bytes: int, chunk_bytes: int) -> list[Chunk
 
 
 def model_digest(manifest: ModelManifest, chunk_digests: Iterable[bytes]) -> str:
-    """Return XXH3-128, in hex, over the manifest without its sources and all chunk digests.
+    """Return XXH3-128, in hex, over the chunks' digests and the manifest without its sources.
 
-    Equal content in equal chunks gives the same digest, from any storage and any reader.
+    Equal content in equal chunks has the same digest, from whichever storage and by whichever node
+    it was read.
     """
     checksum = xxhash.xxh3_128(
         _encoder.encode(msgspec.structs.replace(manifest, source="", adapter=""))

@@ -1,7 +1,7 @@
 """Record the files that a computation read, with digests, so that its result is reused safely.
 
-Files of installed packages are left out: the versions of the packages stand for them
-(`package_versions`).
+Files of installed packages are not recorded. Instead, `package_versions` identifies the installed
+packages by their versions.
 """
 
 import functools
@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 MOST_FILES = 500
-"""A result that depends on more files is not kept."""
+"""A result that depends on more files than this is not kept for reuse."""
 CHANGED = "changed"
-"""The digest of a file that changed between two reads: no later content equals it."""
+"""The digest of a file that changed between two reads; no content has this digest."""
 ABSENT = ""
 _HASHED_BYTES = 64 * 1024 * 1024
 _NO_FILES = ("/proc/", "/sys/", "/dev/fd/", "/dev/null", "/dev/urandom")
@@ -27,10 +27,10 @@ Stamp = tuple[int, int, int]
 
 
 def content_digest(path: str) -> str:
-    """Return a digest of a file's content; of a large file, its size and time.
+    """Return a digest of a file's content; for a large file, its size and modification time.
 
     Returns:
-        The digest, or `ABSENT` if no file can be read.
+        The digest, or `ABSENT` if there is no readable file at `path`.
     """
     try:
         stat = Path(path).stat()
@@ -42,7 +42,7 @@ def content_digest(path: str) -> str:
 
 
 class ContentDigests:
-    """Remember digests by a file's path, size and time, so that a file is hashed once."""
+    """Cache digests by a file's path, size and modification time, so that a file is hashed once."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[Stamp | None, str]] = {}
@@ -57,7 +57,7 @@ class ContentDigests:
 
 
 class ReadRecorder:
-    """Record the files that this process opens for reading, by Python's audit events."""
+    """Record the files that this process opens for reading, using Python's audit events."""
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[Stamp | None, str]] = {}
@@ -69,10 +69,14 @@ class ReadRecorder:
         sys.addaudithook(self._audit)
 
     def files(self, *, apart_from: Sequence[str] = ()) -> dict[str, str] | None:
-        """Return each file with its digest when read; None if there are more than `MOST_FILES`.
+        """Return each file with the digest that it had when it was read.
 
-        Files that this process wrote, files that no longer exist, and files in the folders
-        `apart_from` are left out. A file that was looked for and not found is `ABSENT`.
+        Files that this process wrote, files that were deleted since, and files in the folders
+        `apart_from` are left out. A file that the process tried to open and that did not exist has
+        the digest `ABSENT`.
+
+        Returns:
+            Path to digest; None if there are more than `MOST_FILES` files.
         """
         folders = tuple(os.path.realpath(folder) + os.sep for folder in apart_from if folder)
         found = {
@@ -123,7 +127,7 @@ class ReadRecorder:
 
 @functools.cache
 def package_versions() -> str:
-    """Return a digest of the installed packages with their versions, and Python's."""
+    """Return a digest of the versions of Python and of all installed packages."""
     found = {path.name for folder in sys.path for path in Path(folder or ".").glob("*.dist-info")}
     text = "\n".join([sys.version, *sorted(found)])
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
@@ -148,5 +152,5 @@ def _package_folders() -> tuple[str, ...]:
 
 
 def _is_of_a_package(path: str) -> bool:
-    # Users often edit lm-eval's own tasks in place.
+    # Record the files of lm-eval's own tasks too, since users often edit these files in place.
     return path.startswith(_package_folders()) and _TASKS not in path

@@ -1,7 +1,7 @@
-"""Define requests to engines and their answers; each request has its content as key.
+"""Define requests to engines and their answers; a request's key is a hash of its content.
 
-The key identifies the request alone. The journal adds the digest of the weights and the engine's
-numerics, so that an answer of one checkpoint never serves another.
+The key depends only on the request. The journal adds the digest of the weights and the engine's
+numerics to the key, so that an answer of one checkpoint is never reused for another.
 """
 
 import hashlib
@@ -18,15 +18,16 @@ Scalar = str | int | float | bool | None
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Define how to generate; `extra` holds a harness's further options by transformers' names.
+    """Define how to generate tokens.
 
     Attributes:
-        max_new_tokens: the most tokens to generate.
-        until: strings that end the generation; the engine may stop at the first and need not
-            cut the string off.
-        temperature: 0 is greedy.
-        repeat: the number of this generation among several of one prompt; together with `seed`
-            the seed of sampling.
+        max_new_tokens: the largest number of tokens to generate.
+        until: strings that end the generation; the engine may stop at the first of them, and may
+            leave it at the end of the text.
+        temperature: the sampling temperature; 0 is greedy decoding.
+        repeat: the index of this generation if one prompt has several; `seed` and `repeat` together
+            seed the sampling.
+        extra: further options of the harness, under the names of transformers.
     """
 
     max_new_tokens: int
@@ -40,18 +41,18 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One request to an engine, the smallest unit of scheduling.
+    """A request to an engine: the smallest unit of scheduling.
 
     Attributes:
-        kind: "loglikelihood" for the log-probability of `continuation` after `prompt`;
-            "generate" for tokens after `prompt`; "chat" for a reply to `text`, messages of an
-            OpenAI-compatible API as JSON.
-        prompt: token ids, int32, little endian (`pack_tokens`); empty if the engine tokenizes
+        kind: "loglikelihood" computes the log-probability of `continuation` after `prompt`;
+            "generate" generates tokens after `prompt`; "chat" generates a reply to `text`, which
+            holds the messages of an OpenAI-compatible API as JSON.
+        prompt: token ids as int32, little endian (`pack_tokens`); empty if the engine tokenizes
             `text`.
-        continuation: token ids as in `prompt`; "loglikelihood" only.
+        continuation: token ids in the form of `prompt`; for "loglikelihood" only.
         text: the prompt as a string, or the messages; empty if token ids are given.
         continuation_text: the continuation as a string, if `text` is given.
-        sampling: "generate" and "chat" only.
+        sampling: how to generate; for "generate" and "chat" only.
     """
 
     kind: Kind
@@ -62,13 +63,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sampling: Sampling | None = None
 
     def prompt_tokens(self) -> int:
-        """Count the tokens that an engine must read; for text, one token for four characters."""
+        """Count the tokens that an engine must read; estimate four characters a token for text."""
         if self.prompt:
             return (len(self.prompt) + len(self.continuation)) // 4
         return max(1, (len(self.text) + len(self.continuation_text)) // 4)
 
     def max_new_tokens(self) -> int:
-        """Return the most tokens to generate; 0 for a log-probability."""
+        """Return the largest number of tokens to generate; 0 for a log-probability."""
         return self.sampling.max_new_tokens if self.sampling else 0
 
 
@@ -76,12 +77,14 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An engine's answer to a request.
 
     Attributes:
-        logprob: the natural logarithm for a "loglikelihood", summed over the continuation.
-        is_greedy: True if each token of the continuation is the likeliest one.
-        tokens: the generated tokens, packed as a prompt; empty if the engine gives text alone.
+        logprob: for "loglikelihood", the natural logarithm of the probability, summed over the
+            continuation's tokens.
+        is_greedy: True if each token of the continuation is the most likely one.
+        tokens: the generated tokens in the form of `Request.prompt`; empty if the engine returns
+            only text.
         text: the generated text, if the engine decodes its tokens itself.
-        finish: the reason for the end of a generation.
-        prompt_tokens, new_tokens: the tokens read and generated, for the accounting.
+        finish: the reason why the generation ended.
+        prompt_tokens, new_tokens: the numbers of tokens read and generated.
     """
 
     logprob: float | None = None
@@ -94,12 +97,12 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Keyed(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """An encoded request with the fields that the scheduler needs.
+    """Hold an encoded request, with the fields of it that the scheduler needs.
 
     Attributes:
         key: the key of the request.
-        affinity: equal for requests with the same input tokens; equal in the upper 32 bits for
-            requests with a long common prefix.
+        affinity: a number that shows shared work: requests with the same input tokens have the same
+            number, and requests with a long common prefix have the same upper 32 bits.
         body: the encoded `Request`.
     """
 
@@ -111,7 +114,10 @@ class Keyed(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 def keyed(request: Request) -> Keyed:
-    """Encode a request with its key (BLAKE2b of the encoding, whose field order is fixed)."""
+    """Encode a request and compute its key.
+
+    The key is BLAKE2b of the encoding, in which the order of fields is fixed.
+    """
     body = _encoder.encode(request)
     inputs = request.prompt + request.continuation[:-4] or request.text.encode()
     prefix = _hash32(inputs[:_PREFIX_BYTES])
@@ -130,7 +136,7 @@ def encode_answer(answer: Answer) -> bytes:
 
 
 def decode_answer(body: bytes) -> Answer:
-    """Decode an answer of `encode_answer`.
+    """Decode an answer that `encode_answer` encoded.
 
     Raises:
         msgspec.DecodeError: the bytes are not an answer.
@@ -139,7 +145,7 @@ def decode_answer(body: bytes) -> Answer:
 
 
 def decode_request(body: bytes) -> Request:
-    """Decode the body of a `keyed` request.
+    """Decode the body of a request that `keyed` encoded.
 
     Raises:
         msgspec.DecodeError: the bytes are not a request.
@@ -165,7 +171,7 @@ def pack_tokens(tokens: Iterable[int]) -> bytes:
 
 
 def unpack_tokens(packed: bytes) -> Sequence[int]:
-    """Unpack the token ids of `pack_tokens` into an array of int32."""
+    """Unpack token ids that `pack_tokens` packed into an array of int32."""
     tokens = array("i")
     tokens.frombytes(packed)
     return tokens

@@ -1,4 +1,4 @@
-"""List the numbers of a harness's results object in lm-eval's order of printing."""
+"""List the numbers of a harness's results object in the order in which lm-eval prints them."""
 
 import math
 import re
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 NOT_METRICS = frozenset({"alias", "name", "sample_len", "sample_count"})
-"""The keys beside the metrics of a task in lm-eval's results."""
+"""Keys of a task in lm-eval's results that are not metrics."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,14 +25,14 @@ class Score:
     n_shot: int | None = None
     metric: str
     value: float | int | str | None
-    """The harness's value; a few metrics are words."""
+    """The harness's value; a few metrics have text as value."""
     stderr: float | None = None
     higher_is_better: bool | None = None
     samples: int | None = None
 
     @property
     def number(self) -> float | None:
-        """The value if it is a finite number, else None."""
+        """The value as a number; None if it is text, or not finite."""
         if (
             isinstance(self.value, bool)
             or not isinstance(self.value, int | float)
@@ -45,11 +45,12 @@ class Score:
 def scores_of(
     results: Mapping[str, Any], column: Literal["results", "groups"] = "results"
 ) -> tuple[Score, ...]:
-    """Flatten a results object in lm-eval's form (`results`, `versions`, `n-shot`, …).
+    """List the scores in a results object of lm-eval's form (`results`, `versions`, `n-shot`, …).
 
-    A metric has the key `metric,filter`, and its standard error `metric_stderr,filter`. As in
-    lm-eval's table, groups come before their tasks, and tasks and metrics are sorted by name. With
-    `column="groups"`, only groups with a score of their own are listed.
+    In such an object, a metric has the key `metric,filter`, and its standard error the key
+    `metric_stderr,filter`. As in lm-eval's table, each group comes before its tasks, and tasks and
+    metrics are sorted by name. With `column="groups"`, only groups that have a score themselves are
+    listed.
     """
     found: Mapping[str, Mapping[str, Any]] = results.get(column, {})
     subtasks: Mapping[str, Sequence[str]] = results.get("group_subtasks", {})
@@ -83,9 +84,11 @@ def scores_of(
 
 
 def compact(scores: Iterable[Score]) -> dict[str, dict[str, Any]]:
-    """Convert scores for the ledger: by task, `metric,filter` to value, error and direction.
+    """Convert scores to the form in which the ledger keeps them.
 
-    A number that JSON lacks (NaN, infinities) becomes a string.
+    The form maps each task to a mapping from `metric,filter` to [value, standard error, direction].
+    The direction is True if a higher value is better. A number that JSON lacks (NaN, infinities)
+    becomes a string.
     """
     kept: dict[str, dict[str, Any]] = {}
     for score in scores:
@@ -101,7 +104,7 @@ def compact(scores: Iterable[Score]) -> dict[str, dict[str, Any]]:
 def _in_order(
     found: Mapping[str, Mapping[str, Any]], subtasks: Mapping[str, Sequence[str]]
 ) -> Iterable[tuple[str, int]]:
-    """Yield tasks with their depth: each group's tree first, then tasks outside of groups."""
+    """List tasks with their depth: first each group followed by its tasks, then all other tasks."""
     children = {child for members in subtasks.values() for child in members}
     seen: dict[str, int] = {}
 
@@ -129,5 +132,8 @@ def _as_json(value: Any) -> Any:
 
 
 def sanitized(model_name: str) -> str:
-    """Convert a model's name to lm-eval's folder name (`lm_eval.utils.sanitize_model_name`)."""
+    """Convert a model's name to the folder name that lm-eval uses for the model.
+
+    The conversion equals `lm_eval.utils.sanitize_model_name`.
+    """
     return re.sub(r"[\"<>:/|\\?*\[\]]+", "__", model_name)

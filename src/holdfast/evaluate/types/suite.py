@@ -17,8 +17,9 @@ name = "mmlu"
 limit = 0.1
 ```
 
-The short form is `tasks = ["gsm8k", "mmlu:0.1"]`. Task names alone work in a list or separated by
-commas: `gsm8k`, `gsm8k:100` (with a limit), `inspect:NAME` or `lm-eval:NAME` (with a harness).
+A shorter form of the tasks is `tasks = ["gsm8k", "mmlu:0.1"]`. Without a file, a suite is a list of
+task names, or one string with the names separated by commas: `gsm8k`, `gsm8k:100` (with a limit),
+`inspect:NAME` or `lm-eval:NAME` (with a harness).
 """
 
 import difflib
@@ -34,19 +35,20 @@ from holdfast.core.errors import BadUse, NotFound
 
 
 class TaskEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One entry of a suite: a task, a group of tasks or a tag, by the harness's name.
+    """One entry of a suite: a task, a group of tasks or a tag.
 
     Attributes:
-        name: the harness's name; for inspect a file or package path and "@task", in inspect's
-            spelling.
+        name: the harness's name of the task; for inspect, the path of a file or package followed by
+            "@task", as inspect spells it.
         harness: "lm-eval", "inspect", or "module:Class" of a `Harness`.
-        limit: the number of samples of each task; below 1 a share, as in lm-eval; None for all.
-        num_fewshot: None for the task's own number.
-        chat_template: True to format prompts by the model's chat template; a string names one
-            of several templates.
+        limit: the number of samples of each task; a limit below 1 is a share of the samples, as in
+            lm-eval; None for all samples.
+        num_fewshot: the number of examples in each prompt; None for the task's own number.
+        chat_template: True to format prompts by the model's chat template; a string selects one of
+            several templates.
         system_instruction: a text before every prompt.
-        options: options of the harness alone (lm-eval: gen_kwargs, include_path, seeds;
-            inspect: task arguments).
+        options: options that only this harness understands (for lm-eval: gen_kwargs, include_path,
+            seeds; for inspect: arguments of the task).
     """
 
     name: str
@@ -59,7 +61,7 @@ class TaskEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Suite(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A named list of tasks; `include_paths` are folders with your own lm-eval tasks."""
+    """A named list of tasks; `include_paths` are folders with the user's own lm-eval tasks."""
 
     name: str
     entries: tuple[TaskEntry, ...]
@@ -68,12 +70,14 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def load_suite(path_or_names: str | Sequence[str]) -> Suite:
-    """Read a suite from a `.toml` file, or make one from task names (see the module).
+    """Read a suite from a `.toml` file, or build a suite from task names.
+
+    The module's docstring describes both forms.
 
     Raises:
         NotFound: the file does not exist.
-        BadUse: the file is not a suite, or a name or limit is wrong; the message names the
-            file, key, value and allowed values.
+        BadUse: the file is not a suite, or a name or limit is wrong; the message names the file,
+            the key, the value and the allowed values.
     """
     names = path_or_names.split(",") if isinstance(path_or_names, str) else list(path_or_names)
     names = [name.strip() for name in names if name.strip()]
@@ -214,6 +218,11 @@ def _distinct(entries: Sequence[TaskEntry], where: str) -> tuple[TaskEntry, ...]
 
 
 def nearest(name: str, known: Iterable[str], count: int = 1) -> str:
-    """Suggest at most `count` known names near `name`, as a sentence after a space, or ""."""
+    """Suggest known names that are similar to `name`.
+
+    Returns:
+        A space and the sentence "Did you mean …?" with at most `count` names; "" if no name is
+        similar.
+    """
     close = difflib.get_close_matches(name, list(known), n=count, cutoff=0.6)
     return f" Did you mean {' or '.join(map(repr, close))}?" if close else ""

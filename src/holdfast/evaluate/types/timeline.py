@@ -1,12 +1,12 @@
-"""Record what happened when in an evaluation, as one JSON object a line.
+"""Record the timeline of an evaluation: one JSON object a line for each activity.
 
 The coordinator appends the lines, and reports read them. Every time (`t0`, `t1`) is in seconds
 since the evaluation's first start and continues over restarts of the coordinator. Engines, nodes,
-models and tasks have the small numbers of the policy; `Begin` names the tasks.
+models and tasks are identified by the numbers that the policy uses; `Begin` lists the tasks' names.
 
-A crash loses the lines that were not flushed and may tear the last line: readers skip a torn line,
-and the next writer cuts it off. Only reports depend on this file; the journal holds all that must
-survive.
+A crash loses the lines that were not flushed and may leave a torn last line. Readers skip a torn
+line, and the next writer cuts it off. Only reports depend on this file; the journal holds
+everything that must survive a crash.
 """
 
 import os
@@ -21,7 +21,7 @@ import msgspec
 from holdfast.evaluate.types.errors import EvaluationError
 
 BUFFER_BYTES = 1 << 16
-"""The size of buffered lines at which they are written; `flush` writes them earlier."""
+"""The buffer's size at which its lines are written; `flush` writes them earlier."""
 READ_BACK_BYTES = 1 << 16
 
 
@@ -32,7 +32,7 @@ def _kind(name: str) -> str:
 class _Line(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag=_kind
 ):
-    """A line: a JSON object; `kind` is its class's name in small letters, without "Span"."""
+    """The base of all lines; `kind` in the JSON is the lower-case class name without "Span"."""
 
 
 class Span(_Line, frozen=True, kw_only=True):
@@ -43,9 +43,9 @@ class Span(_Line, frozen=True, kw_only=True):
 
 
 class Begin(_Line, frozen=True, kw_only=True):
-    """The coordinator started or restarted; the last such line counts.
+    """The coordinator started or restarted; readers use the last such line.
 
-    `tasks` are the suite's entries, by task number.
+    `tasks` are the names of the suite's entries; the index is the task's number.
     """
 
     started_at_s: float
@@ -55,12 +55,13 @@ class Begin(_Line, frozen=True, kw_only=True):
 
 
 class EngineSpan(Span, frozen=True, kw_only=True):
-    """An engine did one thing from `t0` to `t1`.
+    """One activity of an engine, from `t0` to `t1`.
 
     Attributes:
-        what: "load": from the order to start until the engine served, process start included;
-            "swap": a change of weights; "serve": ready for `model`, busy or not; "lost": from the
-            last message until the coordinator found the engine gone.
+        what: "load": the engine was started, from the order to start until it could serve, with the
+            start of its process; "swap": the engine replaced its weights; "serve": the engine could
+            answer requests for `model`, busy or idle; "lost": the engine sent nothing, from its
+            last message until the coordinator gave it up.
     """
 
     what: Literal["load", "swap", "serve", "lost"]
@@ -70,7 +71,7 @@ class EngineSpan(Span, frozen=True, kw_only=True):
 
 
 class RequestSpan(Span, frozen=True, kw_only=True):
-    """An engine worked on a request, perhaps among others; `sample` is the document in its task."""
+    """An engine worked on a request, perhaps beside others; `sample` is its index in the task."""
 
     engine: int
     model: int = 0
@@ -92,7 +93,7 @@ class MetricSpan(Span, frozen=True, kw_only=True):
 
 
 class JudgeSpan(Span, frozen=True, kw_only=True):
-    """A request to the model-as-judge; `waited_s` is the wait for the quota before `t0`."""
+    """A request to the judge model; `waited_s` is the wait for the quota before `t0`."""
 
     model: int = 0
     task: int
@@ -103,7 +104,7 @@ class JudgeSpan(Span, frozen=True, kw_only=True):
 
 
 class NodeSpan(Span, frozen=True, kw_only=True):
-    """A node was connected ("here"), or fetched a model's weights into its memory ("fetch")."""
+    """A node was connected ("here"), or fetched a model's weights into shared memory ("fetch")."""
 
     what: Literal["here", "fetch"]
     node: int
@@ -114,7 +115,7 @@ class NodeSpan(Span, frozen=True, kw_only=True):
 
 
 class TaskSpan(Span, frozen=True, kw_only=True):
-    """A task of a model, from its first sample to its scores or its error."""
+    """A task of a model ran, from its first sample to its scores or its error."""
 
     model: int = 0
     task: int
@@ -124,7 +125,7 @@ class TaskSpan(Span, frozen=True, kw_only=True):
 
 
 class ModelSpan(Span, frozen=True, kw_only=True):
-    """A model, from its request to the end of its last task."""
+    """A model was evaluated, from the request to evaluate it to the end of its last task."""
 
     model: int
     name: str
@@ -133,7 +134,7 @@ class ModelSpan(Span, frozen=True, kw_only=True):
 
 
 class End(_Line, frozen=True, kw_only=True):
-    """The evaluation is done, failed or stopped; `t1` is the makespan."""
+    """The evaluation ended: it is done, failed or was stopped; `t1` is the makespan."""
 
     state: Literal["done", "failed", "stopped"]
     t1: float
@@ -154,10 +155,10 @@ Line = (
 
 
 class TimelineFile:
-    """Write the file; only the coordinator does."""
+    """Write a timeline's file; only the coordinator does this."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file at `path`, make its folder, and cut off a torn last line.
+        """Open the file at `path`, create its folder, and cut off a torn last line.
 
         Raises:
             OSError: the file cannot be opened.
@@ -169,10 +170,10 @@ class TimelineFile:
         self._waiting = bytearray()
 
     def append(self, *lines: Line) -> None:
-        """Add lines, which are in the file at the latest when `flush` or `close` returns.
+        """Append lines to the buffer; `flush` and `close` write the buffer to the file.
 
         Raises:
-            OSError: the buffered lines could not be written; the next call tries again.
+            OSError: the buffer is full and could not be written; the next call tries again.
         """
         for line in lines:
             self._waiting += self._encoder.encode(line)
@@ -184,7 +185,7 @@ class TimelineFile:
         """Write the buffered lines.
 
         Raises:
-            OSError: as for `append`.
+            OSError: the lines could not be written; the next call tries again.
         """
         while self._waiting:
             del self._waiting[: os.write(self._fd, self._waiting)]
@@ -213,7 +214,7 @@ class TimelineFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """Hold an evaluation's lines, each kind sorted by start."""
+    """Hold the lines of a timeline; the lines of each kind are sorted by start."""
 
     begin: Begin
     engines: tuple[EngineSpan, ...] = ()
@@ -224,11 +225,11 @@ class Timeline:
     tasks: tuple[TaskSpan, ...] = ()
     models: tuple[ModelSpan, ...] = ()
     end: End | None = None
-    """None during the run, and after a crash."""
+    """None while the evaluation runs, and after a crash."""
 
     @property
     def makespan_s(self) -> float:
-        """The seconds from the first start to the end, or to the last span if there is no end."""
+        """The seconds from the first start to the end, or to the last span if `end` is None."""
         if self.end is not None:
             return self.end.t1
         kinds: tuple[tuple[Span, ...], ...] = (
@@ -237,7 +238,7 @@ class Timeline:
         return max((span.t1 for spans in kinds for span in spans), default=0.0)
 
     def task_name(self, task: int) -> str:
-        """Return the suite's name of a task."""
+        """Return the name that the suite gives to a task."""
         return self.begin.tasks[task] if 0 <= task < len(self.begin.tasks) else f"task {task}"
 
 
@@ -247,7 +248,7 @@ def read_timeline(path: Path) -> Timeline:
 
 
 class TimelineReader:
-    """Read the growing file at `path`, each line once."""
+    """Read a timeline's file while it grows; each line is read once."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -257,12 +258,13 @@ class TimelineReader:
         self._decoder = msgspec.json.Decoder(Line)
 
     def read(self) -> Timeline:
-        """Return the timeline so far without forgotten models; empty if there is no file yet.
+        """Read the new lines and return the whole timeline, without forgotten models.
 
-        A last line without a line end is torn or unfinished, and is left out.
+        The timeline is empty if there is no file yet. A last line without a line end is torn or not
+        yet complete, and is left out.
 
         Raises:
-            EvaluationError: a whole line is malformed; the message names its number.
+            EvaluationError: a complete line is malformed; the message names the line's number.
         """
         if self._path.exists():
             with self._path.open("rb") as file:
@@ -276,7 +278,7 @@ class TimelineReader:
         return timeline_of(self._kept)
 
     def forget(self, model: int) -> None:
-        """Drop all lines of an ended model, present and future, except its `ModelSpan`."""
+        """Drop the lines of an ended model, except its `ModelSpan`; `read` drops later ones too."""
         self._forgotten.add(model)
         self._kept = [
             line
@@ -297,7 +299,7 @@ class TimelineReader:
 
 
 def timeline_of(lines: Iterable[Line]) -> Timeline:
-    """Sort lines in the order of appending into a timeline."""
+    """Build a timeline from lines in the order in which they were appended."""
     begin, end = Begin(started_at_s=0.0, suite="", tasks=[]), None
     kinds: dict[type, list[Any]] = {}
     for line in lines:
@@ -325,7 +327,7 @@ def timeline_of(lines: Iterable[Line]) -> Timeline:
 
 
 def _whole_lines_bytes(fd: int) -> int:
-    """Return the offset after the last whole line."""
+    """Return the offset of the end of the last complete line."""
     end_bytes = os.fstat(fd).st_size
     while end_bytes > 0:
         start_bytes = max(0, end_bytes - READ_BACK_BYTES)

@@ -1,7 +1,7 @@
 """Assign every chunk to one node, which reads it from the source and sends it to the others.
 
-These are pure functions. While no node is lost, every byte is read from the source once, for any
-number of nodes.
+The functions are pure. As long as no node is lost, every byte is read from the source once, however
+many nodes there are.
 """
 
 import heapq
@@ -11,10 +11,14 @@ from holdfast.evaluate.types.model_manifest import ModelManifest
 
 
 def assign(manifest: ModelManifest, nodes: Collection[int]) -> list[int]:
-    """Assign owners balanced by bytes: the longest chunk first, to the node with the least.
+    """Assign an owner to each chunk, so that all nodes read about the same number of bytes.
 
-    Graham's LPT rule (SIAM J. Appl. Math. 17(2), 1969): the fullest node has at most 4/3 of the
+    By Graham's LPT rule (SIAM J. Appl. Math. 17(2), 1969), the largest chunk is assigned first, to
+    the node with the fewest bytes so far. The node with the most bytes then has at most 4/3 of the
     optimum. The result does not depend on the order of `nodes`.
+
+    Returns:
+        For each chunk, the number of its owner.
 
     Raises:
         ValueError: there are no nodes.
@@ -32,16 +36,19 @@ def reassign(
     have: Mapping[int, Collection[int]],
     nodes: Collection[int],
 ) -> list[int]:
-    """Reassign chunks after nodes joined or left, without new reads of chunks that a node has.
+    """Reassign chunks after nodes joined or left; a chunk that a node has is not read again.
 
-    An owner among `nodes` keeps its chunks: it has them or will read them. A chunk of an owner that
-    left goes to a node that has the chunk, else to the node with the least to read. If an owner is
-    not known to have its chunk and another node is, that node becomes the owner.
+    The owner of each chunk is chosen by these rules, in this order:
+
+    1. If some of `nodes` have the chunk and the owner is not among them, one of them becomes the
+       owner.
+    2. An owner that is still among `nodes` keeps the chunk, since it has the chunk or will read it.
+    3. A chunk of an owner that left goes to the node with the fewest bytes to read.
 
     Args:
         manifest: the model.
-        owners: the previous owners.
-        have: by node, the chunks it is known to have; nodes may be missing.
+        owners: the previous owner of each chunk.
+        have: node to the chunks that it is known to have; nodes may be missing.
         nodes: the present nodes.
 
     Raises:
@@ -75,7 +82,10 @@ def reassign(
 def _deal(
     manifest: ModelManifest, chunks: Iterable[int], loads: Mapping[int, int], owners: list[int]
 ) -> None:
-    """Assign owners to `chunks` in place; `loads` are the bytes that nodes already must read."""
+    """Assign owners to `chunks` in place.
+
+    `loads` maps each node to the bytes that it must already read.
+    """
     heap = [(load_bytes, node) for node, load_bytes in loads.items()]
     heapq.heapify(heap)
     for number in sorted(chunks, key=lambda number: (-manifest.chunks[number].size_bytes, number)):

@@ -1,8 +1,8 @@
-"""Describe a model as a `ModelManifest`, by the command, before any process starts.
+"""Describe a model as a `ModelManifest`; the command does this before any process starts.
 
-A Hugging Face folder is taken as it is: `config.json`, the tokenizer, and the weights as
-safetensors. For a Holdfast or DCP checkpoint, the manifest covers the model's tensors only, not the
-optimizer's. Only DCP's own metadata is unpickled, with the checkpoint package's list of allowed
+A Hugging Face folder is used as it is: `config.json`, the tokenizer, and the weights as
+safetensors. For a Holdfast or DCP checkpoint, the manifest covers only the model's tensors and not
+the optimizer's. Only DCP's own metadata is unpickled, with the checkpoint package's list of allowed
 names.
 """
 
@@ -42,7 +42,7 @@ KNOWN_SMALL_FILES = (
     "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model",
     "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
-"""The files to try on servers that cannot list files."""
+"""The files to look for on a server that cannot list its files."""
 _DESCRIBE_ATTEMPTS = 12
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _ENCODER_DECODERS = {
@@ -69,20 +69,19 @@ def describe(
     """Describe which bytes to read for a model.
 
     Args:
-        model: a folder, or the URL of one (file, http, https, s3, gs, az): a Hugging Face
-            folder, one checkpoint, or a PEFT adapter.
-        hf_config: for a checkpoint: a folder with the `config.json` and the tokenizer of its
-            model.
-        name_map: for a checkpoint with other names: the file that maps them
+        model: the path or URL (file, http, https, s3, gs, az) of a Hugging Face folder, of one
+            checkpoint, or of a PEFT adapter.
+        hf_config: for a checkpoint, a folder with the `config.json` and the tokenizer of its model.
+        name_map: for a checkpoint whose tensors have other names, the file that maps the names
             (`holdfast.checkpoint.read_name_map`).
-        chunk_bytes: the largest size of a chunk; None to choose by the model's size. The digest
-            of a model depends on it.
-        base: for an adapter: its base, a Hugging Face folder or its URL; None for the one that
-            the adapter names.
+        chunk_bytes: the largest size of a chunk; None to choose by the model's size. The digest of
+            a model depends on the size.
+        base: for an adapter, the path or URL of its base model in Hugging Face's format; None for
+            the base that the adapter names.
 
     Raises:
         NotFound: there is nothing at `model`.
-        BadUse: the model cannot be read, or the checkpoint lacks parts that the configuration
+        BadUse: the model cannot be read, or the checkpoint lacks tensors that the configuration
             needs.
         EvaluationError: the storage cannot be read.
     """
@@ -90,7 +89,7 @@ def describe(
 
 
 def _found(model: str) -> str:
-    """Return the absolute path of a folder, or a URL as it is.
+    """Return the absolute path of a model's folder; return a URL unchanged.
 
     Raises:
         NotFound: there is no such folder.
@@ -192,7 +191,10 @@ def _of_whole_files(
 async def _describe_adapter(
     model: str, source: Source, sizes: Mapping[str, int], base: str | None, chunk_bytes: int | None
 ) -> ModelManifest:
-    """Describe the files of a PEFT adapter's base and, below `ADAPTER_FOLDER`, of the adapter."""
+    """Describe the files of a PEFT adapter and of its base.
+
+    The adapter's files are listed below `ADAPTER_FOLDER`.
+    """
     if ADAPTER_WEIGHTS not in sizes:
         raise BadUse(
             f"{model} is a PEFT adapter without {ADAPTER_WEIGHTS}. Save it with peft's "
@@ -311,7 +313,7 @@ async def _describe_checkpoint(
 
 
 def _stated_digests(folder: Path, sizes: Mapping[str, int]) -> dict[str, str]:
-    """Read the file digests in a Holdfast checkpoint's manifest.
+    """Return the file digests that a Holdfast checkpoint's manifest states.
 
     Raises:
         ManifestError: the manifest is damaged, or contradicts the files' sizes.
@@ -350,9 +352,10 @@ async def _refuse_other_kinds(model: str, source: Source, size_bytes: int) -> No
 
 
 def _in_the_hub_cache(model: str) -> Path | None:
-    """Return the snapshot of a name in Hugging Face's cache (`models--ORG--NAME/snapshots/COMMIT`).
+    """Return the folder of a model in Hugging Face's cache; None if `model` names none.
 
-    A name that is not a folder here is looked up in the cache: `ORG/NAME`, or `ORG/NAME@REVISION`.
+    The folder is `models--ORG--NAME/snapshots/COMMIT`. A name that is not a folder here, `ORG/NAME`
+    or `ORG/NAME@REVISION`, is looked up in the cache.
 
     Raises:
         NotFound: the cache has the model but not this revision.
@@ -428,7 +431,7 @@ def _check_folder(folder: Path) -> None:
         return
     if folder.exists():
         raise BadUse(f"{folder} is a file. Give the folder of the model.")
-    # Suggest names near the first missing part of the path.
+    # Suggest names that are similar to the first part of the path that does not exist.
     parent = next(parent for parent in folder.parents if parent.is_dir())
     wanted = folder.relative_to(parent).parts[0]
     near = difflib.get_close_matches(
@@ -443,7 +446,7 @@ def _check_folder(folder: Path) -> None:
 
 
 async def _ask_for(source: Source, paths: Iterable[str]) -> dict[str, int]:
-    """Return the sizes of the existing files among `paths`."""
+    """Return the sizes of those files among `paths` that exist."""
 
     async def one(path: str) -> tuple[str, int] | None:
         try:

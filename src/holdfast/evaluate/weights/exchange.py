@@ -1,15 +1,16 @@
 """Exchange chunks between nodes, by a server on each node and connections to it.
 
-A connection begins with a greeting (see `core.channel`) that has the evaluation's token; a
-connection without such a greeting is closed unread. One request at a time follows:
+A connection begins with a greeting (see `core.channel`) that contains the evaluation's token. The
+server closes a connection without such a greeting and reads nothing from it. Then requests follow,
+one at a time:
 
     request:  kind (1 byte), the model's fingerprint (16), a number (4)
     reply:    state (1 byte), XXH3-128 (16), size in bytes (8), and the body of this size
 
-`CHUNK` requests chunk `number`. `HELD` requests the list of present chunks (a bit each). `FINISHED`
-announces that node `number` needs no more of this model. Until a chunk is present, the server sends
-`WAIT` once a second, so that a longer silence means a hang. All integers are little endian.
-Received data is never executed, and all sizes are bounded.
+`CHUNK` requests chunk `number`. `HELD` requests the list of present chunks, one bit for each.
+`FINISHED` announces that node `number` needs no more chunks of this model. Until a requested chunk
+is present, the server sends `WAIT` once a second, so that a longer silence means that the server
+hangs. All integers are little endian. Received data is never executed, and all sizes are limited.
 """
 
 import asyncio
@@ -32,9 +33,9 @@ MAGIC = b"HFC2"
 MAX_CHUNK_BYTES = 1 << 32
 WAIT_EVERY_S = 1.0
 SILENCE_S = 10.0
-"""Seconds of silence after which a peer counts as hung."""
+"""The seconds of silence after which a peer counts as hung."""
 UNKNOWN_MODEL_S = 60.0
-"""Seconds to wait for a node that does not know a model yet."""
+"""The seconds for which a request waits at a node that was not yet ordered to fetch the model."""
 CHUNK, HELD, FINISHED = 1, 2, 3
 WAIT, HERE, GONE = 0, 1, 2
 
@@ -50,7 +51,7 @@ class PeerLost(Exception):
 
 
 class PeerHasNot(Exception):
-    """The peer will not have the requested chunk."""
+    """The peer does not have the requested chunk, and will not get it."""
 
 
 class CorruptedChunk(Exception):
@@ -58,10 +59,10 @@ class CorruptedChunk(Exception):
 
 
 class Shelf(Protocol):
-    """Give access to a node's chunks of one model."""
+    """The chunks of one model on a node, as the node's server uses them."""
 
     async def wait_for(self, chunk: int) -> bytes:
-        """Wait for a chunk and return its digest.
+        """Wait until a chunk is present, and return its digest.
 
         Raises:
             PeerHasNot: the chunk will not come.
@@ -69,20 +70,23 @@ class Shelf(Protocol):
         ...
 
     def place(self, chunk: int) -> tuple[SharedFile, int, int]:
-        """Return file, offset and size in bytes of a present chunk."""
+        """Return the file of a present chunk, and the chunk's offset and size in bytes."""
         ...
 
     def held(self) -> bytes:
-        """Return the present chunks: bit `i % 8` of byte `i // 8`."""
+        """Return a bit for each chunk, which is set if the chunk is present.
+
+        Chunk `i` has bit `i % 8` of byte `i // 8`.
+        """
         ...
 
     def finished(self, node: int) -> None:
-        """Record that a node needs no more chunks."""
+        """Record that a node needs no more chunks of this model."""
         ...
 
 
 class ChunkServer:
-    """Serve the chunks of registered models."""
+    """Serve the chunks of this node's models to other nodes."""
 
     def __init__(self, token: str, outbound: AsyncRateLimit) -> None:
         self.sent_bytes = 0
@@ -97,7 +101,7 @@ class ChunkServer:
         """Listen on a free port of `host`.
 
         Returns:
-            host:port, with the machine's name if `host` is any address.
+            host:port for the peers; if `host` means any address, with the machine's name.
         """
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=1024)
@@ -113,7 +117,7 @@ class ChunkServer:
         return f"{name}:{self._listener.getsockname()[1]}"
 
     def show(self, fingerprint: bytes, shelf: Shelf) -> None:
-        """Serve the chunks of a model."""
+        """Start to serve the chunks of a model."""
         self._shelves[fingerprint] = shelf
         self._taken_away.discard(fingerprint)
 
@@ -167,7 +171,7 @@ class ChunkServer:
     async def _answer(
         self, peer: socket.socket, kind: int, fingerprint: bytes, number: int
     ) -> bool:
-        """Answer one request; False if the request is malformed."""
+        """Answer one request; return False if the request is malformed."""
         loop = asyncio.get_running_loop()
         if kind == CHUNK:
             await self._answer_chunk(peer, fingerprint, number)
@@ -223,7 +227,7 @@ class ChunkServer:
 
 
 class PeerLink:
-    """A connection to a peer's server."""
+    """A connection to the chunk server of another node."""
 
     def __init__(self, peer: socket.socket) -> None:
         self._peer = peer
@@ -255,7 +259,7 @@ class PeerLink:
         return cls(peer)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._peer.close()
 
     async def chunk(
@@ -266,17 +270,18 @@ class PeerLink:
         write: Callable[[memoryview, int], None],
         take: Callable[[int], Awaitable[None]],
     ) -> bytes:
-        """Request a chunk of `size_bytes` and pass its bytes to `write(data, offset in the chunk)`.
+        """Request a chunk and pass its bytes to `write`.
 
-        `data` is valid during the call only. `take(bytes)` is awaited before bytes are received.
+        `write(data, offset)` receives the bytes with their offset in the chunk; `data` is valid
+        only during the call. `take(bytes)` is awaited before bytes are received, to limit the rate.
 
         Returns:
             The digest of the chunk.
 
         Raises:
-            PeerHasNot: the peer will not have the chunk.
+            PeerHasNot: the peer does not have the chunk, and will not get it.
             CorruptedChunk: the bytes differ from their digest.
-            PeerLost: the peer is gone, hangs, or broke the protocol.
+            PeerLost: the peer is gone, hangs, or violated the protocol.
         """
         digest, announced_bytes = await self._ask(CHUNK, fingerprint, number)
         if announced_bytes != size_bytes:
@@ -298,11 +303,13 @@ class PeerLink:
         return digest
 
     async def held(self, fingerprint: bytes, chunks: int) -> set[int]:
-        """Return the chunks that the peer has now, of `chunks`.
+        """Return the numbers of the chunks that the peer has now.
+
+        `chunks` is the number of chunks of the model.
 
         Raises:
             PeerHasNot: the peer does not have the model.
-            PeerLost: the peer is gone, hangs, or broke the protocol.
+            PeerLost: the peer is gone, hangs, or violated the protocol.
         """
         _, size_bytes = await self._ask(HELD, fingerprint, 0)
         if size_bytes > (chunks + 7) // 8:
@@ -318,7 +325,7 @@ class PeerLink:
         }
 
     async def say_finished(self, fingerprint: bytes, node: int) -> None:
-        """Send the peer that this node needs no more of the model.
+        """Announce to the peer that node `node` needs no more chunks of the model.
 
         Raises:
             PeerHasNot: the peer does not have the model.

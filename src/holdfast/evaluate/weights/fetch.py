@@ -1,4 +1,4 @@
-"""Fetch models into a node's shared memory together with other nodes, and release them."""
+"""Fetch models into a node's shared memory, together with other nodes, and release them."""
 
 import asyncio
 import shutil
@@ -27,13 +27,13 @@ from holdfast.evaluate.weights.store import MemoryFull, SharedMemory
 
 @dataclass(frozen=True, kw_only=True)
 class Fetched:
-    """A model that is complete in `folder`, as a Hugging Face folder.
+    """Describe a model that is complete on this node, as a Hugging Face folder.
 
     Attributes:
-        folder: the folder in this node's shared memory, until the model is released.
-        digest: the digest of the model's content, in hex, equal on every node.
+        folder: the folder in this node's shared memory; it exists until the model is released.
+        digest: the digest of the model's content in hex, equal on every node.
         remote_bytes: the bytes that this node read from the source.
-        peer_bytes: the bytes from other nodes.
+        peer_bytes: the bytes that this node received from other nodes.
         seconds: the time since the first call of `fetch` for this model.
     """
 
@@ -45,23 +45,27 @@ class Fetched:
 
 
 class NodeStore:
-    """Keep the models of one node agent, in one event loop; `start` first, `close` last.
+    """Keep the models of one node agent; call `start` first, `close` last, in one event loop.
 
-    A model of form "huggingface" takes its size in shared memory. One of form "dcp" takes its
-    tensors' bytes twice during conversion and while other nodes need its chunks, then once.
+    A model of the form "huggingface" takes its size in shared memory. A model of the form "dcp"
+    takes twice the size of its tensors while it is converted and while other nodes need its chunks,
+    and afterwards once their size.
 
     Args:
-        root: the folder for models; None for /dev/shm (`SharedMemory`).
-        session: the name of this agent's part, unique among live agents on the machine.
-        budget_bytes: the most shared memory to use.
+        root: the folder for models; None for /dev/shm (see `SharedMemory`).
+        session: the name of this agent's folder in the shared memory, unique among the running
+            agents on the machine.
+        budget_bytes: the largest amount of shared memory to use.
         token: the evaluation's token, which peers must present.
-        clock: the clock for times and limits.
-        nic_mib_s: the rate of an emulated NIC, in each direction; None for no limit.
-        held: models in the memory of training jobs on this node, which are read first.
-        sleep: the function for waits.
+        clock: the clock for times and rate limits.
+        nic_mib_s: the rate in MiB/s of an emulated network card, in each direction; None for no
+            limit.
+        held: finds models in the memory of training jobs on this node, from which they are read
+            first.
+        sleep: the function that waits.
 
     Raises:
-        BadUse: the session is in use.
+        BadUse: a running agent uses the session's name.
     """
 
     def __init__(
@@ -86,7 +90,7 @@ class NodeStore:
         self._models: dict[int, _Model] = {}
 
     async def start(self, host: str = "127.0.0.1") -> str:
-        """Serve chunks on a free port of `host`; return host:port for the peers."""
+        """Start to serve chunks on a free port of `host`; return host:port for the peers."""
         return await self._server.start(host)
 
     async def fetch(
@@ -99,20 +103,24 @@ class NodeStore:
         *,
         max_read_mib_s: float | None = None,
     ) -> Fetched:
-        """Fetch a model; a repeated call changes the owners, peers and rate of the fetch.
+        """Fetch a model and wait until it is complete.
+
+        A further call for the same model changes the owners, peers and rate of the fetch in
+        progress.
 
         Args:
             model: the caller's number for the model.
             manifest: the files of the model.
-            owners: by chunk, the node that reads it from the source.
-            peers: by node, host:port of its chunks; this node may be included.
+            owners: for each chunk, the number of the node that reads it from the source.
+            peers: node number to the host:port where that node serves chunks; may include this
+                node.
             node: this node's number.
-            max_read_mib_s: the rate limit, for source and peers together, of a model that is
-                not needed yet.
+            max_read_mib_s: the limit in MiB/s on reading from source and peers together, for a
+                model that is not needed yet; None for no limit.
 
         Raises:
             MemoryFull: the model does not fit; its chunks were removed.
-            DamagedModel: no node can have the model.
+            DamagedModel: no node can load the model.
             EvaluationError: the model cannot be fetched; its chunks were removed.
             BadUse: there is no reader for such a source.
         """
@@ -123,7 +131,7 @@ class NodeStore:
         await entry.share.share_out(owners, peers, node)
         entry.finishing = entry.finishing or asyncio.ensure_future(entry.finish())
         try:
-            # Shielded, so that the model comes even if one of several callers is cancelled.
+            # Shield the fetch, so that it continues if one of several callers is cancelled.
             return await asyncio.shield(entry.finishing)
         except asyncio.CancelledError:
             if not entry.finishing.cancelled():
@@ -136,7 +144,7 @@ class NodeStore:
             raise
 
     def hold(self, model: int) -> Path:
-        """Count one more user of a present model, and return its folder.
+        """Add a user to a model that is present, and return the model's folder.
 
         Raises:
             EvaluationError: the model is not present.
@@ -148,10 +156,10 @@ class NodeStore:
         return entry.folder
 
     async def release(self, model: int) -> None:
-        """Count one user less, and free the model's memory after the last one.
+        """Remove a user of a model; free the model's memory when no user is left.
 
         The caller of `fetch` counts as the first user. Engines keep the files that they have
-        mapped. A missing model is no error.
+        mapped. The call does nothing for a model that is not present.
         """
         entry = self._models.get(model)
         if entry is not None:
@@ -160,7 +168,7 @@ class NodeStore:
                 await self._drop(model)
 
     async def close(self) -> None:
-        """Release everything, close connections and clear the session."""
+        """Release all models, close all connections and remove the session's folder."""
         for model in list(self._models):
             await self._drop(model)
         await self._server.close()
@@ -203,7 +211,10 @@ class NodeStore:
 
 
 class _Model:
-    """One model: `chunks_name` is the folder of chunks, `name` the folder for engines."""
+    """A model on this node.
+
+    `chunks_name` is the folder with the model's chunks, and `name` the folder for engines.
+    """
 
     def __init__(
         self, name: str, chunks_name: str, share: ModelShare, memory: SharedMemory, clock: Clock
@@ -219,7 +230,7 @@ class _Model:
         self._releasing: asyncio.Task[None] | None = None
 
     async def finish(self) -> Fetched:
-        """Wait for all chunks, check and convert."""
+        """Wait for all chunks, check the files, and convert them if needed."""
         manifest = self.share.manifest
         digests = await self.share.complete()
         await asyncio.to_thread(self._check_files)
@@ -260,7 +271,7 @@ class _Model:
             ) from error
 
     async def _convert(self) -> None:
-        """Convert to a Hugging Face folder in a separate process; this one has no torch."""
+        """Convert the files to a Hugging Face folder in a separate process, which imports torch."""
         manifest = self.share.manifest
         making = self._memory.path(f"{self._name}.making")
         making.mkdir(mode=0o700)
@@ -285,7 +296,7 @@ class _Model:
             shutil.rmtree(making, ignore_errors=True)
 
     async def _release_chunks(self) -> None:
-        """Free the chunks once no node needs them."""
+        """Free the folder with the chunks once no node needs them."""
         await self.share.say_finished()
         await self.share.close()
         await in_a_thread(partial(self._memory.drop, self._chunks_name))

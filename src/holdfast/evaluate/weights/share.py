@@ -1,8 +1,9 @@
-"""Get one model's chunks on one node, from the source and from peers.
+"""Collect the chunks of one model on one node, from the source and from peers.
 
-The node reads its own chunks from the source, several at a time, and gets the others from their
-owners, over one connection per owner. If an owner is gone, silent or corrupt, its chunks come from
-another holder, else from the source. A node therefore ends with the whole model or with one error.
+The node reads its own chunks from the source, several at the same time, and requests the others
+from their owners, over one connection to each owner. If an owner is gone, silent or sends corrupt
+data, its chunks come from another node that has them, and otherwise from the source. So the fetch
+ends either with the whole model or with one error.
 """
 
 import asyncio
@@ -26,30 +27,35 @@ _logger = logging.getLogger("holdfast")
 
 READS_AT_ONCE = 8
 PART_BYTES = 8 * 1024 * 1024
-"""The size of a read within a chunk, so that a failed read repeats little; at most 8 are in memory
-at once."""
+"""The size of one read within a chunk, so that a failed read repeats little.
+
+At most 8 such reads are in memory at the same time.
+"""
 LIMITED_PART_BYTES = 1024 * 1024
-"""The smaller size under a rate limit, so that other reads wait less."""
+"""The size of one read under a rate limit, which is smaller, so that other reads wait less."""
 PEER_ATTEMPTS = 3
 TELL_AGAIN_S = 1.0
 PATIENCE_S = 5.0
-"""Seconds to wait for new owners after a peer was lost, before its chunks are fetched elsewhere."""
+"""The seconds to wait for new owners after a peer was lost.
+
+After that, the lost peer's chunks are fetched from elsewhere.
+"""
 
 
 class ModelShare:
-    """Hold a model's chunks on this node; implements `exchange.Shelf`.
+    """Hold the chunks of a model on this node; implements `exchange.Shelf`.
 
     Args:
         manifest: the model.
-        files: the model's files, in the manifest's order.
-        memory: the shared memory of the files.
-        source: the source to read.
-        held: the same files in this node's memory, or None; bytes from there do not count as
-            remote.
+        files: the model's files in shared memory, in the manifest's order.
+        memory: the shared memory that holds the files.
+        source: the source to read from.
+        held: the same files in the memory of a training job on this node; None if there are none.
+            Bytes from there do not count as remote.
         token: the evaluation's token.
-        nic_in: the rate limit of all data into this node.
+        nic_in: the rate limit on all data that this node receives.
         budget: the rate limit of this model.
-        sleep: the function for waits.
+        sleep: the function that waits.
     """
 
     def __init__(
@@ -124,7 +130,11 @@ class ModelShare:
     # For this node
 
     async def share_out(self, owners: Sequence[int], peers: Mapping[int, str], node: int) -> None:
-        """Continue with new owners and peers; chunks that a peer has come from the peer."""
+        """Continue the fetch with new owners and peers.
+
+        A chunk that a peer already has is requested from the peer instead of being read from the
+        source.
+        """
         async with self._sharing_out:
             again = bool(self._owners)
             gone = [asker for asker in self._askers if peers.get(asker) != self._peers.get(asker)]
@@ -137,10 +147,10 @@ class ModelShare:
             self._plan()
 
     async def complete(self) -> list[bytes]:
-        """Wait until every chunk is present, and return their digests.
+        """Wait until every chunk is present; return the digests of the chunks.
 
         Raises:
-            EvaluationError: a chunk cannot be had; other nodes may lack it too.
+            EvaluationError: a chunk cannot be fetched; other nodes may lack it too.
         """
         while self._missing:
             if self._error is not None:
@@ -151,15 +161,15 @@ class ModelShare:
         return [digest for digest in self._digests if digest is not None]
 
     async def say_finished(self) -> None:
-        """Announce to all peers that this node is finished, and wait until they are finished too.
+        """Announce to all peers that this node has all chunks, and wait until all peers do so too.
 
-        A node that left is not waited for once the coordinator has removed it.
+        A node that left is not waited for once the coordinator has removed it from the peers.
         """
         informed: set[int] = set()
         while not self._closed:
             others = self._peers.keys() - {self._node}
             for peer in others - informed:
-                # A peer that is absent, or does not know the model yet, is tried again.
+                # Try again a peer that is absent or does not have the model yet.
                 with contextlib.suppress(PeerLost, PeerHasNot):
                     link = await PeerLink.dial(self._peers[peer], self._token)
                     with contextlib.closing(link):
@@ -173,7 +183,7 @@ class ModelShare:
                 await self._sleep(TELL_AGAIN_S)
 
     async def close(self) -> None:
-        """Stop getting and serving chunks."""
+        """Stop fetching and serving chunks."""
         self._closed = True
         self._notify()
         await _end([*self._readers, *self._askers.values()])
@@ -184,7 +194,7 @@ class ModelShare:
         self._changed = asyncio.Event()
 
     def _plan(self) -> None:
-        """Queue the missing chunks by owner, with a task for each owner."""
+        """Queue the missing chunks by owner, and start a task for each owner."""
         self._todo = {}
         for chunk in sorted(self._missing - self._under_way):
             owner = self._owners[chunk] if self._owners[chunk] in self._peers else self._node
@@ -208,7 +218,7 @@ class ModelShare:
         return todo.popleft()
 
     def _put_back(self, chunk: int) -> None:
-        """Queue a failed chunk again, for its present owner."""
+        """Queue a chunk again whose fetch failed, for its present owner."""
         self._under_way.discard(chunk)
         self._plan()
 
@@ -293,7 +303,7 @@ class ModelShare:
         return not self.manifest.digests or digest.hex() == self.manifest.digests[chunk]
 
     async def _ask(self, peer: int, address: str) -> None:
-        """Get a peer's chunks until none is left or the peer is lost."""
+        """Fetch chunks from a peer until none of its chunks is missing or the peer is lost."""
         failures = 0
         link: PeerLink | None = None
         try:
@@ -311,7 +321,8 @@ class ModelShare:
                     self._put_back(chunk)
                     _hang_up(link)
                     link = None
-                    # After the last attempt, new owners may end this task during the wait.
+                    # Pause also after the last attempt: new owners may come during the pause, and
+                    # end this task.
                     pause_s = PATIENCE_S if failures == PEER_ATTEMPTS else 0.1 * 2**failures
                 except CorruptedChunk:
                     self._corrupt[chunk] = self._corrupt.get(chunk, 0) + 1
@@ -343,13 +354,16 @@ class ModelShare:
         self._put(chunk, digest)
 
     async def _give_up(self, peer: int) -> None:
-        """Get a lost peer's chunks from other holders, else from the source."""
+        """Fetch a lost peer's chunks from other nodes that have them, or from the source."""
         await self._look_around(lambda owner: owner == peer, without=peer)
         self._askers.pop(peer, None)
         self._plan()
 
     async def _look_around(self, concerns: Callable[[int], bool], *, without: int = -1) -> None:
-        """Give missing chunks of the `concerns` owners to a holder, or without one to this node."""
+        """Reassign the missing chunks of all owners for which `concerns` returns True.
+
+        The new owner of a chunk is a peer that has it; if there is none, this node.
+        """
         others = [peer for peer in self._peers if peer not in (self._node, without)]
         found = await asyncio.gather(*(self._held_by(peer) for peer in others))
         turn = 0
@@ -378,7 +392,10 @@ def _hang_up(link: PeerLink | None) -> None:
 
 
 async def in_a_thread(work: Callable[[], None]) -> None:
-    """Run `work` in a thread and wait for its end even if cancelled, since it writes to files."""
+    """Run `work` in a thread and wait until it has ended, even if this task is cancelled.
+
+    The wait is needed because `work` writes to files that the caller frees afterwards.
+    """
     running = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         await asyncio.shield(running)

@@ -1,7 +1,7 @@
 """Read ranges of a model's files from a folder, a plain HTTP server, S3, GCS or Azure.
 
-A failed read is tried again after a growing pause; only after the last attempt is there an error.
-Endpoints and credentials come from the standard environment (`AWS_ENDPOINT_URL`,
+A failed read is tried again after a growing pause; an error is raised only after the last attempt.
+Endpoints and credentials come from the standard environment variables (`AWS_ENDPOINT_URL`,
 `AWS_ACCESS_KEY_ID`, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_KEY`, ...).
 """
 
@@ -22,11 +22,17 @@ from holdfast.evaluate.types.model_manifest import ModelManifest
 OBJECT_SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss")
 HTTP_SCHEMES = ("http", "https")
 READ_ATTEMPTS = 30
-"""With 30% of reads failing, one read in 5e15 fails this often; an outage of a minute is
-survived."""
+"""The number of attempts for each read.
+
+If 30 % of all attempts fail, one read in 5e15 fails in this many attempts. An outage of a minute is
+survived.
+"""
 _FIRST_PAUSE_S, _PAUSE_GROWTH, _LONGEST_PAUSE_S = 0.1, 1.5, 5.0
 _DEEPEST_FOLDER = 2
-"""Models have no deeper files, and the given folder may be a whole disk."""
+"""The depth to which a folder is searched.
+
+The files of a model are not deeper, and the given folder may be a whole disk.
+"""
 _CONNECT_TIMEOUT = timedelta(seconds=10)
 _REQUEST_TIMEOUT = timedelta(seconds=120)
 
@@ -35,10 +41,10 @@ _T = TypeVar("_T")
 
 
 class Source(Protocol):
-    """Read a folder of files in any storage, from many tasks at once."""
+    """A folder of files in any storage; many tasks may read it at the same time."""
 
     async def sizes(self) -> dict[str, int] | None:
-        """Return every file's size in bytes, by path; None if files cannot be listed (plain HTTP).
+        """Return path to size in bytes for all files; None if files cannot be listed (plain HTTP).
 
         Raises:
             NotFound: the folder does not exist.
@@ -66,15 +72,18 @@ class Source(Protocol):
 
 
 class HeldModels(Protocol):
-    """Find models in the memory of training jobs on this node, the nearest source."""
+    """Find models in the memory of training jobs on this node, which is the fastest source."""
 
     def find(self, manifest: ModelManifest) -> Source | None:
-        """Return the files of a model, byte for byte, if held; they may vanish at any time."""
+        """Return a source with exactly a model's files; None if no training job holds the model.
+
+        The files may vanish at any time.
+        """
         ...
 
 
 def open_source(url: str, *, attempts: int = READ_ATTEMPTS, sleep: Sleep = asyncio.sleep) -> Source:
-    """Open a folder, or a URL (file, http, https, s3, gs, az), without reading.
+    """Return a source for a folder or a URL (file, http, https, s3, gs, az); nothing is read yet.
 
     Raises:
         BadUse: there is no reader for such a URL.
@@ -95,7 +104,7 @@ def open_source(url: str, *, attempts: int = READ_ATTEMPTS, sleep: Sleep = async
 
 
 def open_model(manifest: ModelManifest, *, sleep: Sleep = asyncio.sleep) -> Source:
-    """Open the source of a model, and of its adapter if it has one; as `open_source`."""
+    """Return a source for a model's files, including its adapter; see `open_source`."""
     base = open_source(manifest.source, sleep=sleep)
     if not manifest.adapter:
         return base
@@ -120,7 +129,7 @@ class _WithAdapter:
 
 
 class _Retry:
-    """Repeat an operation after growing random pauses, a bounded number of times."""
+    """Repeat an operation a limited number of times, after growing random pauses."""
 
     def __init__(self, attempts: int, sleep: Sleep) -> None:
         self._attempts = attempts
@@ -189,7 +198,7 @@ class _Folder:
 
 
 class _Remote:
-    """Read through obstore, with its connections and signing and our own retries."""
+    """Read through obstore: its connections and signatures, with our own retries."""
 
     def __init__(self, url: str, retry: _Retry, *, can_list: bool) -> None:
         import obstore
@@ -255,7 +264,7 @@ def _whole(data: memoryview, size_bytes: int) -> memoryview:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Return True for permanent errors: no permission, or an unknown setting."""
+    """Return True for an error that a retry cannot help: no permission, or an unknown setting."""
     names = (
         "PermissionDeniedError",
         "UnauthenticatedError",

@@ -1,9 +1,10 @@
 """Recognize the files of a model without reading the files.
 
-A stamp names each file with its inode, size and times. A program that writes a file, replaces the
-file, or sets the file's modification time changes the inode or the change time, which no program
-can set. So equal stamps mean equal bytes, with one exception: a file that is written twice within
-one step of the file system's clock. A stamp is settled if its newest file is older than that.
+A stamp covers each file's inode, size and times. A program that writes a file, replaces the file,
+or sets the file's modification time changes the inode or the change time, and no program can set
+the change time. So equal stamps mean equal bytes, with one exception: a file may be written twice
+within one step of the file system's clock. A stamp is settled if its newest file is older than one
+such step.
 """
 
 import hashlib
@@ -15,34 +16,34 @@ from pathlib import Path
 from holdfast.evaluate.types.model_manifest import ModelManifest
 
 SETTLED_AFTER_S = 2.0
-"""The coarsest clock of the file systems in use: FAT counts in 2 s, ext4 and XFS in 4 ms."""
+"""The longest clock step of the file systems in use: 2 s for FAT; ext4 and XFS have 4 ms."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stamp:
-    """The stamp of a model's files at one time, for comparison with other stamps."""
+    """The stamp of a model's files at one time, to be compared with other stamps."""
 
     text: str
     is_settled: bool
 
 
 def stamp_of(manifest: ModelManifest, now_s: float) -> Stamp | None:
-    """Stamp the files of a model.
+    """Return the stamp of a model's files.
 
     Args:
         manifest: the model.
         now_s: the present time in seconds since 1970.
 
     Returns:
-        None if the model is not a folder of this machine, or if a file is missing.
+        The stamp; None if the model is not a folder on this machine, or if a file is missing.
     """
     checksum = hashlib.blake2b(manifest.fingerprint(), digest_size=16)
     newest_ns = 0
     for file in manifest.files:
         try:
             folder, path = manifest.place_of(file.path)
-            # NFS may answer a stat from a cache that is a minute old; opening asks the server.
-            # A pipe must not block.
+            # Open each file, since NFS may answer a stat from a cache that is a minute old, while
+            # opening asks the server. Do not block if the file is a pipe.
             descriptor = os.open(Path(folder) / path, os.O_RDONLY | os.O_NONBLOCK)
             try:
                 found = os.fstat(descriptor)

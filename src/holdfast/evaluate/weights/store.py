@@ -1,10 +1,10 @@
 """Manage a node's shared memory for models: owner, budget and release.
 
-Models are in `ROOT/holdfast-UID/SESSION/model-N/`, removed with the last session. ROOT is /dev/shm,
-or a folder of the caller's. A session belongs to one agent, which holds a lock (flock) on it. The
-kernel releases the lock when the agent ends in any way, so an unlocked session has no owner and is
-cleared by the next agent. Unlike a process id, a lock works across containers that share the
-memory. A removed file stays available to an engine that has mapped it.
+Models are in `ROOT/holdfast-UID/SESSION/model-N/`; the last session removes `holdfast-UID`. ROOT is
+/dev/shm, or a folder that the caller chooses. A session belongs to one agent, which holds a lock
+(flock) on the session's folder. The kernel releases the lock however the agent ends. So an unlocked
+session has no owner, and the next agent removes it. Unlike a process id, a lock works across
+containers that share the memory. A removed file stays available to an engine that has mapped it.
 """
 
 import errno
@@ -29,7 +29,7 @@ _LOCK = ".lock"
 class MemoryFull(EvaluationError):
     """A model does not fit into a node's shared memory.
 
-    `after_release` is True if the model would fit after the release of the present models.
+    `after_release` is True if the model would fit once the present models are released.
     """
 
     def __init__(self, message: str, *, after_release: bool) -> None:
@@ -38,20 +38,27 @@ class MemoryFull(EvaluationError):
 
 
 class SharedFile:
-    """A file of fixed size, written in place from any thread, closed with its last reference."""
+    """A file of fixed size that any thread may write in place.
+
+    The file is closed when nothing refers to it any more.
+    """
 
     def __init__(self, path: Path, size_bytes: int) -> None:
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        # Closing explicitly is unsafe: a thread may still write, and the descriptor may be reused.
+        # Do not close the file explicitly: a thread may still write, and the descriptor may be
+        # reused.
         weakref.finalize(self, os.close, self.fd)
         os.truncate(self.fd, size_bytes)
 
     def fileno(self) -> int:
-        """Return the descriptor, for sendfile."""
+        """Return the file descriptor, for sendfile."""
         return self.fd
 
     def write(self, data: memoryview, offset: int) -> None:
-        """Write all of `data`, by pwrite, so that full memory raises an error instead of a signal.
+        """Write all of `data` at an offset.
+
+        The file is written by pwrite: if the memory is full, pwrite raises an error, where a
+        mapping would raise a signal.
 
         Raises:
             OSError: the memory is full (ENOSPC).
@@ -65,11 +72,11 @@ class SharedMemory:
     """Keep the models of one session on one node.
 
     Args:
-        root: the folder; None for /dev/shm or, without it, the system's temporary folder
-            (`note` then explains that models are on a disk, and engines share them through the page
-            cache).
-        session: a name that is unique among live sessions on this machine.
-        budget_bytes: the most bytes that this session may use.
+        root: the folder for all sessions; None for /dev/shm, or for the system's temporary folder
+            if /dev/shm cannot be written. In the latter case, `note` explains that models are on a
+            disk, and that engines share them through the page cache.
+        session: a name that is unique among the running sessions on this machine.
+        budget_bytes: the largest number of bytes that this session may use.
 
     Raises:
         BadUse: the session is in use, or its folder belongs to another user.
@@ -103,16 +110,16 @@ class SharedMemory:
 
     @property
     def used_bytes(self) -> int:
-        """The reserved bytes."""
+        """The number of bytes that are reserved."""
         return sum(self._used.values())
 
     def make(
         self, name: str, files: Iterable[tuple[str, int]], needed_bytes: int
     ) -> list[SharedFile]:
-        """Make a folder of sparse files of these sizes, with `needed_bytes` reserved.
+        """Reserve `needed_bytes` and create a folder with sparse files of the given sizes.
 
         Raises:
-            MemoryFull: the budget, or the machine's memory, is too small; nothing was made.
+            MemoryFull: the budget or the machine's memory is too small; nothing was created.
             BadUse: a file would be outside of the folder.
         """
         self.set_aside(name, needed_bytes)
@@ -123,13 +130,14 @@ class SharedMemory:
             raise
 
     def set_aside(self, name: str, needed_bytes: int) -> None:
-        """Reserve bytes for a folder of this name.
+        """Reserve bytes for a folder that will have this name.
 
         Raises:
             MemoryFull: there are not enough bytes.
         """
         free_bytes = shutil.disk_usage(self.folder).free
-        # Reserved bytes that are not written yet look free; the bytes of others do not.
+        # Subtract reserved bytes that are not written yet, which the file system still counts as
+        # free.
         unwritten_bytes = max(0, self.used_bytes - self._written_bytes())
         if (
             self.used_bytes + needed_bytes > self.budget_bytes
@@ -139,7 +147,7 @@ class SharedMemory:
         self._used[name] = needed_bytes
 
     def full(self, needed_bytes: int, *, free_bytes: int | None = None) -> MemoryFull:
-        """Make the error for bytes that do not fit, with figures and next step."""
+        """Return the error for bytes that do not fit, with figures and the next step."""
         free_bytes = shutil.disk_usage(self.folder).free if free_bytes is None else free_bytes
         return MemoryFull(
             f"The shared memory of this node is full: {size(needed_bytes)} are needed in "
@@ -152,17 +160,17 @@ class SharedMemory:
         )
 
     def path(self, name: str) -> Path:
-        """Return the folder of this name."""
+        """Return the path of the folder with this name."""
         return self.folder / name
 
     def drop(self, name: str) -> None:
-        """Remove a folder and free its bytes."""
+        """Remove a folder and free its reserved bytes."""
         if self.path(name).exists():
             shutil.rmtree(self.path(name))
         self._used.pop(name, None)
 
     def close(self) -> None:
-        """Clear the session; a second call does nothing."""
+        """Remove the session's folder and release its lock; a second call does nothing."""
         if self._lock_fd >= 0:
             with _locked(self.folder.parent.parent) as own:
                 shutil.rmtree(self.folder, ignore_errors=True)
@@ -187,7 +195,7 @@ class SharedMemory:
 
 
 def is_full(error: OSError) -> bool:
-    """Return True if a write failed because the memory, or a quota, is full."""
+    """Return True if a write failed because the memory or a quota is full."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -203,7 +211,7 @@ def _own_folder(root: Path) -> Path:
 
 
 def _clear_sessions_of_the_dead(own: Path) -> list[str]:
-    """Remove all unlocked sessions under the lock of `own`; return their names."""
+    """Remove all unlocked sessions and return their names; the caller holds the lock of `own`."""
     cleared = []
     for session in sorted(own.iterdir()):
         if session.is_dir() and not session.is_symlink() and not _is_held(session / _LOCK):
@@ -229,7 +237,10 @@ def _is_held(lock: Path) -> bool:
 
 @contextmanager
 def _locked(root: Path) -> Iterator[Path]:
-    """Lock this user's folder in `root`; it is made if missing, and goes with the last session."""
+    """Lock this user's folder in `root` inside a `with` block; yield the folder.
+
+    The folder is created if it is missing; the last session removes it.
+    """
     while True:
         own = _own_folder(root)
         try:

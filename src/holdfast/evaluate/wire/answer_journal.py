@@ -1,14 +1,14 @@
-"""Journal finished answers by content: committed once, and found for every equal request.
+"""Store each finished answer durably, once, under the key of its request.
 
-A journal is a folder of segments. Each writing process appends to a segment of its own, so that
-writers never conflict and a crash leaves at most one torn record at the end, which readers skip.
-Records are
+A journal is a folder of segment files. Each process that writes appends to its own segment, so that
+writers never conflict and a crash leaves at most one torn record at a segment's end, which readers
+skip. A segment starts with a header that holds the journal's identity. After the header come the
+records, in little endian:
 
     length of body (u32) | XXH3-64 of key and body (u64) | key (`KEY_BYTES`) | body
 
-in little endian, after a header with the journal's identity. The identity of an answers' journal is
-the digest of the weights and the engine's numerics, so that answers of one checkpoint are never
-read for another.
+The identity of a journal of answers is made of the digest of the weights and the engine's numerics,
+so that the answers of one checkpoint are never read for another.
 """
 
 import hashlib
@@ -38,13 +38,15 @@ class JournalError(HoldfastError):
 
 
 class Journal:
-    """Hold bodies by key: the segments at the time of opening, and this process's own records.
+    """Store bodies, such as encoded answers, durably under keys.
 
-    `commit` may run in another thread than all else.
+    The journal has the records that were found on opening, and the records that this process
+    commits. Records that other processes append later are not visible. `commit` may run in another
+    thread than the other methods.
 
     Args:
         root: the folder of all journals.
-        identity: all that the bodies depend on besides their keys.
+        identity: everything that a body depends on besides its key.
 
     Raises:
         JournalError: the folder cannot be used.
@@ -76,10 +78,10 @@ class Journal:
         return len(self._places)
 
     def get(self, key: bytes) -> bytes | None:
-        """Return the body committed under a key; None if there is none.
+        """Return the body that was committed under a key; None if there is none.
 
         Raises:
-            JournalError: the file was changed by another program, or cannot be read.
+            JournalError: the file cannot be read, or another program changed it.
         """
         if (body := self._latest.get(key)) is not None:
             return body
@@ -100,11 +102,11 @@ class Journal:
         return body
 
     def commit(self, records: Iterable[tuple[bytes, bytes]]) -> None:
-        """Append (key, body) records durably, except for keys that have a body; wait for the disk.
+        """Append (key, body) records and wait until they are on disk; skip keys that have a body.
 
         Raises:
-            JournalError: the disk is full or failing; none of the records counts as committed,
-                and a later commit may succeed.
+            JournalError: the disk is full or failing; none of the records counts as committed, and
+                a later commit may succeed.
         """
         with self._writing:
             if not self._is_closed:
@@ -124,7 +126,8 @@ class Journal:
             _write(file, blob)
             os.fsync(file)
         except OSError as error:
-            # The last record may be torn, so no record may follow in this segment.
+            # The failed write may have left a torn record; append no further records to this
+            # segment.
             self._own = None
             raise JournalError(
                 f"{len(new)} finished requests cannot be kept in {self.folder}: {error.strerror}. "
@@ -138,7 +141,7 @@ class Journal:
         self._latest = new
 
     def close(self) -> None:
-        """Close the files; later commits do nothing."""
+        """Close the files; later commits have no effect."""
         with self._writing:
             self._is_closed = True
             for file in self._files:
@@ -179,7 +182,7 @@ class Journal:
 
 
 def keys_of(segment: Path) -> list[bytes]:
-    """Return the keys of a segment's whole records, of any journal; empty for other files."""
+    """Return the keys of all complete records of a journal's segment; empty for other files."""
     file = os.open(segment, os.O_RDONLY)
     try:
         head = os.pread(file, len(_MAGIC) + _HEADER.size, 0)
@@ -192,7 +195,7 @@ def keys_of(segment: Path) -> list[bytes]:
 
 
 def _records(file: int, start: int) -> Iterator[tuple[bytes, int]]:
-    """Yield key and offset of each whole record."""
+    """Yield the key and the offset of each complete record."""
     size_bytes = os.fstat(file).st_size
     with mmap.mmap(file, size_bytes, prot=mmap.PROT_READ) as content, memoryview(content) as view:
         offset = start
@@ -201,7 +204,8 @@ def _records(file: int, start: int) -> Iterator[tuple[bytes, int]]:
             end = offset + _RECORD.size + length
             if end > size_bytes:
                 break
-            # A flipped bit loses one record; in a length, it loses all later ones of the segment.
+            # A flipped bit in a body loses one record. A flipped bit in a length loses all later
+            # records of the segment.
             if _checksum(key, view[offset + _RECORD.size : end]) == checksum:
                 yield key, offset
             offset = end

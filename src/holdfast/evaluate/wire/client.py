@@ -14,15 +14,15 @@ _BACK_OFF_S = (0.05, 0.5)  # short, since a coordinator is restarted at once
 _CONNECT_TIMEOUT_S = 5.0
 
 NOT_NOW = (OSError, TimeoutError, EOFError, ChannelError)
-"""Errors of `dial`, and of its reader, after which another try may succeed."""
+"""Errors of `dial`, and of the connection's reader, after which another attempt may succeed."""
 
 
 class Away(EvaluationError):
-    """The coordinator did not answer within the agreed time."""
+    """The coordinator was unreachable for longer than the permitted time."""
 
 
 def waits_s() -> Iterator[float]:
-    """Yield the waits before further tries: 0.05 s, doubled up to 0.5 s."""
+    """Yield the seconds to wait before each further attempt: 0.05, doubled up to 0.5."""
     wait_s, most_s = _BACK_OFF_S
     while True:
         yield wait_s
@@ -32,11 +32,11 @@ def waits_s() -> Iterator[float]:
 async def dial(
     address: str, hello: wire.Hello
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connect and wait for the welcome.
+    """Connect to the coordinator, send the hello, and wait for the welcome.
 
     Raises:
-        OSError, TimeoutError, EOFError, ChannelError: another try may succeed.
-        EvaluationError: the coordinator refuses.
+        OSError, TimeoutError, EOFError, ChannelError: the attempt failed; another may succeed.
+        EvaluationError: the coordinator refuses this peer.
     """
     host, _, port = address.rpartition(":")
     async with asyncio.timeout(_CONNECT_TIMEOUT_S):
@@ -58,13 +58,14 @@ async def dial(
 
 
 class Line:
-    """Keep a connection over restarts of the coordinator.
+    """Keep a connection to the coordinator, and reconnect when the coordinator restarts.
 
     Args:
-        address: host:port.
-        hello: makes the first message of each connection.
-        patience_s: seconds of the coordinator's absence after which `messages` raises `Away`.
-        clock: the clock for the patience.
+        address: host:port of the coordinator.
+        hello: returns the first message of each connection.
+        patience_s: seconds after which `messages` raises `Away` if the coordinator cannot be
+            reached.
+        clock: measures the patience.
     """
 
     def __init__(
@@ -81,22 +82,25 @@ class Line:
 
     @property
     def is_connected(self) -> bool:
-        """Return True if messages sent now have a connection."""
+        """Return True if there is a connection, so that a message can be sent now."""
         return self._writer is not None and not self._writer.is_closing()
 
     def send(self, message: wire.Message) -> None:
-        """Queue a message, which is lost if the connection breaks; a `Welcome` follows."""
+        """Queue a message, which is lost if the connection breaks.
+
+        The caller notices a broken connection by the `Welcome` that begins the next connection.
+        """
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(wire.encode(message))
 
     async def messages(self) -> AsyncIterator[wire.Message]:
-        """Yield the coordinator's messages; each connection starts with a `Welcome`.
+        """Yield the coordinator's messages; the first message of each connection is a `Welcome`.
 
-        After a `Welcome`, the caller must repeat messages that may not be lost.
+        After a `Welcome`, the caller must repeat the messages that must not be lost.
 
         Raises:
-            Away: the coordinator was away for too long.
-            EvaluationError: the coordinator refuses; the message has its reason.
+            Away: the coordinator could not be reached for `patience_s`.
+            EvaluationError: the coordinator refuses this peer; the error's text is the reason.
         """
         try:
             async for message in self._messages():
@@ -127,7 +131,7 @@ class Line:
             await asyncio.sleep(next(waits))
 
     def close(self) -> None:
-        """Close the connection; `messages` would dial again."""
+        """Close the connection; a further call of `messages` would connect again."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None

@@ -1,8 +1,8 @@
 """Lock an evaluation's folder while its coordinator and agents work.
 
-Each of them holds a shared lock on the folder, which the kernel releases at any kind of end. They
-may outlive their command. A command that resumes the evaluation waits for them, since their results
-need not be computed again.
+Each of these processes holds a shared lock on the folder, which the kernel releases however the
+process ends. The processes may outlive the command that started them. A command that resumes the
+evaluation waits until they have ended, so that it can reuse their results.
 """
 
 import fcntl
@@ -19,7 +19,7 @@ _POLL_S = 0.1
 
 @contextmanager
 def at_work(state: Path) -> Iterator[None]:
-    """Hold a shared lock on the folder of an evaluation's state."""
+    """Hold a shared lock on the folder of an evaluation's state inside a `with` block."""
     file = os.open(state / "at-work", os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(file, fcntl.LOCK_SH)
@@ -29,7 +29,9 @@ def at_work(state: Path) -> Iterator[None]:
 
 
 def wait_for_the_others(state: Path, timeout_s: float, on_wait: Callable[[], None]) -> None:
-    """Wait until the folder is unlocked; `on_wait` is called once if this takes a while.
+    """Wait until no other process holds a lock on the folder.
+
+    `on_wait` is called once if the wait is not short.
 
     Raises:
         EvaluationError: the lock is still held after `timeout_s`.

@@ -1,8 +1,9 @@
 """Define the messages between the coordinator and its peers, and their encoding over TCP.
 
-A frame (see `core.channel`) holds msgpack, decoded into one of the types below only. The first
-frame of a connection is a `Hello` with the evaluation's token; a connection without it is closed
-unread. Frames are bounded. A peer that lost its connection dials again with the same name.
+A frame (see `core.channel`) holds msgpack, which is decoded only into the types below. The first
+frame of a connection is a `Hello` with the evaluation's token; the coordinator refuses a peer with
+another token, and reads nothing else from that peer. Frames have a maximum size. A peer that lost
+its connection connects again under the same name.
 
 | role | process | sends | receives |
 |---|---|---|---|
@@ -32,8 +33,10 @@ ENV_ADDRESS = "HOLDFAST_EVAL_COORDINATOR"
 """host:port of the coordinator."""
 ENV_TOKEN = "HOLDFAST_EVAL_TOKEN"
 ENV_OF_HOSTS = "HOLDFAST_HOST_"
-"""The prefix of a node's environment variables that only its harness host receives, without the
-prefix."""
+"""Prefix of a node's environment variables that only its harness host receives.
+
+The harness host receives the variables without the prefix.
+"""
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 HELLO_TIMEOUT_S = 10.0
 
@@ -46,7 +49,10 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults
 
 
 class Hello(Message, frozen=True, kw_only=True):
-    """The first frame; `name` is unique within its role and kept over reconnections."""
+    """The first frame of a connection.
+
+    `name` is unique within `role` and stays the same over reconnections.
+    """
 
     token: str
     role: str
@@ -58,23 +64,23 @@ class Hello(Message, frozen=True, kw_only=True):
 
 
 class Welcome(Message, frozen=True, kw_only=True):
-    """The coordinator accepts the peer; `epoch` changes with its restarts."""
+    """The coordinator accepts the peer; `epoch` changes when the coordinator restarts."""
 
     epoch: int = 0
 
 
 class Refused(Message, frozen=True, kw_only=True):
-    """The coordinator refuses the peer, which must end; `why` is a sentence."""
+    """The coordinator refuses the peer, which must end; `why` is a sentence with the reason."""
 
     why: str
 
 
 class Stop(Message, frozen=True, kw_only=True):
-    """The peer must end; its work is not needed."""
+    """The peer must end, since its work is not needed."""
 
 
 class Alive(Message, frozen=True, kw_only=True):
-    """A sign of life, once a second, from peers that may hang."""
+    """A sign of life, sent once a second by peers that may hang."""
 
 
 # Command
@@ -83,10 +89,10 @@ class Alive(Message, frozen=True, kw_only=True):
 class AddModel(Message, frozen=True, kw_only=True):
     """Evaluate the suite on one more model; `model` counts from 0.
 
-    `manifest` is None if the engines have their own model. `folder` is the folder for files of its
-    tasks, if not the evaluation's own. `tokenizer` is a folder with config and tokenizer that every
-    host can read before the weights arrive; empty if there is none. `digest` and `numerics` are
-    given to use only the answers kept under them.
+    `manifest` is None if the engines have their own model. `folder` is the folder for the files of
+    the model's tasks; empty for the evaluation's folder. `tokenizer` is a folder with config and
+    tokenizer that every host can read before the weights arrive; empty if there is none. A rescore
+    gives `digest` and `numerics`, so that only the answers in the journal of these two are used.
     """
 
     model: int
@@ -99,11 +105,11 @@ class AddModel(Message, frozen=True, kw_only=True):
 
 
 class Finish(Message, frozen=True, kw_only=True):
-    """No more models will come: end when all are done."""
+    """No more models will come; end when all models are done."""
 
 
 class Status(Message, frozen=True, kw_only=True):
-    """The progress, twice a second, with times in seconds since the coordinator's first start."""
+    """The progress, sent twice a second; times are seconds since the coordinator's first start."""
 
     now_s: float
     samples: int
@@ -130,10 +136,11 @@ class TaskOutcome(Message, frozen=True, kw_only=True):
 
 
 class ModelOutcome(Message, frozen=True, kw_only=True):
-    """All tasks of a model ended, or the model cannot be served (`error`).
+    """All tasks of a model ended, or the model cannot be served for the reason in `error`.
 
-    `wrong_use`: the model can never be served. `any_model`: no other model can be served either.
-    `is_stale`: a newer model replaced this one.
+    `wrong_use` is True if the model can never be served, so that a retry is of no use. `any_model`
+    is True if no other model can be served either. `is_stale` is True if a newer model replaced
+    this one.
     """
 
     model: int
@@ -149,7 +156,7 @@ class ModelOutcome(Message, frozen=True, kw_only=True):
 
 
 class NodeReport(Message, frozen=True, kw_only=True):
-    """The properties of a node; `store` is host:port of its chunks.
+    """Describe a node; `store` is the host:port where peers get the model chunks of this node.
 
     `kind` is equal for nodes on which an engine has equal numerics (`run.node_kind`); empty if
     unknown.
@@ -164,10 +171,12 @@ class NodeReport(Message, frozen=True, kw_only=True):
 
 
 class FetchModel(Message, frozen=True, kw_only=True):
-    """Fetch a model: read `owners[chunk] == node` from the source, all other chunks from peers.
+    """Fetch a model, partly from the source and partly from other nodes.
 
-    The message is repeated with other owners when a node joined or left. `peers` is node number to
-    host:port of its chunks; `max_read_mib_s` 0 is no limit.
+    A node reads chunk `i` from the source if `owners[i]` is its own number, and from a peer
+    otherwise. The message is sent again with other owners when a node joins or leaves. `peers` maps
+    a node's number to the host:port where it serves chunks. `max_read_mib_s` limits the reading
+    from the source; 0 is no limit.
     """
 
     model: int
@@ -178,7 +187,7 @@ class FetchModel(Message, frozen=True, kw_only=True):
 
 
 class ModelFetched(Message, frozen=True, kw_only=True):
-    """The whole model is in `folder` of this node."""
+    """The whole model is in `folder` on this node."""
 
     model: int
     folder: str
@@ -189,10 +198,10 @@ class ModelFetched(Message, frozen=True, kw_only=True):
 
 
 class FetchFailed(Message, frozen=True, kw_only=True):
-    """This node cannot get the model; with `final`, no other node can either.
+    """This node cannot fetch the model; if `final`, no other node can either.
 
-    If the memory is full, `beside` names the models in memory; after the release of one, the node
-    may get the model.
+    If the node's memory is full, `beside` lists the models in memory. Once one of them is released,
+    the node can try again.
     """
 
     model: int
@@ -202,13 +211,13 @@ class FetchFailed(Message, frozen=True, kw_only=True):
 
 
 class ReleaseModel(Message, frozen=True, kw_only=True):
-    """Free this model, which no engine on the node needs."""
+    """Free this model's memory, since no engine on the node needs the model."""
 
     model: int
 
 
 class StartEngine(Message, frozen=True, kw_only=True):
-    """Start an engine's worker under this name; a restart has the same name."""
+    """Start an engine's worker process under this name; a restarted worker keeps its name."""
 
     name: str
     spec: EngineSpec
@@ -222,7 +231,10 @@ class StopEngine(Message, frozen=True, kw_only=True):
 
 
 class ChildExited(Message, frozen=True, kw_only=True):
-    """A child of the node ended: `role` "engine" or "host"; `tail` is the end of its output."""
+    """A child process of the node ended.
+
+    `role` is "engine" or "host"; `tail` is the end of the child's output.
+    """
 
     role: str
     name: str
@@ -243,7 +255,10 @@ class Prepare(Message, frozen=True, kw_only=True):
 
 
 class Prepared(Message, frozen=True, kw_only=True):
-    """The host is ready, or with `error` can never be; `versions` is harness to version."""
+    """The host has imported the harnesses; or it never can, for the reason in `error`.
+
+    `versions` maps each harness to its version.
+    """
 
     versions: dict[str, str] = {}
     error: str = ""
@@ -268,7 +283,7 @@ class TaskEnded(Message, frozen=True, kw_only=True):
 
 
 class MeasureSample(Message, frozen=True, kw_only=True):
-    """Compute a metric; `answers` are encoded `Answer`s."""
+    """Compute the metric of one sample; `answers` are encoded `Answer`s."""
 
     metric_key: bytes
     task: int
@@ -279,10 +294,11 @@ class MeasureSample(Message, frozen=True, kw_only=True):
 
 
 class SampleMeasured(Message, frozen=True, kw_only=True):
-    """A metric was computed, or raised `error`; with `lost`, its process died: it may be retried.
+    """A sample's metric was computed, or failed with `error`.
 
-    `read` is each file that the metric depends on with the digest of its content. None means that
-    the files are not all known, and the metric is not kept for others.
+    `lost` means that the process which computed the metric died, so that another attempt may
+    succeed. `read` maps each file that the metric depends on to the digest of its content. `read`
+    is None if not all of these files are known; then the metric is not kept for reuse.
     """
 
     metric_key: bytes
@@ -297,7 +313,7 @@ class SampleMeasured(Message, frozen=True, kw_only=True):
 
 
 class KeyedSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A sample with encoded requests; see `SampleRequests`."""
+    """A sample with its encoded requests; the fields are described in `SampleRequests`."""
 
     sample: int
     requests: list[Keyed]
@@ -305,14 +321,17 @@ class KeyedSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class Submit(Message, frozen=True, kw_only=True):
-    """Samples to answer, all repeated after a reconnection; `final`: this task submits no more."""
+    """Samples to answer; after a reconnection, the client sends all of them again.
+
+    `final` means that this task submits no more samples.
+    """
 
     samples: list[KeyedSample]
     final: bool = False
 
 
 class Answers(Message, frozen=True, kw_only=True):
-    """Answered and measured samples, as they come."""
+    """Samples that were answered and measured since the last such message."""
 
     samples: list[AnsweredSample]
 
@@ -321,7 +340,11 @@ class Answers(Message, frozen=True, kw_only=True):
 
 
 class Serve(Message, frozen=True, kw_only=True):
-    """Serve this model, by a load in a new engine, else by a swap; `fresh` demands a load."""
+    """Serve this model.
+
+    A new engine loads the weights; an engine that serves a model swaps its weights. `fresh` forbids
+    the swap.
+    """
 
     model: int
     folder: str
@@ -330,7 +353,10 @@ class Serve(Message, frozen=True, kw_only=True):
 
 
 class Serving(Message, frozen=True, kw_only=True):
-    """The engine serves this model by a "load" or "swap" (`how`); `kept`: already before a cut."""
+    """The engine serves this model after a "load" or a "swap" (`how`).
+
+    `kept` is True if the engine already served the model before the connection was cut.
+    """
 
     model: int
     how: str
@@ -345,8 +371,8 @@ class Serving(Message, frozen=True, kw_only=True):
 class ServeFailed(Message, frozen=True, kw_only=True):
     """The engine cannot serve the model.
 
-    `restart`: a new process may. `any_model`: no model can be served, since the engine cannot be
-    made.
+    `restart` is True if a new process may be able to serve it. `any_model` is True if no model can
+    be served, because the engine cannot even be created.
     """
 
     model: int
@@ -356,33 +382,39 @@ class ServeFailed(Message, frozen=True, kw_only=True):
 
 
 class AskEngine(Message, frozen=True, kw_only=True):
-    """Answer requests, in this order, after the present ones: (key, encoded `Request`)."""
+    """Answer these requests, in this order, after those already queued.
+
+    Each request is a pair of its key and the encoded `Request`.
+    """
 
     model: int
     requests: list[tuple[bytes, bytes]]
 
 
 class TakeBack(Message, frozen=True, kw_only=True):
-    """Return the requests among these keys that have not begun."""
+    """Give back the requests with these keys, except requests that the engine has begun."""
 
     keys: list[bytes]
 
 
 class GivenBack(Message, frozen=True, kw_only=True):
-    """These requests were not begun and will not be."""
+    """The engine had not begun these requests, and will not answer them."""
 
     keys: list[bytes]
 
 
 class Holding(Message, frozen=True, kw_only=True):
-    """All open requests of this engine, sent after a cut and after the unacknowledged answers."""
+    """All requests that the engine has not answered, sent after a reconnection.
+
+    Before this message, the worker sends its answers that are not acknowledged.
+    """
 
     model: int
     keys: list[bytes]
 
 
 class DoneRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """An encoded `Answer`, or `error`; times are of the worker's monotonic clock."""
+    """An encoded `Answer` or an `error`; the times are of the worker's monotonic clock."""
 
     key: bytes
     body: bytes
@@ -393,7 +425,7 @@ class DoneRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Done(Message, frozen=True, kw_only=True):
-    """Finished requests, kept and repeated by the worker until `Acked` names `number`."""
+    """Finished requests; the worker sends them again after a cut until `Acked` names `number`."""
 
     number: int
     model: int
@@ -402,7 +434,7 @@ class Done(Message, frozen=True, kw_only=True):
 
 
 class Acked(Message, frozen=True, kw_only=True):
-    """Everything up to this number is committed."""
+    """The answers of all `Done` messages up to this number are committed."""
 
     number: int
 
@@ -431,11 +463,11 @@ def encode(message: Message) -> bytes:
 
 
 async def read(reader: asyncio.StreamReader) -> Message:
-    """Read the next message.
+    """Read and decode the next message.
 
     Raises:
-        HungUp: the peer is gone.
-        ChannelError: the data is too long, or not a message.
+        HungUp: the peer closed the connection.
+        ChannelError: the frame is too long, or holds no message.
     """
     body = await read_frame(reader, MAX_FRAME_BYTES)
     try:

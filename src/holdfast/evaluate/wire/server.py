@@ -1,4 +1,4 @@
-"""Accept peers by token, receive their messages, and send without waiting."""
+"""Accept peers that have the token, receive their messages, and queue messages to them."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class Connection:
-    """One connection after its hello."""
+    """The connection of one peer that has sent its hello."""
 
     def __init__(self, hello: Hello, writer: asyncio.StreamWriter) -> None:
         self.hello = hello
@@ -37,15 +37,15 @@ class Connection:
             self._writer.transport.abort()
 
     def close(self) -> None:
-        """Close the connection after the queued messages."""
+        """Close the connection after the queued messages are sent."""
         self._writer.close()
 
 
 class Listener(Protocol):
-    """Handle the events of peers; called from the event loop, never concurrently."""
+    """Handle the events of connections; called from the event loop, never concurrently."""
 
     def joined(self, peer: Connection) -> None:
-        """Handle a new peer; an earlier one of the same role and name is already gone."""
+        """Handle a new peer; an earlier peer of the same role and name is already gone."""
         ...
 
     def heard(self, peer: Connection, message: Message) -> None:
@@ -53,16 +53,16 @@ class Listener(Protocol):
         ...
 
     def gone(self, peer: Connection) -> None:
-        """Handle the end of a peer's connection."""
+        """Handle the loss of a peer's connection."""
         ...
 
     def broke(self, error: Exception) -> None:
-        """Handle an error of the methods above: a bug, or a full disk."""
+        """Handle an exception that one of the other methods raised: a bug, or a full disk."""
         ...
 
 
 async def listen(host: str, port: int, token: str, listener: Listener) -> asyncio.Server:
-    """Accept connections until the server is closed.
+    """Start a server that accepts peers and calls the listener; return the server.
 
     Raises:
         OSError: the port is taken.

@@ -1,7 +1,8 @@
-"""Apply a PEFT adapter to its base, by the calls of lm-eval's HFLM with `peft=` (0.4.13).
+"""Apply a PEFT adapter to its base model, as lm-eval does.
 
-The adapter is applied at each forward and not merged into the weights, since a merged product has
-other last bits.
+The model is changed by the calls that HFLM makes with `peft=` (lm-eval 0.4.13). The adapter is
+applied in each forward pass and is not merged into the weights, since a merged product would differ
+in its last bits.
 """
 
 import textwrap
@@ -14,12 +15,12 @@ from holdfast.evaluate.types.model_manifest import ADAPTER_FOLDER
 
 
 def has_adapter(folder: Path) -> bool:
-    """Return True if the folder of a model holds an adapter."""
+    """Return True if the folder of a model contains an adapter."""
     return (folder / ADAPTER_FOLDER).is_dir()
 
 
 def with_adapter(model: Any, folder: Path, tokenizer: Any) -> Any:
-    """Apply the adapter in a model's folder to the model in place, and return the model.
+    """Apply the adapter in a model's folder to the model in place; return the resulting model.
 
     Raises:
         BadUse: peft is not installed, or the adapter does not fit the model.
@@ -38,7 +39,8 @@ def with_adapter(model: Any, folder: Path, tokenizer: Any) -> Any:
         model.resize_token_embeddings(len(tokenizer))
     try:
         with warnings.catch_warnings():
-            # peft only warns, and layers without weights add nothing: the scores were the base's.
+            # peft only warns about missing layers, and layers without adapter weights add nothing.
+            # So the scores would be the base model's.
             warnings.filterwarnings("error", r"(?s).*missing adapter keys", UserWarning)
             adapted: Any = PeftModel.from_pretrained(model, folder / ADAPTER_FOLDER)
     except SafetensorError as error:
@@ -61,7 +63,7 @@ def with_adapter(model: Any, folder: Path, tokenizer: Any) -> Any:
 
 
 def adapter_numerics(folder: Path) -> tuple[str, ...]:
-    """Return the part of an engine's numerics that an adapter adds."""
+    """Return the text that an adapter adds to an engine's numerics."""
     if not has_adapter(folder):
         return ()
     import peft

@@ -1,11 +1,12 @@
-"""Batch many requests over all tasks, for free mode, without the bits of exact mode.
+"""Batch many requests of all tasks, for free mode, which does not need the bits of exact mode.
 
-Log-probabilities are batched by length, padded on the right. Generations decode in one running
-batch, padded on the left; requests join and leave between steps, and each prompt is read alone.
+Log-probabilities are batched by length and padded on the right. Generations decode in one running
+batch, which is padded on the left. Requests join and leave the batch between steps, and each prompt
+is read by itself.
 
 transformers' own continuous batching (`generate_batch`) generates the same tokens on a CPU. It is
-not used, because its planning for GPUs costs a tiny model on a CPU many times its forwards, and
-because it has no stop strings and no seed per request.
+not used for two reasons. Its planning, made for GPUs, takes many times as long on a CPU as the
+forward passes of a tiny model. And it has no stop strings and no seed per request.
 """
 
 from collections.abc import Sequence
@@ -23,13 +24,16 @@ _LOGITS_BYTES = 1 << 30  # the most for the logits of one batch
 
 
 def plan_scores(lengths: Sequence[int], max_batch: int, vocabulary: int) -> list[list[int]]:
-    """Group inputs of similar length into batches, longest first, as places in `lengths`.
+    """Group inputs of similar length into batches, the longest first.
 
     Args:
-        lengths: the tokens of each input.
-        max_batch: the most inputs in a batch.
-        vocabulary: the size of the vocabulary; with the padded length it limits a batch's
-            logits to 1 GiB.
+        lengths: the number of tokens of each input.
+        max_batch: the largest number of inputs in a batch.
+        vocabulary: the size of the vocabulary; the logits of a batch, at its padded length, take at
+            most 1 GiB.
+
+    Returns:
+        For each batch, the indices of its inputs in `lengths`.
     """
     batches: list[list[int]] = []
     room = 0
@@ -46,9 +50,13 @@ def plan_scores(lengths: Sequence[int], max_batch: int, vocabulary: int) -> list
 
 @torch.inference_mode()
 def score_batch(model: Any, pairs: Sequence[tuple[bytes, Sequence[bytes]]]) -> list[Answer]:
-    """Return log-probabilities of a batch of inputs, each with its continuations, as one list."""
+    """Return the log-probabilities of a batch of inputs, each with its continuations.
+
+    The answers are in one list, in the order of the inputs and their continuations.
+    """
     inputs = [tensor_of(packed, model.device)[0] for packed, _ in pairs]
-    # Tokens to the right of an input are invisible to it: no mask is needed.
+    # Tokens to the right of an input do not affect the input's logits, so no attention mask is
+    # needed.
     logits = model(
         torch.nn.utils.rnn.pad_sequence(inputs, batch_first=True), use_cache=False
     ).logits
@@ -68,7 +76,7 @@ class _Row:
 
 
 class RunningBatch:
-    """Decode generations together; each is a `Generation` whose prompt was read alone."""
+    """Decode several generations together; the prompt of each `Generation` is read by itself."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
@@ -84,7 +92,11 @@ class RunningBatch:
 
     @torch.inference_mode()
     def join(self, id_: int, generation: Generation) -> Answer | None:
-        """Read a prompt and add its generation; return the answer if the first token ends it."""
+        """Read a generation's prompt and add the generation to the batch.
+
+        Returns:
+            The answer if the first token ends the generation; otherwise None.
+        """
         answer = generation.advance(0.0)
         if answer is None:
             mask = torch.ones(
@@ -97,7 +109,7 @@ class RunningBatch:
 
     @torch.inference_mode()
     def step(self) -> list[tuple[int, Answer]]:
-        """Generate one token for each row; remove and return the finished ones."""
+        """Generate one token for each row; remove the rows that end, and return their answers."""
         generations = [row.generation for row in self._rows]
         newest = torch.cat([generation.newest for generation in generations])
         positions = torch.tensor(
@@ -125,7 +137,7 @@ class RunningBatch:
         return over
 
     def give_up(self) -> list[int]:
-        """Drop all rows and return their ids."""
+        """Remove all rows and return their ids."""
         ids = [row.id for row in self._rows]
         self._keep([])
         return ids
@@ -143,7 +155,7 @@ class RunningBatch:
             )
 
     def _keep(self, places: list[int]) -> None:
-        """Drop all other rows, and the columns that pad all remaining ones."""
+        """Keep only the rows at `places`, and drop the columns that are padding in all of them."""
         self._rows = [self._rows[place] for place in places]
         if not places:
             self._cache, self._mask = None, self._mask[:0, :0]
@@ -158,6 +170,6 @@ class RunningBatch:
 
 
 def _left(tensor: torch.Tensor, length: int, dim: int) -> torch.Tensor:
-    """Pad `dim` with zeros on the left, up to `length`."""
+    """Pad the dimension `dim` of a tensor with zeros on the left, up to `length`."""
     after = 2 * (tensor.ndim - 1 - dim)
     return pad(tensor, (0,) * after + (length - tensor.shape[dim], 0))

@@ -1,8 +1,8 @@
-"""Call a model exactly as lm-eval and `generate` (transformers 5) do; replay small models.
+"""Call a model exactly as lm-eval and transformers' `generate` do, and replay small models.
 
-`generate` leaves out the attention mask if nothing is padded, passes positions if the model takes
-them, and requests only the last position's logits if possible. The cache is a `DynamicCache` of the
-text config.
+transformers 5's `generate` leaves out the attention mask if nothing is padded, passes positions if
+the model takes them, and requests only the last position's logits if the model can restrict them.
+The cache is a `DynamicCache` of the text config.
 """
 
 import inspect
@@ -15,7 +15,10 @@ from holdfast.evaluate.engines.canary import fixed_tokens
 from holdfast.evaluate.engines.hf.cuda_graph_replay import Replay, replay_of
 
 _SMALL_BYTES = 256 * 1024 * 1024
-"""The largest parameters for replays: in larger models the operations take most of the time."""
+"""The largest size of the parameters for which a model is replayed.
+
+In larger models, the tensor operations themselves take most of the time.
+"""
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _RECORD_AT = (5, 9, 16)
 _VERIFY_AT = (2, 3, 33, 64)
@@ -23,7 +26,7 @@ _VERIFY_UP_TO = 512
 
 
 class Calls:
-    """Call the model for one sequence; all calls have the results of `torch.inference_mode`."""
+    """Call the model for one sequence; results are the same as under `torch.inference_mode`."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -40,12 +43,15 @@ class Calls:
         )
 
     def scores(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return logits [1, tokens, vocabulary] of tokens [1, tokens]."""
+        """Return the logits [1, tokens, vocabulary] for tokens of shape [1, tokens]."""
         logits: torch.Tensor = self.model(tokens).logits
         return logits
 
     def read(self, prompt: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Read a prompt [1, tokens]; return logits that end with the next token's, and a cache."""
+        """Read a prompt of shape [1, tokens]; return logits and a new cache.
+
+        The last row of the logits predicts the next token.
+        """
         from transformers import DynamicCache
 
         cache = DynamicCache(config=self.model.config.get_text_config(decoder=True))
@@ -53,7 +59,7 @@ class Calls:
         return self._forward(prompt, positions, cache), cache
 
     def read_on(self, token: torch.Tensor, position: int, cache: Any) -> tuple[torch.Tensor, Any]:
-        """Read one more token [1, 1]; the given cache must not be used again."""
+        """Read one more token of shape [1, 1]; the cache passed in must not be used again."""
         return self._forward(token, torch.tensor([[position]], device=token.device), cache), cache
 
     def _forward(self, tokens: torch.Tensor, positions: torch.Tensor, cache: Any) -> torch.Tensor:
@@ -63,7 +69,10 @@ class Calls:
 
 
 class ReplayedCalls(Calls):
-    """Return the same bits by verified replays of a small model; a cache is a list of tensors."""
+    """Return the same bits as `Calls`, for a small model by verified replays.
+
+    A cache is a list of tensors here.
+    """
 
     def __init__(self, model: Any, max_length: int) -> None:
         super().__init__(model)
@@ -112,7 +121,7 @@ class ReplayedCalls(Calls):
         logits, *cache = self._read_on([token, torch.tensor([[position]]), *cache], position)
         return logits, cache
 
-    # The recorded forwards and their inputs.
+    # The forward passes that are recorded, and their inputs.
 
     def _tokens(self, length: int) -> list[torch.Tensor]:
         vocabulary = self.model.config.get_text_config().vocab_size
@@ -143,7 +152,10 @@ class ReplayedCalls(Calls):
 
 
 def is_plain(model: Any) -> bool:
-    """Return True if `generate` calls the model in the common way, without own inputs or cache."""
+    """Return True if `generate` calls the model in the usual way.
+
+    A model with its own preparation of inputs or its own cache is not called in the usual way.
+    """
     from transformers.generation.utils import GenerationMixin
 
     own_inputs = (
@@ -154,7 +166,7 @@ def is_plain(model: Any) -> bool:
 
 
 def has_plain_cache(model: Any) -> bool:
-    """Return True if each layer of the cache has whole keys and values, not a window or a state."""
+    """Return True if each layer of the cache keeps all keys and values, and no window or state."""
     from transformers import DynamicCache
     from transformers.cache_utils import DynamicLayer
 
@@ -163,9 +175,10 @@ def has_plain_cache(model: Any) -> bool:
 
 
 def calls_of(model: Any, max_length: int) -> Calls:
-    """Choose the calls of a model for exact mode, by replays if possible."""
+    """Return the calls for a model in exact mode, by replays if possible."""
     text = model.config.get_text_config(decoder=True)
-    # Data decides which experts run, not always where a recording sees it.
+    # Do not replay a mixture of experts: the data decides which experts run, and a recording may
+    # not notice that.
     has_experts = any(getattr(text, name, None) for name in _EXPERTS)
     if has_experts or not is_plain(model) or not has_plain_cache(model):
         return Calls(model)

@@ -1,10 +1,11 @@
-"""Record a model's forward as a list of tensor operations, to repeat it without the Python code.
+"""Record a model's forward pass as a list of tensor operations, to repeat it without Python code.
 
-The forward of a small model spends most time outside of the operations: modules, hooks, configs.
-The forward is recorded a few times with inputs of different lengths; all differences must be
-integers that grow linearly with the length. A replay calls the same operations in the same order on
-the same parameters, and so returns the same bits as the model. This is verified at other lengths. A
-model that decides by its data, draws random numbers or changes its own state is not recorded.
+The forward pass of a small model spends most of its time outside of the tensor operations, in
+modules, hooks and configs. So the pass is recorded with inputs of several lengths. The recordings
+may differ only in integers that grow linearly with the length. A replay calls the same operations
+in the same order on the same parameters, and therefore returns the same bits as the model. This is
+verified at other lengths. A model is not recorded if its operations depend on data, if it draws
+random numbers, or if it changes its own state.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ _HARMLESS = {torch.ops.aten.detach_.default, torch.ops.aten.lift_fresh.default}
 
 
 class NotRepeatable(Exception):
-    """The forward is more than a fixed list of operations."""
+    """The forward pass cannot be repeated as a fixed list of operations."""
 
 
 class _Slot(int):
@@ -35,7 +36,11 @@ class _Slot(int):
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Record operations, their arguments with tensors as slots, and the slots of their results."""
+    """Record the operations of a forward pass.
+
+    For each operation, the recorder keeps the arguments, with a slot for each tensor, and the slots
+    of the results.
+    """
 
     def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -61,17 +66,17 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def slot_of(self, tensor: torch.Tensor) -> int:
-        """Return the slot of a result.
+        """Return the slot of a tensor that an operation returned.
 
         Raises:
-            NotRepeatable: no operation made the result.
+            NotRepeatable: no operation returned the tensor.
         """
         if id(tensor) not in self._slots:
             raise NotRepeatable("a result that no operation gave")
         return self._slots[id(tensor)]
 
     def size(self) -> int:
-        """Return the size of the table of values."""
+        """Return the number of slots in the table of values."""
         return len(self._kept)
 
     def _new(self, tensor: torch.Tensor) -> _Slot:
@@ -90,11 +95,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Replay:
-    """Repeat a forward; made by `replay_of`.
+    """Repeat a recorded forward pass; created by `replay_of`.
 
     Args:
-        recorded: the same forward at three lengths.
-        lengths: the three lengths.
+        recorded: recordings of the same forward pass at several lengths.
+        lengths: the length of each recording.
         results: the slots of the results.
     """
 
@@ -113,7 +118,7 @@ class Replay:
 
     @torch.inference_mode()
     def __call__(self, inputs: Sequence[torch.Tensor], length: int) -> list[torch.Tensor]:
-        """Return the results for inputs of a length."""
+        """Return the results of the forward pass for inputs of a length."""
         values: list[Any] = [None] * self._size + self._extra
         values[: len(inputs)] = inputs
         for slot, tensor in self._tensors.items():
@@ -146,7 +151,10 @@ class Replay:
         return call, arguments, out[0] if len(out) == 1 else out
 
     def _getter(self, *alike: Any) -> Any:
-        """Return an argument's index in the table; a list of indices for a list."""
+        """Return the index of an argument in the table of values; for a list, a list of indices.
+
+        `alike` has the argument's value in each recording.
+        """
         first = alike[0]
         if isinstance(first, list):
             if any(not isinstance(one, list) or len(one) != len(first) for one in alike):
@@ -177,13 +185,13 @@ class Replay:
 def replay_of(
     forward: Forward, inputs: Inputs, *, record: Sequence[int], verify: Sequence[int]
 ) -> Replay | None:
-    """Make a forward's replay; None if it cannot be recorded or has other bits.
+    """Record a forward pass and return its replay; None if the pass cannot be repeated exactly.
 
     Args:
-        forward: the function from tensors to tensors.
-        inputs: the inputs by length.
-        record: the lengths to record.
-        verify: the lengths to verify.
+        forward: the forward pass, a function from tensors to tensors.
+        inputs: returns inputs of a given length.
+        record: the lengths at which the pass is recorded.
+        verify: the lengths at which the replay must return the same bits.
     """
     try:
         with torch.inference_mode():
@@ -227,7 +235,10 @@ def _is_repeatable(func: Any, args: Sequence[Any]) -> bool:
 
 
 def _same_constants(recorded: Sequence[_Recorder]) -> dict[int, torch.Tensor]:
-    """Return the forward's own tensors: parameters, and small tensors of constant content."""
+    """Return the tensors that the forward pass does not take as inputs.
+
+    These are parameters, and small tensors with constant content.
+    """
     first = recorded[0].constants
     for other in recorded[1:]:
         if other.constants.keys() != first.keys():

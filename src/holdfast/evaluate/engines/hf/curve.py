@@ -1,4 +1,4 @@
-"""Measure the cost curve of a loaded model, and compute its canaries."""
+"""Measure the cost curve of a loaded model, and compute the model's canaries."""
 
 import time
 from collections.abc import Callable
@@ -17,7 +17,7 @@ _BUDGET_S = 0.25
 
 
 def canary_of(model: Any, max_length: int) -> list[float]:
-    """Return log-probabilities of the fixed prompts, each read alone."""
+    """Return the log-probabilities of the fixed prompts, each read by itself."""
     vocabulary = model.config.get_text_config().vocab_size
     found, calls = [], Calls(model)
     for request in canary_requests(vocabulary, max_length):
@@ -29,10 +29,12 @@ def canary_of(model: Any, max_length: int) -> list[float]:
 
 @torch.inference_mode()
 def measure(model: Any, max_length: int, max_batch: int) -> Curve:
-    """Measure a model's curve: forwards of two lengths, and tokens of one and several sequences.
+    """Measure a model's cost curve.
 
-    The measurement takes about 0.3 s at most. A model too slow for that is measured by its short
-    forward alone.
+    Forward passes of two lengths give the cost of a prompt. Passes of one token, for one and for
+    several sequences, give the cost of a decoding step. The measurement takes at most about 0.3 s.
+    A model that is too slow for that is measured only by the forward pass of the shorter length and
+    by a single token.
     """
     vocabulary = model.config.get_text_config().vocab_size
     short, long = min(_SHORT, max_length // 2), min(_LONG, max_length)
@@ -66,7 +68,7 @@ def measure(model: Any, max_length: int, max_batch: int) -> Curve:
 
 
 def _best_s(run: Callable[[], None], deadline_s: float) -> float:
-    """Return the shortest of up to three runs."""
+    """Return the shortest time of up to three runs; no further run starts after the deadline."""
     best_s = float("inf")
     for _ in range(3):
         began_s = time.perf_counter()

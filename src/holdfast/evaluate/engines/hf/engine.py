@@ -1,7 +1,8 @@
 """Provide the reference engine: transformers in this process, on a CPU or one GPU.
 
-In exact mode (`hf_exact`), answers have the bits of stock lm-eval with `--model hf` at batch size
-1, independent of other requests. In free mode (`hf_batching`), requests are batched as they arrive.
+In exact mode (`exact`), an answer has the same bits as in unmodified lm-eval with `--model hf` at
+batch size 1, and does not depend on other requests. In free mode (`batching`), requests are batched
+as they arrive.
 """
 
 import time
@@ -32,7 +33,7 @@ _FREE_BATCH = 32
 
 
 class TransformersEngine:
-    """See the module; the methods implement `Engine`."""
+    """Answer requests with transformers; the methods implement `Engine`."""
 
     def __init__(self, spec: EngineSpec) -> None:
         if spec.tensor_parallel > 1:
@@ -122,7 +123,7 @@ class TransformersEngine:
         return self._work.recall(ids)
 
     def step(self) -> list[Finished]:
-        """See `Engine.step`; works for 0.05 s, or for one longer forward or batch."""
+        """See `Engine.step`; works for 0.05 s, or for one longer forward pass or batch."""
         return self._work.step(time.monotonic() + _STEP_S)
 
     def close(self) -> None:
@@ -131,10 +132,10 @@ class TransformersEngine:
 
 
 def _device_of(named: str) -> torch.device:
-    """Return the named device, by default a GPU if there is one.
+    """Return the device with the given name; without a name, a GPU if there is one.
 
     Raises:
-        BadUse: the name is not a device, or this machine lacks it.
+        BadUse: the name is not a device, or this machine lacks the device.
     """
     if not named:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

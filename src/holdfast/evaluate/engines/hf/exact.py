@@ -1,13 +1,13 @@
 """Answer one request at a time, with the bits of lm-eval's `--model hf` at batch size 1.
 
-The model is called as by `HFLM._loglikelihood_tokens` and `GenerationMixin.generate` (transformers
-5): the same inputs, the same cache class, the same order of products, without the code around those
-calls.
+The model is called as `HFLM._loglikelihood_tokens` and `GenerationMixin.generate` (transformers 5)
+call it, without the code around those calls: with the same inputs, the same class of cache, and the
+same order of products.
 
-One difference is intended. If two continuations of different lengths share an input (a text cut in
-two places), lm-eval 0.4.13 takes the shorter one's scores from the longer one's first rows when
-both are in one call. Here each is answered as lm-eval answers it alone, since an answer must not
-depend on other requests.
+There is one intended difference. Two continuations of different lengths may share an input, if a
+text is cut in two places. If both are in one call, lm-eval 0.4.13 takes the scores of the shorter
+one from the first rows of the longer one. Here, each continuation gets the answer that lm-eval
+gives to it in a call of its own, since an answer must not depend on other requests.
 """
 
 import time
@@ -24,12 +24,19 @@ from holdfast.evaluate.types.requests import Answer, Request, keyed, pack_tokens
 
 
 def input_of(request: Request, max_length: int) -> bytes:
-    """Return a log-probability's packed input: all but the last token, at most `max_length`."""
+    """Return the packed input of a log-probability request.
+
+    The input is prompt and continuation without the last token, cut from the left to at most
+    `max_length` tokens.
+    """
     return (request.prompt + request.continuation)[-4 * (max_length + 1) :][:-4]
 
 
 def fault_of(request: Request, max_length: int) -> str:
-    """Return why a request cannot be answered, by lm-eval's assertions; empty if it can."""
+    """Return the reason why a request cannot be answered; empty if it can.
+
+    The checks are the assertions of lm-eval.
+    """
     if request.kind == "chat" or not request.prompt:
         return "This engine takes token ids; what was asked is text, or an empty prompt."
     if request.kind == "loglikelihood":
@@ -44,7 +51,7 @@ def fault_of(request: Request, max_length: int) -> str:
 
 
 def tensor_of(packed: bytes, device: torch.device) -> torch.Tensor:
-    """Convert packed token ids to int64 of shape [1, tokens]."""
+    """Convert packed token ids to a tensor of int64 with the shape [1, tokens]."""
     return torch.frombuffer(bytearray(packed), dtype=torch.int32).to(
         device=device, dtype=torch.long
     )[None]
@@ -52,10 +59,10 @@ def tensor_of(packed: bytes, device: torch.device) -> torch.Tensor:
 
 @torch.inference_mode()
 def score(calls: Calls, packed_input: bytes, continuations: Sequence[bytes]) -> list[Answer]:
-    """Return log-probabilities of continuations that share their input, by one forward."""
+    """Return the answers for continuations that share an input, by one forward pass."""
     device = calls.model.device
     logits = calls.scores(tensor_of(packed_input, device))[0]
-    # Only the rows of the longest continuation are needed.
+    # Compute only the rows that the longest continuation needs.
     longest = max(map(len, continuations)) // 4
     rows = torch.log_softmax(logits[logits.shape[0] - longest :], dim=-1)
     read = logits.shape[0]
@@ -65,7 +72,10 @@ def score(calls: Calls, packed_input: bytes, continuations: Sequence[bytes]) -> 
 
 
 def answer_of(rows: torch.Tensor, continuation: torch.Tensor, read: int) -> Answer:
-    """Make a continuation's answer from log-probabilities [rows, vocabulary] with the same end."""
+    """Create the answer for a continuation from log-probabilities [rows, vocabulary].
+
+    The last rows belong to the continuation. `read` is the number of tokens in the input.
+    """
     rows = rows[-continuation.shape[0] :]
     logprobs = rows.gather(1, continuation[:, None]).squeeze(-1)
     return Answer(
@@ -77,15 +87,18 @@ def answer_of(rows: torch.Tensor, continuation: torch.Tensor, read: int) -> Answ
 
 @dataclass(slots=True, kw_only=True)
 class Generation:
-    """A generation in progress: call `begin`, then `advance` until there is an answer.
+    """A generation in progress: call `begin`, then `advance` until it returns an answer.
 
     Attributes:
-        calls, recipe, is_stop, most: the model, the choice of tokens, the stop criterion, and
-            the most tokens.
-        prompt: int64 [1, tokens].
+        calls: the model.
+        recipe: how the next token is chosen.
+        is_stop: the stop criterion, a function of all generated tokens.
+        most: the largest number of tokens to generate.
+        prompt: the prompt, as int64 of shape [1, tokens].
         tokens: the tokens generated so far.
-        cache: the cache of all tokens but `newest`, int64 [1, 1].
-        random: the generator for sampling, if any.
+        newest: the newest token, as int64 of shape [1, 1].
+        cache: the cache of all tokens before `newest`; None before the prompt is read.
+        random: the generator of random numbers; None without sampling.
     """
 
     calls: Calls
@@ -102,7 +115,9 @@ class Generation:
     def begin(
         cls, calls: Calls, recipes: Recipes, request: Request, max_length: int
     ) -> "Generation":
-        """Prepare a generation; the prompt is cut from the left, as in lm-eval, to leave room.
+        """Prepare a generation.
+
+        As in lm-eval, the prompt is cut from the left to leave room for the new tokens.
 
         Raises:
             ValueError: transformers refuses the parameters.
@@ -131,7 +146,13 @@ class Generation:
 
     @torch.inference_mode()
     def advance(self, until_s: float) -> Answer | None:
-        """Generate until a `time.monotonic()`, at least one token; return the answer at its end."""
+        """Generate tokens until the generation ends or the time is over; at least one token.
+
+        `until_s` is a time of `time.monotonic()`.
+
+        Returns:
+            The answer if the generation has ended; otherwise None.
+        """
         if not self.recipe.is_plain:
             return self._generate_whole()
         while True:
@@ -147,7 +168,11 @@ class Generation:
                 return answer
 
     def take(self, scores: torch.Tensor, likeliest: torch.Tensor) -> Answer | None:
-        """Choose the next token from scores [1, vocabulary]; return the answer if it ends."""
+        """Choose the next token from the scores [1, vocabulary].
+
+        Returns:
+            The answer if this token ends the generation; otherwise None.
+        """
         chosen = likeliest
         if self.recipe.processors is not None:
             before = torch.tensor([self.tokens], dtype=torch.long, device=self.prompt.device)
@@ -163,7 +188,7 @@ class Generation:
         return self._answer(stopped=False) if len(self.tokens) >= self.most else None
 
     def _generate_whole(self) -> Answer:
-        """Generate by `generate` itself, for features that this loop lacks (beams, constraints)."""
+        """Generate by transformers' `generate`, for features that `take` lacks, such as beams."""
         before = self.prompt.shape[1]
         began_ns = time.monotonic_ns()
         with torch.random.fork_rng(enabled=self.random is not None):
@@ -191,5 +216,8 @@ class Generation:
 
 
 def seed_of(request: Request) -> int:
-    """Return the seed for sampling a request, from its content, including `seed` and `repeat`."""
+    """Return the seed with which a request is sampled.
+
+    The seed is a hash of the request's content, including `seed` and `repeat`.
+    """
     return int.from_bytes(keyed(request).key[:7], "little")

@@ -10,16 +10,18 @@ from holdfast.evaluate.engines.hf.calls import is_plain
 from holdfast.evaluate.types.requests import Sampling
 
 _LOOKBACK = 2
-"""Tokens before a stop string's own that are searched too:
-lm_eval.models.utils_hf.MultiTokenEOSCriteria (0.4.13)."""
+"""The number of tokens before a stop string that are searched too.
+
+The number is from lm_eval.models.utils_hf.MultiTokenEOSCriteria (0.4.13).
+"""
 _REMEMBERED = 100_000
 
 
 class StopStrings:
-    """Detect stop strings in the newest tokens, as lm-eval's criterion at batch size 1.
+    """Detect stop strings in the newest tokens, as lm-eval's criterion at batch size 1 does.
 
-    A string of n tokens stops if it is in the text of the last n + 2 generated tokens. Texts of
-    token windows are cached, since generations repeat.
+    A stop string of n tokens stops the generation if the text of the last n + 2 generated tokens
+    contains it. Texts of token windows are cached, since many generations have the same windows.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -28,7 +30,7 @@ class StopStrings:
         self._lengths: dict[str, int] = {}
 
     def watch(self, until: Iterable[str]) -> Callable[[Sequence[int]], bool]:
-        """Return a function that decides from all generated tokens whether to stop now."""
+        """Return a function that returns True if, after all given tokens, generation must stop."""
         by_window: dict[int, list[str]] = {}
         for string in until:
             by_window.setdefault(self._length(string) + _LOOKBACK, []).append(string)
@@ -45,7 +47,10 @@ class StopStrings:
         return is_stop
 
     def eos(self) -> str | None:
-        """Return the end-of-sequence text, which lm-eval adds to every list of stop strings."""
+        """Return the end-of-sequence text; None if there is none.
+
+        lm-eval adds this text to every list of stop strings.
+        """
         token = self._tokenizer.eos_token_id
         return (
             None if token is None else str(self._tokenizer.decode(token, skip_special_tokens=False))
@@ -65,7 +70,8 @@ class StopStrings:
         return text
 
 
-# Processors that depend only on tokens and scores: one instance serves all requests.
+# Processors whose result depends only on tokens and scores, so that one instance serves all
+# requests.
 _STATELESS = {
     "TemperatureLogitsWarper",
     "TopKLogitsWarper",
@@ -77,15 +83,15 @@ _STATELESS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Define the behaviour of `generate` for one set of parameters.
+    """Define how `generate` behaves for one set of parameters.
 
     Attributes:
-        is_plain: True if tokens are chosen one by one with a dynamic cache; otherwise
-            `generate` itself must run.
-        samples: True if tokens are drawn; otherwise the likeliest is taken.
-        processors: functions for the scores; None if there are none.
-        eos: tokens that end a generation.
-        kwargs: arguments of `generate`.
+        is_plain: True if tokens can be chosen one by one with a dynamic cache; otherwise `generate`
+            itself must run.
+        samples: True if tokens are sampled; False if the most likely token is taken.
+        processors: the functions that transform the scores; None if there are none.
+        eos: the tokens that end a generation.
+        kwargs: the arguments of `generate`.
     """
 
     is_plain: bool
@@ -95,7 +101,10 @@ class Recipe:
     kwargs: dict[str, Any]
 
     def criteria(self, is_stop: Callable[[Sequence[int]], bool], before: int) -> Any:
-        """Convert a stop function for `generate`, for one sequence after `before` prompt tokens."""
+        """Convert a stop function into a stopping criterion of `generate`, for one sequence.
+
+        `before` is the number of prompt tokens, which the stop function does not get.
+        """
         from transformers import StoppingCriteria, StoppingCriteriaList
 
         class Spelled(StoppingCriteria):
@@ -107,7 +116,7 @@ class Recipe:
 
 
 class Recipes:
-    """Make and cache the recipes of one model and tokenizer."""
+    """Create and cache the recipes for one model and tokenizer."""
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
         self._model = model
@@ -118,13 +127,13 @@ class Recipes:
         self._is_plain = is_plain(model)
 
     def stops(self, until: tuple[str, ...]) -> Callable[[Sequence[int]], bool]:
-        """See `StopStrings.watch`; adds the end-of-sequence text, as lm-eval does."""
+        """See `StopStrings.watch`; the end-of-sequence text is added, as in lm-eval."""
         if self._eos_text is not None and self._eos_text not in until:
             until = (*until, self._eos_text)
         return self._strings.watch(until)
 
     def of(self, sampling: Sampling) -> Recipe:
-        """Return the recipe of a request's parameters.
+        """Return the recipe for a request's parameters.
 
         Raises:
             ValueError: transformers refuses the parameters.
@@ -144,7 +153,8 @@ class Recipes:
         kwargs.setdefault("do_sample", sampling.temperature > 0)
         if kwargs["do_sample"]:
             kwargs["temperature"] = sampling.temperature
-            # Values equal to our defaults were not requested: the model's own settings apply.
+            # Leave out values that equal the defaults of `Sampling`: they were not requested, and
+            # the model's own settings apply.
             kwargs |= {"top_p": sampling.top_p} if sampling.top_p != 1.0 else {}
             kwargs |= {"top_k": sampling.top_k} if sampling.top_k else {}
         kwargs["pad_token_id"] = _pad_token(self._tokenizer)
@@ -193,7 +203,11 @@ class Recipes:
 
 
 def _pad_token(tokenizer: Any) -> int:
-    """Choose the pad token as lm-eval does: pad, else unknown, else end of sequence."""
+    """Return the pad token that lm-eval chooses.
+
+    This is the tokenizer's pad token; without one, the unknown token; without that, the
+    end-of-sequence token.
+    """
     for token in (tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.eos_token_id):
         if token is not None:
             return int(token)

@@ -1,6 +1,6 @@
-"""Load a Hugging Face folder's weights as lm-eval does, or copy them into a running model.
+"""Load the weights of a Hugging Face folder as lm-eval does, or copy them into a running model.
 
-Only safetensors are read, since a pickle can run code.
+Only safetensors files are read, since a pickle file can run code.
 """
 
 import json
@@ -21,7 +21,7 @@ _NOT_OF_THE_MODEL = {"_name_or_path", "transformers_version"}
 
 
 def load_model(folder: Path, spec: EngineSpec, device: torch.device) -> Any:
-    """Load the model of a folder, and its adapter, by the calls of lm-eval's HFLM (0.4.13).
+    """Load a folder's model and its adapter, by the calls that lm-eval's HFLM makes (0.4.13).
 
     Raises:
         BadUse: the folder is not a causal language model, its weights are not safetensors, or its
@@ -62,7 +62,7 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def tokenizer_files(folder: Path) -> dict[str, bytes]:
-    """Read the files of a tokenizer, to compare two folders."""
+    """Return the files of a folder's tokenizer by name, to compare two folders."""
     names = (
         "tokenizer.json",
         "tokenizer.model",
@@ -73,7 +73,10 @@ def tokenizer_files(folder: Path) -> dict[str, bytes]:
 
 
 def max_length_of(config: Any, tokenizer: Any) -> int:
-    """Return the most tokens of a model, by lm_eval.models.utils.resolve_max_length (0.4.13)."""
+    """Return the largest number of tokens of a model.
+
+    The rules are the same as in lm_eval.models.utils.resolve_max_length (0.4.13).
+    """
     text = getattr(config, "text_config", None) or config
     for name in ("n_positions", "max_position_embeddings", "n_ctx"):
         if (value := getattr(text, name, None)) is not None:
@@ -83,7 +86,10 @@ def max_length_of(config: Any, tokenizer: Any) -> int:
 
 
 class Swapper:
-    """Replace the weights of a running model; made from its folder while the model is fresh."""
+    """Replace the weights of a running model.
+
+    A swapper is created while the model still has the weights of `folder`.
+    """
 
     def __init__(self, model: Any, folder: Path) -> None:
         self._model = model
@@ -97,7 +103,7 @@ class Swapper:
 
     @torch.inference_mode()
     def swap(self, folder: Path) -> None:
-        """Copy the weights of a folder into the model, after all checks.
+        """Copy the weights of a folder into the model, after checking that all of them fit.
 
         Raises:
             SwapRefused: the weights do not fit; the model is unchanged.
@@ -136,7 +142,7 @@ class Swapper:
 
 
 def _configs_of(folder: Path) -> dict[str, Any]:
-    """Read the settings of a model and of its generations, by file name."""
+    """Return the configuration files of a model and of its generation, by file name."""
     found: dict[str, Any] = {}
     for name in ("config.json", "generation_config.json"):
         try:
@@ -162,7 +168,11 @@ def _configs_of(folder: Path) -> dict[str, Any]:
 def _targets(
     model: Any, kinds: dict[str, tuple[str, tuple[int, ...]]]
 ) -> tuple[dict[str, torch.Tensor], str]:
-    """Map each tensor of a checkpoint to the model's, or return why no swap is possible."""
+    """Map each tensor of a checkpoint to the model's tensor.
+
+    Returns:
+        The map by the checkpoint's names, and the reason why no swap is possible; empty if one is.
+    """
     if getattr(model.config, "quantization_config", None):
         return {}, "Quantized weights cannot be swapped in place."
     state: dict[str, torch.Tensor] = model.state_dict()

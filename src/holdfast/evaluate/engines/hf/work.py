@@ -1,4 +1,4 @@
-"""Order the work of a transformers engine: one request at a time, or all together."""
+"""Schedule the work of a transformers engine: one request at a time, or many together."""
 
 import time
 from abc import ABC, abstractmethod
@@ -14,12 +14,16 @@ from holdfast.evaluate.engines.hf.sampling import Recipes
 from holdfast.evaluate.types.engine import Finished
 from holdfast.evaluate.types.requests import Answer, Request
 
-# Errors of a single request: tokens beyond the vocabulary, wrong parameters, too little memory.
+# Errors that concern only one request: tokens beyond the vocabulary, wrong parameters, too little
+# memory.
 _OF_THE_REQUEST = (RuntimeError, IndexError, ValueError, TypeError)
 
 
 class Work(ABC):
-    """Keep waiting and begun requests; requests with the same input tokens share one forward."""
+    """Keep the requests that wait or have begun.
+
+    Requests for log-probabilities with the same input tokens share one forward pass.
+    """
 
     def __init__(self, calls: Calls, recipes: Recipes, max_length: int) -> None:
         self._calls = calls
@@ -32,7 +36,7 @@ class Work(ABC):
         self._ended: list[Finished] = []
 
     def submit(self, requests: Iterable[tuple[int, Request]]) -> None:
-        """Add requests; one that cannot be answered ends with the next `step`."""
+        """Add requests; a request that cannot be answered ends in the next `step`."""
         for id_, request in requests:
             if fault := fault_of(request, self._max_length):
                 self._begin([id_])
@@ -44,7 +48,7 @@ class Work(ABC):
                 self._generations[id_] = request
 
     def recall(self, ids: Iterable[int]) -> list[int]:
-        """Drop waiting requests and return their ids."""
+        """Drop the requests that have not begun, and return their ids."""
         given = []
         for id_ in ids:
             if (packed := self._inputs.pop(id_, None)) is not None:
@@ -57,7 +61,7 @@ class Work(ABC):
         return given
 
     def step(self, until_s: float) -> list[Finished]:
-        """Work until a `time.monotonic()`, or one forward longer."""
+        """Work until `time.monotonic()` reaches `until_s`; the last forward pass may end later."""
         while (self._scores or self._generations or self._begun) and time.monotonic() < until_s:
             self._go_on(until_s)
         ended, self._ended = self._ended, []
@@ -65,7 +69,7 @@ class Work(ABC):
 
     @abstractmethod
     def _go_on(self, until_s: float) -> None:
-        """Do a piece of the work."""
+        """Do the next piece of work: one forward pass, or steps of a generation until `until_s`."""
 
     def _begin(self, ids: Iterable[int]) -> None:
         now_s = time.monotonic()
@@ -99,7 +103,7 @@ class Work(ABC):
 
 
 class OneByOne(Work):
-    """Run one input per forward in exact mode, so that answers are independent."""
+    """Answer one input per forward pass, for exact mode: answers do not depend on each other."""
 
     _under_way: tuple[int, Generation] | None = None
 
@@ -137,7 +141,11 @@ class OneByOne(Work):
 
 
 class Together(Work):
-    """Batch log-probabilities of similar length and run one generation batch, in free mode."""
+    """Answer requests in batches, for free mode.
+
+    Log-probabilities of similar length share a forward pass, and generations share one running
+    batch.
+    """
 
     def __init__(self, calls: Calls, recipes: Recipes, max_length: int, max_batch: int) -> None:
         super().__init__(calls, recipes, max_length)

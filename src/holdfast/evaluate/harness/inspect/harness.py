@@ -1,4 +1,4 @@
-"""Adapt inspect-ai as a `Harness`: `eval` runs unmodified, each entry in its own process."""
+"""Adapt inspect-ai as a `Harness`: run its `eval` unmodified, each entry in its own process."""
 
 import hashlib
 import math
@@ -36,9 +36,11 @@ _ERRORS = ("stderr",)  # inspect's metrics for the uncertainty of other metrics
 
 
 def results_of(logs: "list[EvalLog]") -> dict[str, Any]:
-    """Convert logs to a results object: `"METRIC,SCORER"` and `"METRIC_stderr,SCORER"` per task.
+    """Convert inspect's logs to a results object in lm-eval's form.
 
-    A scorer with several reductions over epochs appears as SCORER/REDUCER for each.
+    For each task, the metrics have the keys `"METRIC,SCORER"` and `"METRIC_stderr,SCORER"`. If a
+    scorer reduces several epochs in several ways, SCORER/REDUCER stands in place of SCORER, one for
+    each reducer.
     """
     results: dict[str, Any] = {
         "results": {},
@@ -93,11 +95,13 @@ _PROVIDER = "holdfast"
 
 
 class Inspect:
-    """See `Harness`; inspect computes metrics itself as answers come, so `measure` is unused.
+    """Run inspect-ai's tasks; see `Harness`.
+
+    Inspect computes metrics itself while answers arrive, so `measure` is not used.
 
     Args:
         include_paths: folders with task files.
-        clock: the time for chat templates, once an evaluation.
+        clock: gives the time for chat templates, read once in an evaluation.
     """
 
     name = "inspect"
@@ -117,8 +121,8 @@ class Inspect:
         """Import inspect and load every entry's task with its dataset, for forked processes.
 
         Raises:
-            BadUse: a task does not exist (with the nearest names), cannot be loaded, or needs a
-                container.
+            BadUse: a task does not exist (the message suggests similar names), cannot be loaded, or
+                needs a container.
         """
         from holdfast.evaluate.harness.inspect import text_model  # noqa: F401
         from holdfast.evaluate.harness.inspect.tasks import find_tasks
@@ -129,10 +133,10 @@ class Inspect:
             self._tasks[_key(entry)] = find_tasks(entry, self._include_paths)
 
     def run(self, entry: TaskEntry, client: EngineClient, folder: Path) -> TaskResult:
-        """See `Harness.run`; inspect's own log stays below `folder/inspect`.
+        """See `Harness.run`; inspect's own log is written below `folder/inspect`.
 
         Raises:
-            EvaluationError: the task failed; the message includes inspect's.
+            EvaluationError: the task failed; the message includes inspect's message.
         """
         import inspect_ai
 
@@ -147,8 +151,9 @@ class Inspect:
         )
         place.mkdir(parents=True, exist_ok=True)
         earlier = set(place.glob("*.eval"))
-        # Inspect's cache uses the model's name as key and would mix checkpoints; the trace is for
-        # use on a terminal.
+        # Give each run its own cache, since the key of inspect's cache has only the model's name,
+        # and would mix checkpoints. Write inspect's trace, which is meant for use on a terminal,
+        # beside the log.
         os.environ |= {
             "INSPECT_CACHE_DIR": str(place / "cache"),
             "INSPECT_TRACE_FILE": str(place / "trace.log"),
@@ -188,7 +193,7 @@ class Inspect:
     def measure(
         self, entry: TaskEntry, sample: int, answers: Sequence[Answer], facts: ModelFacts
     ) -> bytes:
-        """See `Harness.measure`; samples of inspect never request a metric."""
+        """Raise an error: samples of inspect's tasks never request a metric."""
         raise EvaluationError(
             f"Inspect computes metrics itself: none of {len(answers)} answers of sample {sample} "
             f"of {entry.name}, by "
@@ -202,7 +207,7 @@ class Inspect:
             from holdfast.evaluate.harness.inspect.text_model import TextModel as Kind
         else:
             from holdfast.evaluate.harness.inspect.token_model import TokenModel as Kind  # type: ignore[assignment]
-        # A class of its own binds the client: a model's arguments would appear in the log.
+        # Bind the client to a new class, not through the model's arguments, which inspect logs.
         bound = type("Holdfast", (Kind,), {"client": client, "began": _began(folder, self._clock)})
         modelapi(name=_PROVIDER)(bound)
         config = GenerateConfig(**generate)
@@ -210,7 +215,7 @@ class Inspect:
 
 
 def _roles(judge: str) -> dict[str, Any] | None:
-    """Make the judge the grader, if there is one; else the model grades itself."""
+    """Make the judge model the grader of the task; without a judge, the model grades itself."""
     if not os.environ.get("OPENAI_BASE_URL"):
         return None
     from inspect_ai.model import get_model
@@ -219,7 +224,7 @@ def _roles(judge: str) -> dict[str, Any] | None:
 
 
 def _limit(limit: float | None, samples: int) -> int | None:
-    """Count the samples under a limit; a share is rounded as in lm-eval."""
+    """Return the number of samples under a limit; a share is rounded as lm-eval does."""
     if limit is None:
         return None
     return math.ceil(samples * limit) if limit < 1 else int(limit)
@@ -239,11 +244,11 @@ def _raise_failure(log: Any, entry: TaskEntry) -> None:
 
 
 def _began(folder: Path, clock: Clock) -> datetime:
-    """Return the evaluation's start time for chat templates, the same after a resume."""
+    """Return the evaluation's start time, for chat templates; a resume returns the same time."""
     path = folder / "inspect" / "began"
     if not path.exists():
         draft = path.with_name(f"began.{os.getpid()}")
-        # Local time, as transformers passes to templates.
+        # Use local time, as transformers passes local time to templates.
         write_atomic(draft, datetime.fromtimestamp(clock.now_s()).isoformat().encode())  # noqa: DTZ006
         with suppress(FileExistsError):  # another task's process was first
             path.hardlink_to(draft)

@@ -1,4 +1,4 @@
-"""Parse the options of an entry for inspect: task arguments and a few others."""
+"""Parse the options of an entry for inspect: the task's arguments, and a few settings."""
 
 from typing import Any
 
@@ -11,13 +11,13 @@ _OWN = ("generate", "epochs", "judge")
 
 
 class InspectOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Hold the options of an entry.
+    """Hold the parsed options of an entry.
 
     Attributes:
-        arguments: the arguments of the task: every option except the following.
-        generate: fields of inspect's `GenerateConfig`, as defaults for the task.
-        epochs: the runs of each sample; None for the task's own number.
-        judge: the grader's model name in the judge's API.
+        arguments: the arguments of the task: every option that is none of the following.
+        generate: fields of inspect's `GenerateConfig`, used as defaults for the task.
+        epochs: how often each sample is run; None for the task's own number.
+        judge: the name of the grader's model in the API of the judge.
     """
 
     arguments: dict[str, Any]

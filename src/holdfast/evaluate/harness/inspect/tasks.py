@@ -1,4 +1,7 @@
-"""Find inspect tasks by name: FILE.py@TASK, FILE.py for a whole file, or PACKAGE/TASK."""
+"""Find inspect's tasks by name.
+
+A name is FILE.py@TASK, FILE.py for all tasks of a file, or PACKAGE/TASK.
+"""
 
 import inspect
 import random
@@ -21,14 +24,14 @@ _SEED = 1234  # lm-eval's own, so that unseeded draws of a task are the same in 
 
 
 def find_tasks(entry: TaskEntry, include_paths: Sequence[str]) -> list[Task]:
-    """Load an entry's tasks with their datasets.
+    """Load the tasks of an entry with their datasets.
 
     Args:
-        entry: an entry of a suite.
-        include_paths: folders for files that are not in the current folder.
+        entry: an entry of the suite.
+        include_paths: folders to search for files that are not in the current folder.
 
     Raises:
-        NotFound: the task does not exist; the message has the nearest names.
+        NotFound: the task does not exist; the message suggests similar names.
         BadUse: the task cannot be loaded with these arguments, or needs a container.
     """
     arguments = options_of(entry).arguments
@@ -52,7 +55,7 @@ def find_tasks(entry: TaskEntry, include_paths: Sequence[str]) -> list[Task]:
 
 
 def _located(name: str, include_paths: Sequence[str]) -> str:
-    """Return the name with the file's whole path; unchanged for a task of a package."""
+    """Return the name with the file's absolute path; unchanged for a task of a package."""
     file, task = split_spec(name)
     if not file.endswith(".py"):
         if registry_lookup("task", name) is None:
@@ -82,7 +85,7 @@ def _located(name: str, include_paths: Sequence[str]) -> str:
 
 
 def _refuse_unknown(arguments: Iterable[str], task: Task, name: str) -> None:
-    """Refuse unknown arguments, which inspect would drop with a warning."""
+    """Raise BadUse for arguments that the task lacks, which inspect would drop with a warning."""
     made_by = registry_lookup("task", registry_info(task).name)
     assert callable(made_by)
     taken = inspect.signature(made_by).parameters
@@ -105,7 +108,7 @@ def _refuse_sandbox(task: Task, name: str) -> None:
 
 
 def needs_sandbox(name: str, kind: str) -> BadUse:
-    """Make the error for a task that needs a container (or `kind`, in inspect's words)."""
+    """Return the error for a task that needs a container; `kind` is inspect's name for it."""
     return BadUse(
         f"The inspect task {name!r} needs a sandbox ({kind}) to run what the model asks for, which "
         "Holdfast does not "

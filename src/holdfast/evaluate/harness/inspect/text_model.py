@@ -1,4 +1,4 @@
-"""Provide inspect's model class for engines that take messages as text."""
+"""Provide inspect's model class for engines that take text messages."""
 
 import itertools
 import json
@@ -29,11 +29,11 @@ _PENALTIES = ("frequency_penalty", "presence_penalty")
 
 
 class RequestBuilder:
-    """Build a request for each choice and send them; shared by both kinds of models.
+    """Build and send a request for each choice; the base of both model classes.
 
-    A sample's repeated request, or the request of another epoch, is a new draw if sampled, and the
-    same request if greedy. Repeats are counted within the sample, so that the count does not depend
-    on the order of samples.
+    If a sample repeats a request, or sends the request again in another epoch, sampling makes a new
+    draw, and greedy decoding uses the same request. Repeats are counted within a sample, so that
+    the count does not depend on the order in which samples run.
     """
 
     client: ClassVar[EngineClient]
@@ -43,7 +43,7 @@ class RequestBuilder:
         self._draws: Counter[tuple[object, ...]] = Counter()
 
     async def ask(self, request: Request, config: GenerateConfig) -> list[Answer]:
-        """Request as many answers as the configuration's choices."""
+        """Request as many answers as the configuration has choices."""
         choices = config.num_choices or 1
         requests, sampling = [request], request.sampling
         assert sampling is not None
@@ -67,7 +67,9 @@ class RequestBuilder:
 def sampling_of(
     config: GenerateConfig, max_new_tokens: int, extra: dict[str, Scalar] | None = None
 ) -> Sampling:
-    """Convert inspect's configuration for generation; greedy by default, for repeatable scores.
+    """Convert inspect's configuration for generation.
+
+    Decoding is greedy by default, so that scores are repeatable.
 
     Raises:
         EvaluationError: the configuration needs a feature that engines lack.
@@ -93,7 +95,7 @@ def sampling_of(
 
 
 def usage_of(answers: list[Answer], prompt_tokens: int) -> ModelUsage:
-    """Count the tokens of a prompt, read once, and of its answers."""
+    """Count the tokens of a prompt, which was read once, and of its answers."""
     new_tokens = sum(answer.new_tokens for answer in answers)
     return ModelUsage(
         input_tokens=prompt_tokens,
@@ -103,7 +105,7 @@ def usage_of(answers: list[Answer], prompt_tokens: int) -> ModelUsage:
 
 
 class TextModel(RequestBuilder, ModelAPI):
-    """Send the messages as they are; the engine applies the chat template."""
+    """Send chat messages to engines as they are; the engine applies the chat template."""
 
     def __init__(
         self,
@@ -125,7 +127,7 @@ class TextModel(RequestBuilder, ModelAPI):
         """See `ModelAPI.generate`.
 
         Raises:
-            EvaluationError: the task uses tools, or content other than text.
+            EvaluationError: the task uses tools, or messages with content other than text.
         """
         if tools:
             raise EvaluationError(
@@ -158,11 +160,14 @@ class TextModel(RequestBuilder, ModelAPI):
         )
 
     async def count_text_tokens(self, text: str) -> int:
-        """Estimate the tokens: inspect's own count needs a file from the network."""
+        """Estimate the number of tokens; inspect's own count would need a file from the network."""
         return max(1, len(text) // 4)
 
     def max_tokens(self) -> int:
-        """Return inspect's default for models without a limit, within the engine's limit."""
+        """Return the largest number of tokens to generate if the task sets no limit.
+
+        The number is inspect's default, but at most half of the engine's maximum length.
+        """
         return min(DEFAULT_MAX_TOKENS, self.client.facts.max_length // 2 or DEFAULT_MAX_TOKENS)
 
 

@@ -1,7 +1,7 @@
 """Provide inspect's model class for engines that take tokens.
 
-The class is inspect's own Hugging Face provider without its model. The provider (of inspect-ai
-0.3.285: `inspect_ai.model._providers.hf`) makes the prompt's tokens and parses the answer's tokens,
+The class is inspect's own Hugging Face provider (`inspect_ai.model._providers.hf` of inspect-ai
+0.3.285) without its model. The provider makes the prompt's tokens and parses the answer's tokens,
 so that a task behaves as with `--model hf/NAME -M do_sample=false`.
 """
 
@@ -33,10 +33,11 @@ from holdfast.evaluate.types.requests import Answer, Request, pack_tokens, unpac
 
 
 class TokenModel(RequestBuilder, HuggingFaceAPI):
-    """Apply the chat template and the tokenizer here, and request tokens.
+    """Apply the chat template and the tokenizer in this process, and send tokens to engines.
 
     Attributes:
-        began: the time for chat templates, so that a prompt is the same on later days.
+        began: the time that chat templates get as the present, so that a resumed evaluation builds
+            the same prompts on a later day.
     """
 
     began: datetime
@@ -50,8 +51,8 @@ class TokenModel(RequestBuilder, HuggingFaceAPI):
     ) -> None:
         from transformers import AutoTokenizer
 
-        # HuggingFaceAPI's constructor would load the model; the attributes that its methods need
-        # are set here.
+        # Do not call HuggingFaceAPI's constructor, which would load the model; set the attributes
+        # that its methods need.
         ModelAPI.__init__(self, model_name, base_url, api_key, [], config)
         RequestBuilder.__init__(self)
         self.tokenizer = AutoTokenizer.from_pretrained(self.client.facts.tokenizer)
@@ -65,7 +66,7 @@ class TokenModel(RequestBuilder, HuggingFaceAPI):
         tool_choice: ToolChoice,  # noqa: ARG002  no provider of local models has a use for it
         config: GenerateConfig,
     ) -> ModelOutput:
-        """See `ModelAPI.generate`; the generation is limited to the model's length."""
+        """See `ModelAPI.generate`; prompt and generation are limited to the model's length."""
         prompt = self.tokenizer(self.hf_chat(input, tools))["input_ids"]
         room = self.client.facts.max_length - len(prompt)
         if room < 1:
@@ -85,14 +86,17 @@ class TokenModel(RequestBuilder, HuggingFaceAPI):
         )
 
     async def count_text_tokens(self, text: str) -> int:
-        """Count the model's own tokens: inspect's estimate needs a file from the network."""
+        """Count tokens by the model's tokenizer, since inspect's estimate needs the network."""
         return len(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def close(self) -> None:
         """Do nothing, since there is no model to free."""
 
     def _text(self, answer: Answer, stops: tuple[str, ...]) -> str:
-        """Decode up to the token that completes the first stop string, which the provider keeps."""
+        """Decode an answer up to the token that completes the first stop string.
+
+        The provider keeps the stop string in the text.
+        """
         decode = functools.partial(
             self.tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
@@ -116,7 +120,7 @@ class TokenModel(RequestBuilder, HuggingFaceAPI):
             text, tools
         )
         for number, call in enumerate(message.tool_calls or []):
-            # Inspect draws the id at random, and some templates show it: the next prompt would
+            # Replace inspect's random id: some templates show it, so that the next prompt would
             # differ in each run.
             drawn = hashlib.sha256(request.prompt + text.encode() + bytes([number])).hexdigest()
             call.id = f"{call.function}_{drawn[:22]}"
@@ -140,7 +144,7 @@ class TokenModel(RequestBuilder, HuggingFaceAPI):
 
 
 def _stop_the_clock_of_templates(began: datetime) -> None:
-    """Give all chat templates of this process, which runs one task, this time as the present."""
+    """Make `began` the present for all chat templates of this process, which runs one task."""
     from transformers.utils import chat_template_utils
 
     class Began(datetime):

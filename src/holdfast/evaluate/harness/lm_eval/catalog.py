@@ -1,9 +1,9 @@
-"""Keep lm-eval's index of thousands of YAML files on disk, so that it is read once.
+"""Keep lm-eval's index of thousands of YAML files on disk, so that it is built only once.
 
-lm-eval reads all files in every process (6 s and more). The name, kind, file and tags of each entry
-are kept as JSON under the user's cache folder. The name of the JSON file includes lm-eval's version
-and a digest of the paths, sizes and times of all its files, so that another version or an edited
-file leads to a new index.
+lm-eval itself reads all these files in every process, which takes 6 s and more. This module keeps
+the name, kind, file and tags of each entry as JSON in the user's cache folder. The name of the JSON
+file includes lm-eval's version, and a digest of the paths, sizes and modification times of all YAML
+files. So another version or an edited file leads to a new index.
 """
 
 import hashlib
@@ -27,7 +27,10 @@ DEFAULT_TASKS = Path(lm_eval.tasks.__file__).parent
 
 
 class Catalog:
-    """Index the tasks of `include_paths`, and lm-eval's own once needed; later folders override."""
+    """Index the tasks of `include_paths`, and lm-eval's own tasks when they are first needed.
+
+    A name in a later folder overrides the same name in an earlier folder.
+    """
 
     def __init__(self, include_paths: Sequence[str] = (), *, cache: Path | None = None) -> None:
         self._cache = cache_folder() if cache is None else cache
@@ -37,7 +40,7 @@ class Catalog:
         self.include(include_paths)
 
     def include(self, folders: Iterable[str]) -> None:
-        """Add folders of tasks.
+        """Add folders of tasks to the index.
 
         Raises:
             NotFound: a folder does not exist.
@@ -53,10 +56,10 @@ class Catalog:
             self._index |= TaskIndex.build([Path(folder)])
 
     def check(self, name: str) -> None:
-        """Check that a task, group, tag or YAML file exists, with all its parts.
+        """Check that a task, group, tag or YAML file exists, and all tasks that belong to it.
 
         Raises:
-            BadUse: the name does not exist; the message has the nearest names.
+            BadUse: the name does not exist; the message suggests similar names.
         """
         if not self._has_defaults and any(part not in self._index for part in self._parts(name)):
             self._index = _default_index(self._cache) | self._index
@@ -70,7 +73,10 @@ class Catalog:
             )
 
     def runs_code(self, name: str) -> bool:
-        """Return True if a task, or one in a group or tag, declares to run the model's code."""
+        """Return True if any task of this name declares that it runs the model's code.
+
+        The name may be of a task, a group or a tag.
+        """
         entries = [self._index[part] for part in self._parts(name) if part in self._index]
         files = [
             entry.yaml_path for entry in entries if entry.kind is Kind.TASK and entry.yaml_path
@@ -80,11 +86,11 @@ class Catalog:
     def manager(
         self, metadata: dict[str, Any], on_load: Callable[[Any], None]
     ) -> "PreparedManager":
-        """Make lm-eval's task manager over this index."""
+        """Create a task manager of lm-eval that uses this index."""
         return PreparedManager(self._index, metadata, on_load)
 
     def _parts(self, name: str, seen: set[str] | None = None) -> Iterator[str]:
-        """Yield a name and the names of its known parts."""
+        """Yield a name, and the names of all known tasks and groups that belong to it."""
         seen = set() if seen is None else seen
         if name in seen:
             return
@@ -109,7 +115,10 @@ class Catalog:
 
 
 class PreparedManager(TaskManager):  # type: ignore[misc]
-    """lm-eval's `TaskManager` over an existing index; `on_load` receives the loaded tasks."""
+    """Load tasks like lm-eval's `TaskManager`, but with an existing index.
+
+    `on_load` is called with the loaded tasks.
+    """
 
     def __init__(
         self, index: dict[str, Entry], metadata: dict[str, Any], on_load: Callable[[Any], None]
@@ -125,12 +134,12 @@ class PreparedManager(TaskManager):  # type: ignore[misc]
 
 
 def cache_folder() -> Path:
-    """Return the folder for costly results, for all evaluations of this user."""
+    """Return the user's cache folder, which all evaluations share."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "holdfast"
 
 
 def _default_index(cache: Path) -> dict[str, Entry]:
-    """Return the index of lm-eval's own tasks."""
+    """Return the index of lm-eval's own tasks, from the cache or by reading them."""
     path = cache / f"lm-eval-{version('lm_eval')}-{_state_of(DEFAULT_TASKS)}.json"
     try:
         rows = json.loads(path.read_bytes())
@@ -164,7 +173,7 @@ def _default_index(cache: Path) -> dict[str, Entry]:
 
 
 def _state_of(folder: Path) -> str:
-    """Return a digest of the path, size and time of every YAML file below a folder."""
+    """Return a digest of the path, size and modification time of every YAML file below a folder."""
     digest = hashlib.blake2b(digest_size=8)
     for line in sorted(_files(str(folder), "")):
         digest.update(line.encode("utf-8", "surrogateescape"))

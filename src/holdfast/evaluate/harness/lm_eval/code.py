@@ -1,8 +1,8 @@
 """Run generated code in the sandbox, by replacing `evaluate.load("code_eval")`.
 
-Tasks that run code (HumanEval, MBPP and others) load Hugging Face evaluate's `code_eval`, which
-must be fetched from the Hub and runs the code in a plain child process. The replacement has the
-same interface and formula.
+Tasks that run code (HumanEval, MBPP and others) load `code_eval` of Hugging Face's evaluate
+library. `code_eval` must be fetched from the Hub, and runs the code in a child process without a
+sandbox. The replacement has the same interface and the same formula.
 """
 
 import importlib.util
@@ -17,7 +17,7 @@ from holdfast.core.errors import BadUse
 
 
 class CodeEvalModule:
-    """The replacement module for `evaluate.load("code_eval")`."""
+    """The metric that `evaluate.load("code_eval")` returns after the replacement."""
 
     def compute(
         self,
@@ -36,10 +36,10 @@ class CodeEvalModule:
 
 
 def install(*, confirmed: bool) -> None:
-    """Replace `code_eval` by the sandbox, in this process and processes forked from it.
+    """Replace `code_eval` by the sandbox, in this process and in processes forked from it.
 
-    Without `confirmed`, loading `code_eval` is refused. Hugging Face evaluate takes seconds to
-    import, so the replacement waits until a task imports it.
+    Unless `confirmed`, loading `code_eval` raises an error. Hugging Face's evaluate library takes
+    seconds to import, so the replacement happens only when a task imports the library.
     """
     _Finder.confirmed = confirmed
     if (loaded := sys.modules.get("evaluate")) is not None:
@@ -49,7 +49,7 @@ def install(*, confirmed: bool) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Let `evaluate` be imported, then replace its `load`."""
+    """Let Python import `evaluate`, then replace the `load` function of the module."""
 
     confirmed = False
 

@@ -1,6 +1,6 @@
 """Adapt lm-evaluation-harness as a `Harness`.
 
-`simple_evaluate` runs unmodified, in a process of its own for each entry.
+`simple_evaluate` runs unmodified, in a separate process for each entry.
 """
 
 import contextlib
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 
 class LmEval:
-    """See `Harness`.
+    """Run lm-eval's tasks; see `Harness`.
 
     Args:
-        include_paths: folders with your own tasks.
-        confirm_unsafe_code: True to allow tasks to run a model's code (in the sandbox).
+        include_paths: folders with the user's own tasks.
+        confirm_unsafe_code: True to allow tasks to run a model's code, in the sandbox.
     """
 
     name = "lm-eval"
@@ -56,10 +56,10 @@ class LmEval:
         return _version()
 
     def prepare(self, entries: Sequence[TaskEntry]) -> None:
-        """Check that every entry's task exists and is allowed.
+        """Check that the task of every entry exists and is allowed.
 
         Raises:
-            BadUse: a task does not exist or is not allowed; the message has the nearest names.
+            BadUse: a task does not exist or is not allowed; the message suggests similar names.
         """
         from holdfast.evaluate.harness.lm_eval.catalog import Catalog
 
@@ -77,7 +77,7 @@ class LmEval:
                 )
 
     def rehearse(self) -> None:
-        """Import the modules of a run and run two small tasks; see `Rehearsing`."""
+        """Import the modules that a run needs, and run two small tasks; see `Rehearsing`."""
         from holdfast.evaluate.harness.lm_eval import metrics, model, text_model  # noqa: F401
         from holdfast.evaluate.harness.lm_eval.rehearsal import rehearse
 
@@ -85,7 +85,7 @@ class LmEval:
         rehearse()
 
     def run(self, entry: TaskEntry, client: EngineClient, folder: Path) -> TaskResult:
-        """See `Harness.run`; samples are logged below `folder/samples`, in lm-eval's form."""
+        """See `Harness.run`; samples are logged below `folder/samples`, in lm-eval's format."""
         from lm_eval import evaluator
         from lm_eval.utils import handle_non_serializable, sanitize_list
 
@@ -148,7 +148,11 @@ class LmEval:
     def measure(
         self, entry: TaskEntry, sample: int, answers: Sequence[Answer], facts: ModelFacts
     ) -> bytes:
-        """See `Harness.measure`; empty if the metric failed or is inexact: the client computes it."""
+        """See `Harness.measure`.
+
+        The result is empty if the metric failed, or if JSON cannot hold its values exactly; then
+        the client computes the metric.
+        """
         wanted = msgspec.msgpack.encode((entry, facts.tokenizer, facts.max_length))
         if self._measured is None or self._measured[0] != wanted:
             self._set_up()
@@ -156,7 +160,7 @@ class LmEval:
         return self._measured[1].measure(sample, answers)
 
     def _set_up(self) -> None:
-        """Adapt torch, tqdm and lm-eval to this process and its forks; may be called again."""
+        """Adapt torch, tqdm and lm-eval to this process and its forks; further calls do no harm."""
         import torch
         import tqdm
         from lm_eval import evaluator
@@ -164,7 +168,7 @@ class LmEval:
         from holdfast.evaluate.harness.lm_eval import code
 
         tqdm.tqdm.monitor_interval = 0  # tqdm's monitor is a thread, and this process forks
-        # Clients compute little; more threads would only compete.
+        # Use one thread: clients compute little, and more threads would only compete for cores.
         torch.set_num_threads(1)
         package_versions()  # once, for all clients
         code.install(confirmed=self._confirmed)
@@ -176,7 +180,7 @@ class LmEval:
 
 
 class _Measuring:
-    """An entry's tasks, loaded once for the metrics of many samples."""
+    """Hold the loaded tasks of an entry, to compute the metrics of many samples."""
 
     def __init__(self, entry: TaskEntry, catalog: "Catalog", facts: ModelFacts) -> None:
         import numpy as np
@@ -219,7 +223,7 @@ class _Measuring:
 
 
 class _Draws:
-    """Detect draws from Python's or numpy's process-wide random numbers."""
+    """Detect whether code used Python's or numpy's global random number generator."""
 
     def __init__(self) -> None:
         self._before = self._state()
@@ -237,7 +241,10 @@ class _Draws:
 
 
 def _notes(entry: TaskEntry, exchange: "Exchange") -> list[str]:
-    """Note where lm-eval's own scores would differ, even with equal weights and batches of one."""
+    """Return sentences on why scores may differ from lm-eval's.
+
+    Only reasons are listed that hold even with equal weights and a batch size of one.
+    """
     notes = []
     if exchange.is_sampled:
         notes.append(
@@ -268,12 +275,15 @@ def _model(facts: ModelFacts, options: LmEvalOptions) -> "RemoteLM":
 
 
 def _metadata(facts: ModelFacts, options: LmEvalOptions) -> dict[str, Any]:
-    """Return lm-eval's metadata for tasks that make their data: `pretrained`, and the entry's."""
+    """Return the metadata that lm-eval passes to tasks which make their own data.
+
+    `pretrained` is the tokenizer's folder; the entry's own metadata override it.
+    """
     return {**({"pretrained": facts.tokenizer} if facts.tokenizer else {}), **options.metadata}
 
 
 def _stands_for(facts: ModelFacts, options: LmEvalOptions) -> bytes:
-    """Return a digest of packages, arguments and tokenizer, which a metric depends on."""
+    """Return a digest of the packages, model arguments and tokenizer, which metrics depend on."""
     digest = hashlib.blake2b(package_versions().encode(), digest_size=16)
     digest.update(json.dumps(dict(options.model_args), sort_keys=True).encode())
     if facts.tokenizer:
@@ -283,7 +293,7 @@ def _stands_for(facts: ModelFacts, options: LmEvalOptions) -> bytes:
 
 
 def _how_prompted(entry: TaskEntry, options: LmEvalOptions, lm: Any) -> dict[str, Any]:
-    """Return the fields on prompts that lm-eval's `GeneralConfigTracker` records."""
+    """Return the fields about prompts that lm-eval's `GeneralConfigTracker` records."""
     template = lm.chat_template(entry.chat_template) if entry.chat_template else None
     shas = {
         f"{name}_sha": hashlib.sha256(text.encode()).hexdigest() if text else None
@@ -301,7 +311,10 @@ def _how_prompted(entry: TaskEntry, options: LmEvalOptions, lm: Any) -> dict[str
 
 
 def _add_versions(storage: dict[str, Any]) -> None:
-    """Replace lm-eval's `add_env_info`, which runs pip and others for a second in each process."""
+    """Add the versions of packages, in place of lm-eval's `add_env_info`.
+
+    `add_env_info` runs pip and other programs, which takes a second in each process.
+    """
     import platform
 
     import torch
@@ -322,16 +335,19 @@ def _add_versions(storage: dict[str, Any]) -> None:
 
 @functools.cache
 def _version() -> str:
-    """Read the version from the package's files once, before clients are forked."""
+    """Read lm-eval's version from the package's files, once, before clients are forked."""
     return version("lm_eval")
 
 
 @functools.cache
 def _git_hash() -> Any:
-    """Call lm-eval's `get_git_commit_hash`, which starts a process, once for all clients."""
+    """Return the result of lm-eval's `get_git_commit_hash`, called once for all clients.
+
+    The function starts a process.
+    """
     from lm_eval.loggers.utils import get_git_commit_hash
 
-    # Outside a repository, git writes an error directly to descriptor 2.
+    # Silence descriptor 2: outside of a repository, git writes an error directly to it.
     stderr_fd, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, 2)
@@ -358,7 +374,7 @@ _OFFLINE = (
 
 @contextlib.contextmanager
 def _explained(entry: TaskEntry) -> Iterator[None]:
-    """Explain that a task's data is missing here, instead of the network error."""
+    """Replace a network error by the explanation that the task's data is not on this machine."""
     try:
         yield
     except HoldfastError:

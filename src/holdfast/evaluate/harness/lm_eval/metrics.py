@@ -1,18 +1,18 @@
-"""Connect lm-eval's evaluator with engines and with metrics computed elsewhere.
+"""Give engines' answers, and metrics computed elsewhere, to lm-eval's evaluator.
 
-The evaluator builds every task's instances, then runs one type of request after another. At its
-first call all instances exist, and `Exchange` submits all of them, grouped by document, for all
-types.
+The evaluator first builds every task's instances, and then calls the model with one type of request
+after another. At the first call all instances exist, and `Exchange` submits the requests of all
+types at once, grouped by document.
 
-The metric of a document is computed elsewhere, and used only for exactly the same inputs. The
-evaluator runs unmodified: it calls a task's `process_results` with a document and its filtered
-responses. For tasks with slow metrics, a memo wraps this method with the results of `measure` for
-the same document and responses (by their digests); all others are computed in place. The memo can
-therefore only save time.
+Slow metrics are computed elsewhere, as soon as a document's answers are there. The evaluator itself
+runs unmodified: it calls a task's `process_results` with a document and its filtered responses. For
+tasks with slow metrics, a memo wraps this method. The memo returns the result of `measure` if the
+document and the responses have the same digests; otherwise the original method computes the metric
+in place. So the memo can save time, and cannot change a score.
 
-The tasks with a memo generate text, and have other metrics than lm-eval's own, which take
-microseconds. Such tasks have their own function for results or a metric, use a metric of Hugging
-Face evaluate, or run code.
+A task has a memo if it generates text and its metrics are not only lm-eval's own, which take
+microseconds. Such a task has its own function for results or its own metric, uses a metric of
+Hugging Face's evaluate library, or runs code.
 """
 
 import hashlib
@@ -47,19 +47,22 @@ if TYPE_CHECKING:
 
 
 class RemoteLM(Protocol):
-    """The model class `EngineLM` or `TextLM`."""
+    """The methods that `EngineLM` and `TextLM` have in common."""
 
     def requests_of(self, instance: "Instance") -> list[Request]:
-        """Return an instance's requests."""
+        """Return the requests that answer an instance."""
         ...
 
     def response(self, instance: "Instance", answers: Sequence[Answer]) -> Any:
-        """Return the harness's response for the answers."""
+        """Return the response to an instance that the harness makes from the answers."""
         ...
 
 
 class Exchange:
-    """Connect one evaluator with the engines; `tasks` are lm-eval's, by name, once loaded."""
+    """Send the requests of one evaluator's run to the engines, and return the responses to it.
+
+    `tasks` are lm-eval's tasks by name; set once they are loaded.
+    """
 
     tasks: Mapping[str, "Task"]
 
@@ -68,13 +71,16 @@ class Exchange:
         self._responses: dict[int, deque[Any]] | None = None
         self._repeats: Counter[bytes] = Counter()
         self.is_sampled = False
-        """True if a request is sampled."""
+        """True if an answer is sampled instead of decoded greedily."""
         self.splits_one_input = False
-        """True if continuations of several lengths share an input, which lm-eval mixes up."""
+        """True if one input has continuations of several lengths, which lm-eval mixes up."""
         self._continuation_bytes: dict[bytes, int] = {}
 
     def responses(self, instances: "Sequence[Instance]") -> list[Any]:
-        """Return a response for each instance, which appears once for each repeat."""
+        """Return a response for each item of `instances`.
+
+        The evaluator lists an instance once for each of its repeats.
+        """
         if self._responses is None:
             self._responses = self._ask()
         try:
@@ -120,7 +126,10 @@ class Exchange:
                 yield first + document, task, instances
 
     def _requests(self, instance: "Instance") -> list[list[Request]]:
-        """Return the requests for each repeat of an instance; sampled ones differ in `repeat`."""
+        """Return a list of requests for each repeat of an instance.
+
+        The requests of different repeats have a different `repeat` if they are sampled.
+        """
         requests = self._lm.requests_of(instance)
         for request in requests:
             if request.prompt and instance.request_type == "loglikelihood":
@@ -146,9 +155,10 @@ class Exchange:
 
 
 def numbered(tasks: "Mapping[str, Task]") -> "Iterator[tuple[int, Task]]":
-    """Yield each task with the sample number of its first document, counted through the entry.
+    """Yield each task with the sample number of its first document.
 
-    Documents beyond a limit count too, so that a number means the same document under every limit.
+    Samples are numbered through all tasks of the entry. Documents beyond a limit count too, so that
+    a number means the same document under every limit.
     """
     first = 0
     for task in tasks.values():
@@ -159,7 +169,7 @@ def numbered(tasks: "Mapping[str, Task]") -> "Iterator[tuple[int, Task]]":
 
 
 def is_streamed(task: "Task") -> bool:
-    """Return True if a task's metrics are slow enough to compute elsewhere, as answers come."""
+    """Return True if a task's metrics are slow, so that they are computed elsewhere."""
     if not isinstance(task, ConfigurableTask) or task.OUTPUT_TYPE != "generate_until":
         return False
     if getattr(task, "UNSAFE_CODE", False) or callable(task.config.process_results):
@@ -171,11 +181,11 @@ def is_streamed(task: "Task") -> bool:
 
 
 class StreamedMetrics:
-    """Keep the memo of one entry's metrics, in its client.
+    """Keep the memo of one entry's metrics, in the process of its client.
 
     Args:
-        stands_for: a digest of versions and tokenizer, which a metric depends on besides task,
-            document and answers.
+        stands_for: a digest of packages' versions, model arguments and tokenizer, which a metric
+            depends on besides its task, document and answers.
         is_wanted: False if the evaluator computes no metrics.
     """
 
@@ -185,18 +195,18 @@ class StreamedMetrics:
         self._fingerprints: dict[str, bytes] = {}
 
     def wrap(self, task: "Task") -> None:
-        """Let a streamed task look into the memo first."""
+        """Let a task with slow metrics look up each result in the memo first."""
         if self._is_wanted and is_streamed(task):
             task.process_results = self._or_found(task, task.process_results)
 
     def key(
         self, task: "Task", instances: "Sequence[Instance]", requests: Sequence[Request]
     ) -> bytes:
-        """Return the content key of a document's metric; empty for a task that is not streamed.
+        """Return the content key of a document's metric; empty if the task has no slow metrics.
 
         The key covers the packages' versions, the tokenizer, the task's config, the document and
-        the keys of its requests. It does not cover the answers and the files that the metric reads:
-        the journal adds those.
+        the keys of its requests. The key does not cover the answers and the files that the metric
+        reads; the journal adds both.
         """
         if not self._is_wanted or not is_streamed(task):
             return b""
@@ -211,7 +221,7 @@ class StreamedMetrics:
         return hashlib.blake2b(b"\0".join(parts), digest_size=16).digest()
 
     def remember(self, task: "Task", measured: bytes) -> None:
-        """Store the result of `measure` for a document of the task; empty stores nothing."""
+        """Store the result that `measure` returned for a document; does nothing if it is empty."""
         if measured:
             for document, results, value, grown in exact_json.decode(measured):
                 self._found[task.task_name, document, results] = (value, grown)
@@ -240,11 +250,15 @@ class StreamedMetrics:
 def measure(
     task: "Task", document: int, doc: Any, answers: Sequence[Answer], lm: "RemoteLM"
 ) -> bytes:
-    """Apply `process_results` to one document's answers, for each filter; empty if not exact.
+    """Apply `process_results` to the answers for one document, once for each filter.
 
-    Only the inputs of the metric are built: the document's instances with an empty prompt, on which
-    no response depends. An error of the metric is left to the client, which meets the error where
-    lm-eval would.
+    Only the inputs of the metric are built: the document's instances, with an empty prompt, since
+    no response depends on the prompt. An error of the metric is raised; the client then computes
+    the metric again and meets the error where lm-eval would.
+
+    Returns:
+        The results for the memo; empty if they cannot be encoded exactly or the call had side
+        effects.
     """
     metadata = (task.config["task"], document, task.config.repeats)
     built = task.construct_requests(
@@ -264,7 +278,8 @@ def measure(
         aggregations = dict(task._aggregation_list)
         value = task.process_results(doc, results)
         grown = _grown(task, aggregations)
-        # A function that changes its arguments changes lm-eval's log, so it must run in the client.
+        # Return nothing for a function that changes its arguments: lm-eval's log shows the change,
+        # so the function must run in the client.
         if (
             "" in key
             or grown is None
@@ -279,14 +294,19 @@ def measure(
 
 
 def _grown(task: "Task", before: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the metrics that `process_results` added, each with the source of its aggregation.
+    """Return the metrics that `process_results` added to the task.
 
-    lm-eval adds metrics if one returns several values ("pass_at_k" becomes "pass@1", ...).
+    lm-eval adds metrics if a metric returns several values (for example, "pass_at_k" adds
+    "pass@1").
+
+    Returns:
+        For each added metric, the earlier metric with the same aggregation, and True if a higher
+        value is better. None if either is unknown.
     """
     grown = {}
     for name in task._aggregation_list.keys() - before.keys():
-        # Removed, so that the next document starts with the same task: the order of documents is
-        # chance.
+        # Remove the metric, so that the next document finds the task unchanged: documents come in
+        # any order.
         aggregation, higher_is_better = (
             task._aggregation_list.pop(name),
             task._higher_is_better.pop(name, None),
@@ -299,7 +319,7 @@ def _grown(task: "Task", before: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _fingerprint(task: "Task") -> bytes:
-    # Without its metadata, which names folders of this machine.
+    # Leave out the metadata, which names folders of this machine.
     stated = {key: value for key, value in task.dump_config().items() if key != "metadata"}
     config = json.dumps(stated, default=handle_non_serializable, sort_keys=True)
     digest = hashlib.blake2b(config.encode("utf-8", "surrogatepass"), digest_size=16)
@@ -311,8 +331,8 @@ def _digest(data: bytes) -> bytes:
 
 
 def _digest_of_document(doc: Any) -> str:
-    # As the evaluator names documents. Values that JSON lacks are included by their repr, which may
-    # differ each time.
+    # Identify the document as the evaluator does. A value that JSON lacks enters by its repr, which
+    # may differ each time.
     text = json.dumps(doc, default=handle_non_serializable, ensure_ascii=False)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 

@@ -1,9 +1,9 @@
 """Run lm-eval's own Hugging Face model class with recorded requests and replayed answers.
 
-`HFLM` tokenizes, truncates, decodes, cuts at stop strings and sums up, unmodified. Only its two
-methods that use the model are replaced: `_loglikelihood_tokens` and `_model_generate`. Each
-instance runs alone, as with `batch_size=1`, the reference, so an instance's request and response
-depend on the instance only.
+`HFLM` tokenizes, truncates, decodes, cuts at stop strings and sums log-probabilities, all
+unmodified. Only its two methods that use the model are replaced: `_loglikelihood_tokens` and
+`_model_generate`. Each instance runs by itself, as with lm-eval's reference setting `batch_size=1`,
+so that the requests and the response of an instance depend only on this instance.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class EngineLM(HFLM):  # type: ignore[misc]
-    """`HFLM` of a folder with config and tokenizer, with its weights in engines.
+    """Run `HFLM` on a folder with config and tokenizer, while the weights are in engines.
 
     Args:
         facts: the facts of the model.
@@ -40,7 +40,8 @@ class EngineLM(HFLM):  # type: ignore[misc]
         self._recorded: list[Request] = []
         self._replayed: Answer | None = None
         self._is_generating = False
-        # A document's choices follow one another and encode the same context again.
+        # Cache the last contexts: lm-eval encodes the context of a document once for each of its
+        # choices, one after another.
         self._encode = lru_cache(maxsize=4)(super().tok_encode)
         super().__init__(
             pretrained=facts.tokenizer,
@@ -54,7 +55,10 @@ class EngineLM(HFLM):  # type: ignore[misc]
         self._model = SimpleNamespace(config=self.config, to=lambda _device: None)
 
     def get_model_info(self) -> dict[str, Any]:
-        """Return the model's fields in lm-eval's results, without count and type of the weights."""
+        """Return the fields about the model in lm-eval's results.
+
+        The number of parameters is unknown here, since the weights are in engines.
+        """
         return {
             "model": self._facts.name,
             "model_num_parameters": -1,
@@ -63,31 +67,34 @@ class EngineLM(HFLM):  # type: ignore[misc]
             "model_sha": self._facts.digest,
         }
 
-    # The evaluator's side, which collects the answers of the one submission.
+    # The methods that the evaluator calls: `exchange` has the responses.
 
     def loglikelihood(self, requests: "list[Instance]", disable_tqdm: bool = False) -> Any:  # noqa: ARG002
-        """Return log-probabilities, with lm-eval's interface."""
+        """Return log-probabilities; the signature is lm-eval's."""
         return self.exchange.responses(requests)
 
     def loglikelihood_rolling(self, requests: "list[Instance]", disable_tqdm: bool = False) -> Any:  # noqa: ARG002
-        """Return log-probabilities of whole texts, with lm-eval's interface."""
+        """Return log-probabilities of whole texts; the signature is lm-eval's."""
         return self.exchange.responses(requests)
 
     def generate_until(self, requests: "list[Instance]", disable_tqdm: bool = False) -> Any:  # noqa: ARG002
-        """Return generations, with lm-eval's interface."""
+        """Return generated texts; the signature is lm-eval's."""
         return self.exchange.responses(requests)
 
-    # The harness's own code, run twice for an instance: to record its requests, and to replay the
-    # answers.
+    # The harness's own code. It runs twice for an instance: to record its requests, and to replay
+    # the answers.
 
     def requests_of(self, instance: "Instance") -> list[Request]:
-        """Return an instance's requests, in order."""
+        """Return the requests that `HFLM` makes for an instance, in order."""
         self._recorded, self._replayed = [], None
         self._run(instance)
         return self._recorded
 
     def response(self, instance: "Instance", answers: Sequence[Answer]) -> Any:
-        """Return the harness's response for the answers, independent of the instance's prompt."""
+        """Return the response that `HFLM` makes from the answers.
+
+        The response does not depend on the instance's prompt.
+        """
         match instance.request_type:
             case (
                 "loglikelihood"
@@ -113,13 +120,13 @@ class EngineLM(HFLM):  # type: ignore[misc]
         left_truncate_len: int | None = None,
         **_: Any,
     ) -> list[int]:
-        """Return a text's token ids, with lm-eval's interface."""
+        """Return a text's token ids; the signature is lm-eval's."""
         if self._is_generating:
             return []  # sorts a batch, here of one; `tok_batch_encode` gets the prompt
         return self._encode(string, add_special_tokens, left_truncate_len)  # type: ignore[no-any-return]
 
     def tok_batch_encode(self, strings: list[str], *args: Any, **kwargs: Any) -> Any:
-        """Return the token ids of prompts, with lm-eval's interface."""
+        """Return the token ids of prompts; the signature is lm-eval's."""
         if self._replayed is not None:
             return _NO_PROMPT, _NO_PROMPT  # it is cut off the reply afterwards
         return super().tok_batch_encode(strings, *args, **kwargs)
@@ -132,7 +139,7 @@ class EngineLM(HFLM):  # type: ignore[misc]
                     "scored by a model "
                     f"of {self.max_length} tokens. Leave the task out, or serve a longer model."
                 )
-            # The input of the model in `HFLM`, with the last token that `HFLM` leaves out.
+            # Build the same input as `HFLM`, plus the last token, which `HFLM` leaves out.
             tokens = (context + continuation)[-(self.max_length + 1) :]
             self._recorded.append(
                 Request(
@@ -168,15 +175,15 @@ _NO_PROMPT = torch.zeros((1, 1), dtype=torch.long)
 def sampling(
     kwargs: dict[str, Any], max_new_tokens: int, stop: Sequence[str], seed: int
 ) -> Sampling:
-    """Convert lm-eval's arguments for transformers' `generate`.
+    """Convert the arguments that lm-eval passes to transformers' `generate`.
 
-    lm-eval's rule (`HFLM._model_generate`): without `do_sample`, a temperature of 0 is greedy.
-    `top_p` and `top_k` do not affect a greedy search and are left out, so that equal requests are
-    sent once. Given values that equal the defaults of `Sampling` go to `extra`, since the model's
-    own generation config may have other values.
+    As in `HFLM._model_generate`, a temperature of 0 without `do_sample` means greedy decoding.
+    `top_p` and `top_k` do not affect greedy decoding and are left out, so that equal requests are
+    sent once. Values that the caller gives and that equal the defaults of `Sampling` go to `extra`,
+    since the model's own generation config may have other defaults.
 
     Raises:
-        BadUse: no engine can use a value, or transformers refuses the sampling.
+        BadUse: no engine can use a value, or transformers refuses the arguments.
     """
     rest = dict(kwargs)
     temperature = float(rest.pop("temperature", 0.0))

@@ -1,4 +1,4 @@
-"""Parse the options of a suite's entry for lm-eval."""
+"""Parse the options of a suite's entry that only lm-eval understands."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,20 +16,24 @@ MODEL_ARGS = (
     "truncation",
     "use_fast_tokenizer",
 )
-"""The `--model_args` of lm-eval that shape requests and replies; those on weights belong to the
-engine."""
+"""Values of lm-eval's `--model_args` that affect requests and replies.
+
+Values that affect the weights belong to the engine's settings.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LmEvalOptions:
-    """Options of lm-eval's command line, with its defaults (lm_eval/defaults.py of 0.4.13).
+    """Hold options of lm-eval's command line, with lm-eval's defaults.
+
+    The defaults are from lm_eval/defaults.py of lm-eval 0.4.13.
 
     Attributes:
-        include_path: folders with tasks, besides the suite's.
-        model_args: values for `MODEL_ARGS`.
-        metadata: passed to tasks that make their own data.
-        predict_only: True to log samples and compute no metric.
-        samples: the numbers of each task's documents to use; None for all.
+        include_path: folders with tasks, besides the suite's folders.
+        model_args: values for the names in `MODEL_ARGS`.
+        metadata: values passed to tasks that make their own data.
+        predict_only: True to log samples and compute no metrics.
+        samples: the indices of the documents to use in each task; None for all documents.
     """
 
     gen_kwargs: Mapping[str, Any] | str | None = None
@@ -47,7 +51,7 @@ class LmEvalOptions:
 
     @property
     def include_paths(self) -> list[str]:
-        """`include_path` as a list."""
+        """`include_path` as a list of folders."""
         return (
             [self.include_path] if isinstance(self.include_path, str) else list(self.include_path)
         )
@@ -73,7 +77,7 @@ def options_of(entry: TaskEntry) -> LmEvalOptions:
     """Parse and check an entry's options.
 
     Raises:
-        BadUse: an option is unknown or of the wrong kind.
+        BadUse: an option is unknown or has a value of the wrong type.
     """
     where = f"The task {entry.name!r}"
     for key, value in entry.options.items():

@@ -1,7 +1,7 @@
-"""Run two tiny tasks once in the parent, so that forked clients start warm.
+"""Run two tiny tasks once in the parent process, so that forked clients start warm.
 
-lm-eval, transformers and torch import and set up much at first use, which takes seconds. Every
-client forked from the parent inherits the result.
+lm-eval, transformers and torch import and set up many modules at first use, which takes seconds.
+Every client that is forked afterwards inherits these modules.
 """
 
 import json
@@ -46,7 +46,7 @@ def _run(folder: Path) -> None:
 
 
 class _Nobody:
-    """An `EngineClient` without engines."""
+    """An `EngineClient` without engines, which makes up the answers."""
 
     def __init__(self, facts: ModelFacts) -> None:
         self.facts = facts
@@ -83,7 +83,10 @@ def _task(kind: str) -> dict[str, Any]:
 
 
 def _open_a_data_set(folder: Path) -> None:
-    """Open a dataset without reading: Arrow reads with threads, and forks need one thread."""
+    """Open a dataset without reading it.
+
+    Arrow reads with threads, and a process that will be forked must have one thread.
+    """
     from datasets import load_dataset_builder
 
     file = folder / "test.jsonl"

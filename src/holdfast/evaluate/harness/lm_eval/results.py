@@ -1,6 +1,7 @@
-"""Merge results objects as lm-eval would have written one for all tasks; write samples as files.
+"""Merge results objects into one, as lm-eval would have written it; write samples as files.
 
-The form is lm-eval 0.4.13's (`lm_eval/result_schema.py`, `lm_eval/loggers/evaluation_tracker.py`).
+The formats are those that lm-eval 0.4.13 defines in `lm_eval/result_schema.py` and
+`lm_eval/loggers/evaluation_tracker.py`.
 """
 
 import hashlib
@@ -14,7 +15,7 @@ from holdfast.core.atomic import write_atomic
 from holdfast.evaluate.types.scores import sanitized
 
 _BY_NAME = ("configs", "versions", "n-shot", "higher_is_better")
-"""Parts by task or group, sorted by name."""
+"""Parts of a results object that map tasks and groups to values; sorted by name."""
 
 
 def merge(
@@ -25,17 +26,19 @@ def merge(
     start_s: float | None = None,
     end_s: float | None = None,
 ) -> dict[str, Any]:
-    """Merge the results objects of entries into one for lm-eval's own tools.
+    """Merge the results objects of entries into one object that lm-eval's own tools can read.
 
     Args:
-        results: the results of each entry, in the suite's order; at least one.
+        results: the results object of each entry, in the suite's order; at least one.
         model_name: the user's name for the model.
         model_source: the name of the program that ran the model.
-        start_s: the start of the evaluation, Unix time; None for the first entry's `date`.
-        end_s: the end of the evaluation, for its duration.
+        start_s: the start of the evaluation as Unix time; None for the earliest `date` of the
+            entries.
+        end_s: the end of the evaluation as Unix time, from which the duration is computed.
 
-    Two entries may have a task of the same name, with other settings or in a group. Equal tasks
-    appear once, others as `NAME#2`, ....
+    Two entries may have a task of the same name, with other settings or within a group. A task with
+    equal results appears once. A task with other results appears as `NAME#2`, then `NAME#3`, and so
+    on.
     """
     merged: dict[str, Any] = {"results": {}, "groups": {}, "group_subtasks": {}}
     merged |= {part: {} for part in (*_BY_NAME, "n-samples", "task_hashes")}
@@ -75,7 +78,10 @@ def merge(
 
 
 def _set_apart(one: Mapping[str, Any], taken: dict[str, Any]) -> dict[str, Any]:
-    """Rename an entry's tasks whose names are `taken` by others, and add its names to `taken`."""
+    """Rename an entry's tasks whose names are in `taken` with other results.
+
+    The entry's names are added to `taken` (task name to results).
+    """
     names: dict[str, str] = {}
     for name, row in one["results"].items():
         number, free = 1, name
@@ -101,7 +107,7 @@ def _set_apart(one: Mapping[str, Any], taken: dict[str, Any]) -> dict[str, Any]:
 
 
 def _common(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the keys of all tables; None for values that differ between entries."""
+    """Return all keys of the tables; the value of a key is None if the tables differ in it."""
     keys = dict.fromkeys(key for table in tables for key in table)
     common = {}
     for key in keys:
@@ -111,9 +117,9 @@ def _common(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def plain(value: Any, default: Callable[[Any], Any]) -> Any:
-    """Convert a results object through JSON, like a reader of lm-eval's file.
+    """Convert a results object to JSON and back, so that it equals the content of lm-eval's file.
 
-    `default` is lm-eval's.
+    `default` is lm-eval's function for values that JSON lacks.
     """
     return json.loads(json.dumps(value, default=default, ensure_ascii=False))
 
@@ -133,9 +139,10 @@ def write_samples(
     sanitize: Callable[[Any], Any],
     default: Callable[[Any], Any],
 ) -> list[Path]:
-    """Write `samples_TASK_DATE.jsonl` for each task, a line per sample and filter, atomically.
+    """Write `samples_TASK_DATE.jsonl` for each task atomically, one line per sample and filter.
 
-    `sanitize` and `default` are lm-eval's. Files of an earlier attempt in the folder are removed.
+    `sanitize` and `default` are lm-eval's functions. Files that an earlier attempt left in the
+    folder are removed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     earlier = set(folder.glob("samples_*.jsonl"))

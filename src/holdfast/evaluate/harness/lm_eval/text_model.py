@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class TextLM(TemplateLM):  # type: ignore[misc]
-    """Behave as lm-eval's `local-completions`, or `local-chat-completions` with a template.
+    """Behave as lm-eval's `local-completions`; with a template, as its `local-chat-completions`.
 
     Args:
         facts: the facts of the model.
@@ -43,7 +43,7 @@ class TextLM(TemplateLM):  # type: ignore[misc]
         self._think_end_token = model_args.get("think_end_token")
 
     def get_model_info(self) -> dict[str, Any]:
-        """Return the model's fields in lm-eval's results."""
+        """Return the fields about the model in lm-eval's results."""
         return {"model": self._facts.name}
 
     def apply_chat_template(
@@ -51,33 +51,33 @@ class TextLM(TemplateLM):  # type: ignore[misc]
         chat_history: list[dict[str, str]],
         add_generation_prompt: bool = True,  # noqa: ARG002
     ) -> Any:
-        """Return the messages as JSON, since the server has the template."""
+        """Return the messages as JSON, since the server applies the chat template."""
         return JsonChatStr(json.dumps(chat_history, ensure_ascii=False))
 
     def tok_encode(self, *_: Any, **__: Any) -> list[int]:
-        """Raise, since only the server tokenizes."""
+        """Raise an error, since only the server can tokenize."""
         raise AssertionError("tokens are the server's")
 
     def _loglikelihood_tokens(self, *_: Any, **__: Any) -> Any:
         raise AssertionError("tokens are the server's")
 
     def loglikelihood(self, requests: "list[Instance]", disable_tqdm: bool = False) -> Any:  # noqa: ARG002
-        """Return log-probabilities, with lm-eval's interface."""
+        """Return log-probabilities; the signature is lm-eval's."""
         return self.exchange.responses(requests)
 
     def loglikelihood_rolling(self, requests: "list[Instance]", disable_tqdm: bool = False) -> Any:  # noqa: ARG002
-        """Return log-probabilities of whole texts, with lm-eval's interface."""
+        """Return log-probabilities of whole texts; the signature is lm-eval's."""
         return self.exchange.responses(requests)
 
     def generate_until(self, requests: "list[Instance]", disable_tqdm: bool = False) -> Any:  # noqa: ARG002
-        """Return generations, with lm-eval's interface."""
+        """Return generated texts; the signature is lm-eval's."""
         return self.exchange.responses(requests)
 
     def requests_of(self, instance: "Instance") -> list[Request]:
-        """Return an instance's requests.
+        """Return the requests for an instance.
 
         Raises:
-            BadUse: a server that takes text alone cannot answer the request.
+            BadUse: a server that takes only text cannot answer such a request.
         """
         match instance.request_type:
             case "loglikelihood":
@@ -113,7 +113,7 @@ class TextLM(TemplateLM):  # type: ignore[misc]
                 )
 
     def response(self, instance: "Instance", answers: Sequence[Answer]) -> Any:
-        """Return the harness's response for the answers to `requests_of(instance)`."""
+        """Return the response that lm-eval makes from the answers to `requests_of(instance)`."""
         (answer,) = answers
         if instance.request_type == "loglikelihood":
             return answer.logprob, answer.is_greedy

@@ -1,1 +1,1 @@
-"""Let metrics call a judging model through a proxy with a quota and a journal."""
+"""Let metrics call a judge model through a proxy, which enforces a quota and keeps a journal."""

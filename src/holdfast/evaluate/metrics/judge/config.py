@@ -1,4 +1,4 @@
-"""Define the configuration and the statistics that a judge's proxy and its owner exchange."""
+"""Define the configuration and the statistics that a judge's proxy exchanges with its owner."""
 
 import math
 
@@ -10,23 +10,23 @@ ENV_TOKEN = "HOLDFAST_JUDGE_TOKEN"
 
 
 class JudgeConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Configure a judge and its limits.
+    """Configure a judge model and the limits on its use.
 
     Attributes:
-        upstream: the judge's API with the version ("https://host/v1").
-        journal: the file of reservations and answers, one per judge
-            (`judge_journal.journal_of`).
-        evaluation_id: the evaluation with the limited cost.
-        api_key_env: the environment variable with the judge's key; may be unset for a local
+        upstream: the URL of the judge's API, with the version ("https://host/v1").
+        journal: the file of reservations and answers; one file per judge (`journal.journal_of`).
+        evaluation_id: the evaluation to which `cost_limit` applies.
+        api_key_env: the environment variable with the judge's API key; may be unset for a local
             judge.
-        requests_per_minute, tokens_per_minute, cost_limit, concurrency: as in `QuotaLimits`;
-            None for no limit. The cost is in the currency of the prices and of this evaluation; the
-            other limits apply to the whole journal.
+        requests_per_minute, tokens_per_minute, cost_limit, concurrency: the limits, as in
+            `QuotaLimits`; None for no limit. `cost_limit` is in the currency of the prices and
+            applies to this evaluation; the other limits apply to all evaluations that use the
+            journal.
         input_price, output_price: the prices of a million tokens.
-        max_tokens: the limit on an answer, for requests without one.
-        timeout_s: seconds for one try.
-        give_up_s: seconds of waiting and retries before a request fails.
-        host, port: the address to listen on; port 0 for a free one.
+        max_tokens: the limit on an answer's tokens, for requests that set none.
+        timeout_s: the seconds that one attempt may take.
+        give_up_s: the seconds of waiting and retries after which a request fails.
+        host, port: the address to listen on; port 0 for a free port.
     """
 
     upstream: str
@@ -61,15 +61,18 @@ class JudgeConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         )
 
     def cost(self, prompt_tokens: int, new_tokens: int) -> int:
-        """Return the cost of tokens in millionths, the unit of a price per million tokens."""
+        """Return the cost of the tokens in millionths of the currency.
+
+        A price is per million tokens, so the cost is the price times the number of tokens.
+        """
         return math.ceil(prompt_tokens * self.input_price + new_tokens * self.output_price)
 
 
 class JudgeStatistics(msgspec.Struct, kw_only=True):
     """Count the work of a proxy since its start.
 
-    `cost` is the evaluation's so far, `waiting` the present number, and `waited_s` the sum over all
-    requests.
+    `cost` is the evaluation's cost so far. `waiting` is the number of requests that wait now, and
+    `waited_s` is the sum of the waiting times of all requests.
     """
 
     requests: int = 0

@@ -1,6 +1,6 @@
-"""Hold requests to the judge until the quota admits them, and record their actual use.
+"""Make requests to the judge wait until the quota admits them, and record their actual use.
 
-An admitted request is in the journal before it is sent, so that later lives of the gate count it.
+An admitted request is in the journal before it is sent, so that a restarted gate still counts it.
 """
 
 import asyncio
@@ -33,7 +33,10 @@ class _Waiting:
 
 
 class JudgeGate:
-    """Hold requests until the quota admits them; `waited_s` is the sum over all that left."""
+    """Make requests wait until the quota admits them.
+
+    `waited_s` is the sum of the waiting times of all requests that no longer wait.
+    """
 
     def __init__(
         self,
@@ -42,12 +45,19 @@ class JudgeGate:
         clock: Clock,
         pause: Callable[[float], Awaitable[None]],
     ) -> None:
-        """Load the journal's past use; `pause` waits, for tests. Raises OSError."""
+        """Load earlier use from the journal.
+
+        `pause` waits for some seconds; tests replace it.
+
+        Raises:
+            OSError: the journal cannot be written.
+        """
         self._journal = journal
         self._clock = clock
         self._pause = pause
         past = journal.past
-        # Wall time at the start, then monotonic: setting the clock back cannot reopen a window.
+        # Start from wall time and add monotonic time, so that setting the clock back cannot reopen
+        # a window.
         self._epoch_s = max(clock.now_s(), past.last_s) - clock.monotonic_s()
         self._quota = QuotaState(limits)
         for event in past.settled:
@@ -66,7 +76,7 @@ class JudgeGate:
         self.waited_s = 0.0
 
     def now_s(self) -> float:
-        """Return a time that never goes back, also over earlier lives."""
+        """Return a time in seconds that never goes back, even over restarts of the gate."""
         return self._epoch_s + self._clock.monotonic_s()
 
     @property
@@ -76,19 +86,19 @@ class JudgeGate:
 
     @property
     def spent_microdollars(self) -> int:
-        """The evaluation's spending so far, without reservations of requests in flight."""
+        """The evaluation's cost so far, without the reservations of requests in flight."""
         return self._quota.spent_microdollars
 
     async def admit(self, tokens: int, cost_microdollars: int) -> tuple[int, str]:
-        """Wait for admission.
+        """Wait until the quota admits a request.
 
         Args:
-            tokens: the most tokens of the request.
-            cost_microdollars: the most that the request can cost.
+            tokens: the largest number of tokens that the request can use.
+            cost_microdollars: the highest cost that the request can have.
 
         Returns:
-            The request's number, and "" if it may be sent, else the limit that forbids it for
-                ever.
+            The request's number, and "" if the request may be sent; otherwise the name of the limit
+            because of which the request can never be sent.
 
         Raises:
             OSError: the journal cannot be written.
@@ -117,7 +127,11 @@ class JudgeGate:
         *,
         retry_after_s: float | None,
     ) -> None:
-        """Record the actual use of an admitted request. Raises OSError."""
+        """Record the actual use of an admitted request.
+
+        Raises:
+            OSError: the journal cannot be written.
+        """
         now_s = self.now_s()
         self._journal.settle(now_s, request, tokens, cost_microdollars)
         self._apply(
@@ -155,6 +169,6 @@ class JudgeGate:
         self._apply(Passed(now_s=self.now_s()))
 
     def close(self) -> None:
-        """Cancel the alarm."""
+        """Cancel the timer that would admit further requests."""
         if self._alarm:
             self._alarm.cancel()

@@ -1,9 +1,10 @@
-"""Journal reservations before requests are sent, their actual use, and answers to keep.
+"""Record each request's reservation before it is sent, then its actual use, and the answers.
 
-A judge has one journal for all evaluations, which share its limits per minute and its answers. Each
-evaluation writes an `opened` line, and owns the lines until the next one, so that its cost is
-known. The journal has lines of JSON. A line cut by a crash is the last one, and is dropped.
-`answer` lines are read by their offset, so that memory holds only keys.
+A judge has one journal for all evaluations, which share the judge's limits per minute and its
+answers. Each evaluation writes an `opened` line. The lines from there to the next `opened` line
+belong to this evaluation, so that its cost is known. Each line is JSON. A line that a crash cut off
+is the last one, and is dropped. An answer stays in the file and is read by its offset, so that only
+its key takes memory.
 """
 
 import fcntl
@@ -20,14 +21,17 @@ from holdfast.evaluate.types.timeline import JudgeSpan
 
 
 def journal_of(url: str, folder: Path) -> Path:
-    """Return the path of a judge's journal in the folder of answers, by its URL alone."""
+    """Return the path of a judge's journal in `folder`, which depends only on the judge's URL."""
     digest = hashlib.blake2b(url.rstrip("/").encode(), digest_size=8).hexdigest()
     return folder / f"judge-{digest}.journal"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reserved:
-    """A request before it is sent, with its most use; `is_ours` if this evaluation pays."""
+    """A request that may have been sent, with the largest use that was reserved for it.
+
+    `is_ours` is True if the request belongs to this evaluation, which then pays for it.
+    """
 
     request: int
     tokens: int
@@ -37,9 +41,10 @@ class Reserved:
 
 @dataclass(kw_only=True)
 class Past:
-    """Hold a journal's content from earlier lives; `last_s` is its latest time, 0 if new.
+    """Hold the content of a journal when it was opened.
 
-    In `settled`, the cost is 0 if another evaluation paid.
+    `last_s` is the latest time in the journal; 0 if the journal is new. A request in `settled` has
+    the cost 0 if another evaluation paid for it.
     """
 
     last_s: float = 0.0
@@ -50,10 +55,10 @@ class Past:
 
 
 class JudgeJournal:
-    """Write the journal; one process at a time."""
+    """Write a judge's journal; one process at a time can do so."""
 
     def __init__(self, path: Path, evaluation_id: str) -> None:
-        """Open or make the file, and read it.
+        """Open the file, or create it, and read its content.
 
         Args:
             path: the file.
@@ -106,7 +111,11 @@ class JudgeJournal:
                 past.answers[line["key"]] = (self._size_bytes, length)
 
     def reserve(self, at_s: float, request: int, tokens: int, cost_microdollars: int) -> None:
-        """Record durably that a request will be sent, with its most use. Raises OSError."""
+        """Record durably that a request will be sent, with the largest use that it can have.
+
+        Raises:
+            OSError: the journal cannot be written.
+        """
         line = {
             "what": "reserved",
             "at_s": at_s,
@@ -118,7 +127,11 @@ class JudgeJournal:
         os.fdatasync(self._fd)
 
     def settle(self, at_s: float, request: int, tokens: int, cost_microdollars: int) -> None:
-        """Record the actual use of a request. Raises OSError."""
+        """Record the actual use of a request.
+
+        Raises:
+            OSError: the journal cannot be written.
+        """
         line = {
             "what": "settled",
             "at_s": at_s,
@@ -129,13 +142,17 @@ class JudgeJournal:
         self._append(line)
 
     def keep(self, key: str, body: str) -> None:
-        """Keep an answer. Raises OSError."""
+        """Keep an answer under a key.
+
+        Raises:
+            OSError: the journal cannot be written.
+        """
         start = self._size_bytes
         self._append({"what": "answer", "key": key, "body": body})
         self.past.answers[key] = (start, self._size_bytes - start)
 
     def kept(self, key: str) -> str | None:
-        """Return the answer kept under a key, if any."""
+        """Return the answer that is kept under a key; None if there is none."""
         if key not in self.past.answers:
             return None
         start, length = self.past.answers[key]
@@ -160,6 +177,8 @@ class JudgeJournal:
 
 def _lock(file: int, path: Path, evaluation_id: str) -> None:
     """Lock the journal for this process.
+
+    If the previous proxy of this evaluation still holds the lock, wait until that proxy has ended.
 
     Raises:
         BadUse: another evaluation holds the journal.
@@ -187,17 +206,19 @@ def _last_opened_by(path: Path) -> str:
 
 
 def judged_between(journal: Path, from_s: float, to_s: float, *, model: int = 0) -> list[JudgeSpan]:
-    """Return the judge's answers in a span of time; empty without a journal.
+    """Return a `JudgeSpan` for each answer of the judge in a period; empty without a journal.
 
-    A try without use (refused), or with its whole reservation (failed or unknown), is left out: a
-    better schedule would not have had it. The journal does not have the sample and the wait of a
+    Two kinds of attempts are left out, because a better schedule would not have made them: attempts
+    without use, which the judge refused; and attempts whose use equals their reservation, which
+    failed or whose use is unknown. The journal does not record the sample and the waiting time of a
     request, so `task` and `sample` are -1.
 
     Args:
         journal: the judge's journal.
-        from_s: the start in seconds since the Unix epoch, and the zero of the returned times.
-        to_s: the end in seconds since the Unix epoch.
-        model: the model number for the spans.
+        from_s: the start of the period in seconds since the Unix epoch; returned times count from
+            here.
+        to_s: the end of the period in seconds since the Unix epoch.
+        model: the model number for the returned spans.
     """
     found: list[JudgeSpan] = []
     reserved: dict[int, tuple[float, int]] = {}

@@ -1,4 +1,4 @@
-"""Start a judge's proxy for an evaluation, and report its address and costs."""
+"""Start a judge's proxy for an evaluation, and return the proxy's address and costs."""
 
 import json
 import os
@@ -31,7 +31,10 @@ class _Running:
 
 
 class Judge:
-    """Run the proxy's process during the block; it ends with its owner, and may be restarted."""
+    """Run the proxy's process inside a `with` block.
+
+    The proxy may be restarted, and ends at the latest with the process that started it.
+    """
 
     def __init__(self, config: JudgeConfig, folder: Path) -> None:
         """Start the proxy.
@@ -77,7 +80,10 @@ class Judge:
         return f"http://{self._config.host}:{self._running.port}/v1"
 
     def environment(self) -> dict[str, str]:
-        """Return the variables for OpenAI clients of a harness, without the judge's own key."""
+        """Return the environment variables that let a harness's OpenAI clients use the proxy.
+
+        The judge's API key is not among the variables.
+        """
         return {
             "OPENAI_BASE_URL": self.url,
             "OPENAI_API_BASE": self.url,
@@ -89,17 +95,19 @@ class Judge:
         return self._running.process.poll() is None
 
     def restart(self) -> None:
-        """Restart the proxy with the same limits, and on the same port if configured.
+        """Restart the proxy with the same limits.
+
+        The port stays the same if the configuration sets the port.
 
         Raises:
-            BadUse: another evaluation took the judge.
+            BadUse: another evaluation uses the judge now.
             EvaluationError: the proxy does not start.
         """
         self.stop()
         self._running = self._start()
 
     def statistics(self) -> JudgeStatistics:
-        """Return the statistics of this life of the proxy.
+        """Return the statistics of the proxy since its last start.
 
         Raises:
             EvaluationError: the proxy does not answer.

@@ -1,15 +1,16 @@
-"""Limit requests, tokens, cost and concurrency of a judge, in every window of time.
+"""Limit the requests, tokens, cost and concurrency of a judge, in every window of time.
 
-The quota is a pure function of state and events, with times in `now_s` from the caller, the same in
-the judge's proxy and in the simulator.
+The quota is a pure function of its state and of events, whose times the caller sets (`now_s`). So
+the judge's proxy and the simulator run the same code.
 
-The window slides exactly. A request counts from its sending until a window after its answer. The
-judge's own clock counts it somewhere in between, so no window of that clock exceeds the limit. The
-reservation for a request (its most use) counts until the answer states the actual use.
+The window slides exactly. A request counts from the moment it is sent until one window's length
+after its answer. The judge itself counts a request at some moment in between, so no window of the
+judge's own clock exceeds the limit. The reservation for a request, which is its largest possible
+use, counts until the answer states the actual use.
 
-Within the limits, the number in flight adapts by additive increase and multiplicative decrease
-(Chiu and Jain 1989): one more for each successful round, half after a 429 or a 5xx, and a pause as
-requested by the judge.
+Within the limits, the number of requests in flight adapts by additive increase and multiplicative
+decrease (Chiu and Jain 1989). The number grows by one for each round of successful requests. After
+a response 429 or 5xx, the number is halved, and requests pause for as long as the judge demands.
 """
 
 import math
@@ -24,13 +25,13 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaLimits:
-    """Limit the requests to a judge; infinity for no limit.
+    """Limit the requests to a judge; infinity means no limit.
 
     Attributes:
-        requests_per_minute: sent requests, with any outcome.
-        tokens_per_minute: tokens of prompts and answers together.
+        requests_per_minute: the number of sent requests; failed requests count too.
+        tokens_per_minute: the number of tokens of prompts and answers together.
         cost_microdollars: the cost of the whole evaluation.
-        concurrency: requests in flight.
+        concurrency: the number of requests in flight.
     """
 
     requests_per_minute: float = math.inf
@@ -41,7 +42,10 @@ class QuotaLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeRequest:
-    """A new request, behind the waiting ones, with its most `tokens` and `cost_microdollars`."""
+    """A new request, which queues behind the requests that already wait.
+
+    `tokens` and `cost_microdollars` are the largest use that the request can have.
+    """
 
     now_s: float
     request: int
@@ -51,7 +55,10 @@ class JudgeRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Came:
-    """A request ended, by an answer or as unknown, with its actual use if known."""
+    """A request ended, by an answer or without a known outcome.
+
+    `tokens` and `cost_microdollars` are its actual use, or its reservation if the use is unknown.
+    """
 
     now_s: float
     request: int
@@ -63,10 +70,12 @@ class Came:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remembered:
-    """A request of an earlier life, in the window until a window after `until_s`.
+    """A request from before a restart of the proxy.
 
-    Its cost counts for ever; the cost is 0 for requests of other evaluations, which have limits of
-    their own.
+    The request counts in the window until one window's length after `until_s`.
+
+    Its cost counts towards the limit for ever. The cost is 0 for a request of another evaluation,
+    whose cost has a limit of its own.
     """
 
     until_s: float
@@ -76,7 +85,7 @@ class Remembered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passed:
-    """Time has passed."""
+    """Time has passed, so that it may now be possible to send waiting requests."""
 
     now_s: float
 
@@ -90,7 +99,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """This request can never be sent, because of `limit`."""
+    """Never send this request: its use exceeds the limit named by `limit`."""
 
     request: int
     limit: Literal["cost", "tokens", "requests"]
@@ -98,7 +107,10 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """Send `Passed` at `at_s`: without an answer, nothing can be sent before."""
+    """Pass the event `Passed` to `decide` at `at_s`.
+
+    Before that time, a request can be sent only if an answer arrives.
+    """
 
     at_s: float
 
@@ -131,7 +143,7 @@ class QuotaState:
 
 
 def decide(state: QuotaState, event: Event) -> list[Action]:
-    """Return the actions after an event; the times of events never go back."""
+    """Return the actions that follow from an event; the times of events must never go back."""
     match event:
         case Remembered():
             state.spent_microdollars += event.cost_microdollars
@@ -209,7 +221,7 @@ def _never(state: QuotaState, request: JudgeRequest) -> Literal["", "cost", "tok
 
 
 def _earliest_s(state: QuotaState, request: JudgeRequest, now_s: float) -> float:
-    """Return the earliest time to send a request; infinity if only an answer can make room."""
+    """Return the earliest time to send a request; infinity if an answer must make room first."""
     limits = state.limits
     if len(state.flying) >= math.floor(state.allowed):
         return math.inf

@@ -1,9 +1,10 @@
 """Run the judge's proxy: an OpenAI-compatible server that admits requests under the quota.
 
 The command is `python -m holdfast.evaluate.metrics.judge.server --config FILE`, with the clients'
-token and the judge's key in the environment. The proxy prints one line, `{"port": N}` when it
-listens, or `{"error": TEXT}` if it may not, and ends with its standard input. Reservations are
-journalled before requests are sent, so that the next life keeps the same limits after any crash.
+token and the judge's API key in the environment. The proxy prints one line: `{"port": N}` once it
+listens, or `{"error": TEXT}` if it must not run. The proxy ends when its standard input is closed.
+Reservations are in the journal before requests are sent, so that a restarted proxy keeps the same
+limits after any crash.
 """
 
 import argparse
@@ -43,7 +44,10 @@ class _Reply:
 
 
 class JudgeProxy:
-    """Serve requests by `application`, until `close`; `pause` replaces `asyncio.sleep` in tests."""
+    """Serve the requests of clients through `application`, until `close`.
+
+    `pause` replaces `asyncio.sleep` in tests.
+    """
 
     def __init__(
         self,
@@ -54,7 +58,12 @@ class JudgeProxy:
         clock: Clock | None = None,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """Open the journal. Raises BadUse, OSError."""
+        """Open the judge's journal.
+
+        Raises:
+            BadUse: another evaluation holds the journal.
+            OSError: the journal cannot be opened.
+        """
         self._config = config
         self._token = token
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -66,7 +75,7 @@ class JudgeProxy:
 
     @property
     def statistics(self) -> JudgeStatistics:
-        """The present statistics."""
+        """The statistics up to now."""
         gate = self._gate
         return msgspec.structs.replace(
             self._statistics,
@@ -76,7 +85,7 @@ class JudgeProxy:
         )
 
     def application(self) -> web.Application:
-        """Return the application with all routes."""
+        """Return the web application with all its routes."""
         application = web.Application(client_max_size=_MAX_BODY_BYTES)
         for prefix in ("", "/v1"):
             application.router.add_post(f"{prefix}/chat/completions", self._complete)
@@ -142,12 +151,16 @@ class JudgeProxy:
                 task.add_done_callback(lambda _: self._same.pop(key, None))
         else:
             self._statistics.reused += 1
-        # Shielded: the answer for a client that left is paid for, and kept.
+        # Let the request go on if its client leaves: the answer is paid for, and is kept.
         reply = await asyncio.shield(task)
         return web.Response(status=reply.status, text=reply.body, content_type="application/json")
 
     def _bounded(self, body: Any) -> dict[str, Any]:
-        """Return the request with a limit on its answer. Raises ValueError, TypeError."""
+        """Return the request with a limit on its answer's tokens.
+
+        Raises:
+            ValueError, TypeError: the proxy does not accept the request.
+        """
         if not isinstance(body, dict):
             raise TypeError("the body is no object")
         if body.get("stream"):
@@ -157,7 +170,10 @@ class JudgeProxy:
         return body
 
     def _most(self, body: dict[str, Any]) -> tuple[int, int]:
-        """Return a request's most tokens and cost: no tokenizer makes more tokens than bytes."""
+        """Return the largest number of tokens that a request can use, and the cost of these tokens.
+
+        A prompt counts one token for each byte, since no tokenizer makes more tokens than bytes.
+        """
         prompt = body.get("messages", body.get("prompt", ""))
         known = {
             "messages",
@@ -189,7 +205,7 @@ class JudgeProxy:
     async def _answer(
         self, path: str, body: dict[str, Any], tokens: int, cost: int, key: str
     ) -> _Reply:
-        """Send a request to the judge, repeatedly while the judge is overloaded."""
+        """Send a request to the judge, and send it again while the judge is overloaded."""
         deadline_s = self._gate.now_s() + self._config.give_up_s
         while True:
             request, limit = await self._gate.admit(tokens, cost)
@@ -208,7 +224,7 @@ class JudgeProxy:
                 return reply
 
     def _came(self, request: int, reply: _Reply, tokens: int, cost: int) -> bool:
-        """Record the use of a try; True if its reply is final."""
+        """Record the use of an attempt; return True if its reply is final."""
         is_overloaded = reply.status == 429 or reply.status >= 500
         used, paid = tokens, cost  # unknown use counts as the whole reservation
         if reply.status == 200:
@@ -267,7 +283,7 @@ class JudgeProxy:
 
 
 def _content_key(path: str, body: dict[str, Any]) -> str:
-    """Return a key for a repeatable request; empty if its answer is drawn at random."""
+    """Return a key by which an answer is reused; empty if the answer is sampled at random."""
     temperature = body.get("temperature")
     if temperature != 0 and body.get("seed") is None:
         return ""
@@ -279,7 +295,7 @@ def _content_key(path: str, body: dict[str, Any]) -> str:
 
 
 def _usage(body: str) -> tuple[int, int] | None:
-    """Return the tokens of prompt and answer, if a reply states them."""
+    """Return the numbers of tokens of prompt and answer; None if the reply does not state them."""
     try:
         usage = json.loads(body)["usage"]
         prompt_tokens, total_tokens = int(usage["prompt_tokens"]), int(usage["total_tokens"])
@@ -309,7 +325,7 @@ def _refusal(status: int, text: str, code: str) -> web.Response:
 
 
 async def serve(config: JudgeConfig) -> None:
-    """Listen until the parent releases this process or dies."""
+    """Run the proxy until its parent closes the proxy's standard input or dies."""
     proxy = JudgeProxy(
         config, token=os.environ[ENV_TOKEN], api_key=os.environ.get(config.api_key_env, "")
     )

@@ -1,6 +1,7 @@
-"""Run a generated program and answer its tests' calls; the program may overwrite anything here.
+"""Run a generated program and answer the calls of its tests.
 
-The tests' side checks all data from this process (`peer`, `tester`) and trusts none of it.
+The program may overwrite anything in this process. So the tests' process (`rpc`, `tester`) checks
+all data from this process and trusts none of it.
 """
 
 import contextlib
@@ -17,25 +18,25 @@ MODULE = "candidate"
 
 
 class Program:
-    """The program, as object 0 of the tests."""
+    """The program, which the tests' process refers to as object 0."""
 
     def __init__(self, source: str) -> None:
         self._source = source
         self._module = types.ModuleType(MODULE)
 
     def run(self) -> None:
-        """Run the program; its exceptions pass through."""
+        """Run the program; the program's exceptions pass through."""
         sys.modules[MODULE] = self._module  # dataclasses and pickle look up classes there
         code = compile(self._source, "<program>", "exec")
         exec(code, self._module.__dict__)  # the jail exists for this line
 
     def names(self, wanted: list[str]) -> dict[str, Any]:
-        """Return the program's objects for the `wanted` names that it defines."""
+        """Return those objects of the program whose names are in `wanted`, by name."""
         return {name: vars(self._module)[name] for name in wanted if name in vars(self._module)}
 
 
 def main(source: str, link: socket.socket) -> None:
-    """Serve until the tests are done."""
+    """Answer the tests' calls until the tests are done."""
     random.seed(source)  # for the same verdict each time
     peer = Peer(link, guarded=False)
     peer.refer(Program(source))  # object 0

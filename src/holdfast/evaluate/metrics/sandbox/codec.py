@@ -1,9 +1,10 @@
-"""Encode values as plain data between two processes without mutual trust, in frames.
+"""Encode values as plain data, in frames, between two processes that do not trust each other.
 
-Mutable containers travel in a *heap* and are referred to by number, so that sharing, cycles and
-changes in place are preserved: a reply has the new contents of the request's containers. Other
-objects cross as references (`peer`). Decoded values have exact builtin types, or value types of the
-standard library made here, and therefore no behaviour of the other process.
+Mutable containers are sent in a *heap* and referred to by number, so that sharing, cycles and
+changes in place are preserved. A reply has the new contents of the containers in the request. Other
+objects are sent as references (`rpc`). A decoded value has exactly a builtin type, or a value type
+of the standard library that is created here. So a decoded value has no behaviour that comes from
+the other process.
 """
 
 import builtins
@@ -28,18 +29,18 @@ _SMALL_INT_BITS = 1024  # larger ones are written in base 16, with linear and un
 
 
 class Malformed(Exception):
-    """The received data was not written by a codec."""
+    """The received data was not written by this codec."""
 
 
 class References(Protocol):
-    """Convert between objects and references to them."""
+    """Convert between objects that cannot be sent as data, and references that are sent instead."""
 
     def refer(self, value: object) -> list[Any]:
-        """Return the reference of an object of this side, or of one from the other side."""
+        """Return the reference of an object, which may belong to this side or to the other side."""
         ...
 
     def resolve(self, reference: list[Any]) -> object:
-        """Return the object for a reference of the other side."""
+        """Return the object that a reference received from the other side stands for."""
         ...
 
 
@@ -107,7 +108,10 @@ _BY_NAME = {name: getattr(builtins, name) for name in _NAMED.values()}
 
 
 class Packer:
-    """Pack the values of one message; `known` are containers that the other side has, by number."""
+    """Encode the values of one message.
+
+    `known` are the containers that the other side already has, in the order of their numbers.
+    """
 
     def __init__(self, references: References, known: list[Any] | None = None) -> None:
         self._references = references
@@ -115,7 +119,12 @@ class Packer:
         self._numbers = {id(container): number for number, container in enumerate(self.containers)}
 
     def pack(self, value: Any) -> Any:
-        """Pack a value as JSON. Raises ValueError, RecursionError."""
+        """Encode a value as JSON.
+
+        Raises:
+            ValueError: the value is too large to be sent.
+            RecursionError: the value is nested too deeply.
+        """
         kind = type(value)
         if kind in _ATOMS:
             return value
@@ -189,7 +198,7 @@ class Packer:
         return self._references.refer(value)
 
     def heap(self, sent: list[Any] | None = None) -> list[Any]:
-        """Return the contents of all containers; None for those unchanged since `sent`."""
+        """Return the contents of all containers; None for contents that equal those in `sent`."""
         entries: list[Any] = []
         while len(entries) < len(self.containers):  # contents may add further containers
             entry = self._contents(self.containers[len(entries)])
@@ -219,10 +228,17 @@ class Packer:
 
 
 class Unpacker:
-    """Read the values of one message; `known` are this side's containers for the first entries."""
+    """Decode the values of one message.
+
+    `known` are this side's containers, which take the first numbers of the heap.
+    """
 
     def __init__(self, references: References, heap: Any, known: list[Any] | None = None) -> None:
-        """Raises Malformed."""
+        """Decode the containers of the heap.
+
+        Raises:
+            Malformed: the heap was not written by this codec.
+        """
         self._references = references
         self.containers: list[Any] = list(known or [])
         try:
@@ -265,7 +281,11 @@ class Unpacker:
                 container.default_factory = None if extra[0] is None else self._read(extra[0])
 
     def unpack(self, packed: Any) -> Any:
-        """Unpack a value. Raises Malformed."""
+        """Decode a value.
+
+        Raises:
+            Malformed: the value was not written by this codec.
+        """
         try:
             return self._read(packed)
         except Malformed:

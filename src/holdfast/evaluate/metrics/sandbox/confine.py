@@ -1,4 +1,4 @@
-"""Drop all rights of a jailed process, for good, before it runs foreign code."""
+"""Drop all rights of a jailed process, irrevocably, before it runs a generated program."""
 
 import contextlib
 import ctypes
@@ -15,17 +15,17 @@ WORKPLACE = "/tmp"  # of the jail, a separate file system
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limit the use of one jail.
+    """Limit the resources of one jail.
 
     Attributes:
-        wall_s: seconds from start to verdict.
-        cpu_s: seconds of processor time of each process.
-        memory_bytes: the address space of each process, and the resident memory of all
+        wall_s: the seconds from the start to the verdict.
+        cpu_s: the seconds of processor time of each process.
+        memory_bytes: the address space of each process, and the resident memory of all processes
             together.
-        processes: processes and threads together.
-        output_bytes: the kept end of the output; the rest is read and dropped.
-        file_bytes: the size of all files together (of each file, without a separate file
-            system).
+        processes: the number of processes and threads together.
+        output_bytes: the size of the end of the output that is kept; the rest is read and dropped.
+        file_bytes: the size of all files together; without a separate file system, the size of each
+            file.
     """
 
     wall_s: float = 3.0
@@ -37,7 +37,7 @@ class Limits:
 
 
 def limit(limits: Limits) -> None:
-    """Set the resource limits, hard and soft."""
+    """Set the resource limits of this process, both soft and hard limits."""
     cpu_s = max(1, limits.cpu_s)
     for what, value in (
         (resource.RLIMIT_CORE, 0),
@@ -58,12 +58,13 @@ def limit(limits: Limits) -> None:
 
 
 def become(uid: int | None) -> None:
-    """Become the user `uid`, or a user of a new namespace, without any capability.
+    """Change to an unprivileged user without any capability.
 
-    None stands for a user of a namespace, for callers without the right to change users.
+    The user is `uid`. If `uid` is None, it is the user of a new user namespace, for callers that
+    may not change to other users.
 
     Raises:
-        OSError: the change failed; nothing may run then.
+        OSError: the change failed, and no generated program may run.
     """
     syscalls.forget_bounding_set()
     if uid is None:
@@ -79,7 +80,8 @@ def become(uid: int | None) -> None:
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
 
 
-# Landlock (linux/landlock.h): the write rights by the first version that has them.
+# Landlock (linux/landlock.h). Each pair has a version of Landlock and the write rights that this
+# version added.
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446  # equal on all architectures
 _READ = 0b1101  # execute, read file, read folder
 _WRITE_VERSIONS = ((1, 0x1FF2), (2, 1 << 13), (3, 1 << 14), (5, 1 << 15))
@@ -87,7 +89,7 @@ _NO_TCP_SINCE, _NO_SCOPES_SINCE = 4, 6
 
 
 def landlock_version() -> int:
-    """Return the version of the kernel's Landlock; 0 without it."""
+    """Return the version of the kernel's Landlock; 0 if the kernel has none."""
     try:
         return syscalls.system_call(_LANDLOCK_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint(1))
     except OSError:
@@ -95,9 +97,13 @@ def landlock_version() -> int:
 
 
 def restrict_files(readable: tuple[str, ...], writable: str) -> None:
-    """Allow reads below `readable` and writes below `writable`; forbid TCP and outside sockets.
+    """Allow reads only below `readable` and writes only below `writable`, by Landlock.
 
-    Does nothing on a kernel without Landlock. Raises OSError.
+    Newer versions of Landlock also forbid TCP, and sockets of processes outside of the jail. On a
+    kernel without Landlock, the function does nothing.
+
+    Raises:
+        OSError: Landlock refuses the rules.
     """
     version = landlock_version()
     if not version:
@@ -129,8 +135,8 @@ def restrict_files(readable: tuple[str, ...], writable: str) -> None:
     os.close(rule_set)
 
 
-# Seccomp (linux/seccomp.h, linux/filter.h): calls that fail with EPERM. socketpair is allowed,
-# since asyncio needs it.
+# Seccomp (linux/seccomp.h, linux/filter.h): system calls that fail with EPERM. socketpair stays
+# allowed, since asyncio needs it.
 _FORBIDDEN = {
     "x86_64": {
         "socket": 41, "ptrace": 101, "mount": 165, "umount2": 166, "pivot_root": 155, "chroot": 161, "setns": 308,
@@ -159,7 +165,9 @@ _LOAD, _JUMP_EQUAL, _JUMP_FROM, _JUMP_SET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x0
 
 
 def forbid_calls() -> None:
-    """Forbid system calls that reach out of a jail and that no program needs, above all sockets.
+    """Forbid system calls that reach out of the jail and that no program needs.
+
+    Above all, no socket can be created.
 
     Raises:
         OSError: this kernel or machine has no seccomp.
@@ -172,7 +180,8 @@ def forbid_calls() -> None:
         (_RETURN, 0, 0, _KILL),
     ]
     program += [(_LOAD, 0, 0, 0), (_JUMP_FROM, 0, 1, _X32), (_RETURN, 0, 0, _EPERM)]
-    # clone3 hides its flags behind a pointer; the C library falls back to clone without it.
+    # Refuse clone3, whose flags are behind a pointer where no filter sees them. The C library then
+    # uses clone.
     program += [(_JUMP_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _ENOSYS)]
     for number in _FORBIDDEN[syscalls.MACHINE].values():
         program += [(_JUMP_EQUAL, 0, 1, number), (_RETURN, 0, 0, _EPERM)]

@@ -1,9 +1,10 @@
-"""Run the small parent of all jails, which builds their file system once and forks wardens.
+"""Run the parent of all jails, which builds their file system once and forks their supervisors.
 
-There are two processes. The owner starts the *launcher*. The *forkserver* is process 1 of a
-namespace of the launcher's, if namespaces are available. When the owner closes its socket or dies,
-the forkserver ends, and the kernel then ends the whole namespace.
-`holdfast.evaluate.metrics.sandbox.sandbox` starts this module as `python -c ... FD MODE`.
+There are two processes. The owner of the sandbox starts the *launcher*. If namespaces are
+available, the launcher creates namespaces, in which the *forkserver* is process 1. When the owner
+closes its socket or dies, the forkserver ends, and the kernel then ends all processes in the
+namespace. `holdfast.evaluate.metrics.sandbox.sandbox` starts this module as `python -c ... FD
+MODE`.
 """
 
 import contextlib
@@ -25,7 +26,7 @@ from holdfast.evaluate.metrics.sandbox.supervisor import Setting
 
 _ISOLATED = syscalls.CLONE_NEWNET | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS
 _DEVICES = ("null", "zero", "full", "random", "urandom")
-# Modules that most programs import: read once here instead of once a trial.
+# Modules that most programs import: imported once here instead of once for each trial.
 _WARM = (
     "abc", "array", "bisect", "cmath", "collections.abc", "copy", "csv", "dataclasses", "datetime", "decimal", "enum",
     "fractions", "functools", "hashlib", "heapq", "io", "itertools", "math", "numbers", "operator", "random", "re",
@@ -36,7 +37,7 @@ _USERS = 128
 
 @dataclass(frozen=True, kw_only=True)
 class _Site:
-    """Hold the owner's description of this installation."""
+    """Describe this Python installation and the limits of jails, as the owner sent them."""
 
     limits: Limits
     readable: tuple[str, ...]
@@ -44,7 +45,7 @@ class _Site:
 
 
 def main(control_fd: int, mode: str) -> None:
-    """Serve the owner of the socket until it is gone; `mode` is "namespaces" or "plain"."""
+    """Serve the owner of the socket until the socket closes; `mode` is "namespaces" or "plain"."""
     control = socket.socket(fileno=control_fd)
     first = json.loads(control.recv(1 << 16))
     site = _Site(
@@ -62,7 +63,7 @@ def main(control_fd: int, mode: str) -> None:
 
 
 def _first_uid() -> int:
-    """Return the first of a range of user ids for this sandbox, above all real ones."""
+    """Return the first of a range of user ids for this sandbox, above the ids of real users."""
     return 0x40000000 + os.getpid() % (1 << 22) * _USERS
 
 
@@ -100,7 +101,7 @@ def _launch(control: socket.socket, site: _Site) -> None:
 
 
 def _enter(site: _Site, *, is_root: bool, ready: int, mapped: int) -> None:
-    """Enter namespaces with a root of our own, without network and without rights outside."""
+    """Enter namespaces with a root of their own, without network and without rights outside."""
     syscalls.unshare(syscalls.CLONE_NEWNS)
     syscalls.mount("none", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
     _build_root(site.readable)
@@ -116,7 +117,7 @@ def _enter(site: _Site, *, is_root: bool, ready: int, mapped: int) -> None:
 
 
 def _build_root(readable: tuple[str, ...]) -> None:
-    """Build a read-only file system with the interpreter and the system's libraries."""
+    """Build a read-only root file system with the interpreter and the system's libraries."""
     base = next(
         (folder for folder in map(Path, ("/sys", "/mnt", "/srv", "/media")) if folder.is_dir()),
         None,
@@ -228,7 +229,7 @@ def _become_warden(control: socket.socket, *, namespaces: bool) -> None:
 
 
 def _has_seccomp() -> bool:
-    """Test in a process whether system calls can be forbidden."""
+    """Test in a child process whether this machine can forbid system calls; return True if so."""
     pid = os.fork()
     if not pid:
         code = 1
@@ -244,7 +245,7 @@ def _has_seccomp() -> bool:
 
 
 def readable_paths(site_packages: tuple[str, ...]) -> tuple[str, ...]:
-    """List the readable paths of jails: system, interpreter and packages, but no home folder."""
+    """List the paths that jails may read: system, interpreter and packages, but no home folder."""
     system = [
         path
         for path in ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
@@ -260,5 +261,5 @@ def readable_paths(site_packages: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def is_open_to_others(path: str) -> bool:
-    """Return True if a user without rights can reach a folder through all its parents."""
+    """Return True if an unprivileged user can reach a folder through all its parent folders."""
     return all(each.stat().st_mode & stat.S_IXOTH for each in (Path(path), *Path(path).parents))

@@ -1,10 +1,10 @@
 """Call objects of the other process, over the socket between a program and its tests.
 
-A `Remote` stands for a function, class, iterator or instance of the other process, and forwards all
+A `Remote` represents a function, class, iterator or instance of the other process, and forwards all
 operations to its `Peer`. A call is a request and its reply. A peer that waits for a reply answers
-requests, so that functions passed as arguments can be called back. The side of the tests is
-`guarded`: it exposes only the intended parts of its objects, and no operator of a program's object
-may decide a comparison.
+the other side's requests meanwhile, so that a function passed as argument can be called back. The
+side of the tests is `guarded`, which means two things. It exposes only the intended parts of its
+objects. And no operator of a program's object may decide a comparison in a test.
 """
 
 import builtins
@@ -41,7 +41,7 @@ OPERATORS = WITH_OPERAND | {f"__{name}__" for name in _PLAIN}
 
 
 class Remote:
-    """An object of the other process."""
+    """Represent an object of the other process."""
 
     _peer: "Peer"
     _number: int
@@ -52,10 +52,10 @@ class Remote:
 
 
 class RemoteFunction(Remote):
-    """A function of the other process."""
+    """Represent a function of the other process."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it there."""
+        """Call the function in the other process."""
         return self._peer.ask("call", self._number, "", args, kwargs)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
@@ -63,7 +63,7 @@ class RemoteFunction(Remote):
 
 
 class RemoteIterator(Remote):
-    """An iterator of the other process, advanced on demand."""
+    """Represent an iterator of the other process, which advances when a value is needed."""
 
     def __iter__(self) -> "RemoteIterator":
         return self
@@ -76,7 +76,10 @@ class RemoteIterator(Remote):
 
 
 class RemoteObject(Remote):
-    """An instance of a class of the other process; subclasses add the operators of each class."""
+    """Represent an instance of a class of the other process.
+
+    For each such class there is a subclass, which has the operators of that class.
+    """
 
     def __getattr__(self, name: str) -> Any:
         return self._peer.ask("get", self._number, name)
@@ -89,10 +92,10 @@ class RemoteObject(Remote):
 
 
 class RemoteClass(Remote):
-    """A class of the other process."""
+    """Represent a class of the other process."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Make an instance in the other process."""
+        """Create an instance in the other process."""
         return self._peer.ask("call", self._number, "", args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -115,7 +118,7 @@ class RemoteClass(Remote):
 
 
 def operator_of(name: str) -> Callable[..., Any]:
-    """Make the method of an operator, for a class of `RemoteObject`s."""
+    """Return a method that forwards an operator, for a subclass of `RemoteObject`."""
 
     def operate(self: RemoteObject, *args: Any, **kwargs: Any) -> Any:
         return self._peer.operate(self, name, args, kwargs)
@@ -147,20 +150,23 @@ _ITERATORS = (
 
 
 class Untestable(BaseException):
-    """The test would let the program decide its own verdict, or needs a value that cannot cross."""
+    """The test cannot run in two processes.
+
+    Either the program would decide its own verdict, or a value is needed that cannot be sent.
+    """
 
 
 class Gone(BaseException):
-    """The other process ended, or broke the protocol."""
+    """The other process ended, or violated the protocol."""
 
 
 class Peer:
     """Send requests to the other side, and answer its requests.
 
     Attributes:
-        named: the numbers of the classes that the tests name; their own operators may decide a
-            comparison of their instances, since such a test tests the operators.
-        spoilt: why the verdict can no longer be "passed"; empty while it can.
+        named: the numbers of the classes that the tests name. Operators of these classes may decide
+            a comparison of their instances, because the test then tests these operators.
+        spoilt: the reason why the verdict can no longer be "passed"; empty while it can.
     """
 
     def __init__(self, link: socket.socket, *, guarded: bool) -> None:
@@ -174,7 +180,10 @@ class Peer:
         self.spoilt = ""
 
     def untestable(self, why: str) -> BaseException:
-        """Return the exception to raise; on the tests' side, also spoil the verdict."""
+        """Return the exception to raise for a test that cannot run in two processes.
+
+        On the tests' side, the verdict can then no longer be "passed".
+        """
         if not self._guarded:
             return TypeError(why)
         self.spoilt = self.spoilt or f"cannot be tested: {why}"
@@ -183,7 +192,7 @@ class Peer:
     # References
 
     def refer(self, value: Any) -> list[Any]:
-        """See `codec.References`."""
+        """Return the reference of an object; see `codec.References`."""
         if isinstance(value, Remote):
             return ["own", object.__getattribute__(value, "_number")]
         if self._guarded and (name := _library_name(value)):
@@ -215,7 +224,7 @@ class Peer:
         return self._numbers[id(value)]
 
     def resolve(self, reference: list[Any]) -> Any:
-        """See `codec.References`."""
+        """Return the object of a reference; see `codec.References`."""
         if reference[0] == "S":
             if self._guarded:
                 raise Malformed("the tests take no function by its name")
@@ -257,7 +266,7 @@ class Peer:
     def operate(
         self, remote: RemoteObject, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Apply an operator of a remote object, if allowed."""
+        """Apply an operator of a remote object; raise an exception if this is not allowed."""
         if self._guarded and name in WITH_OPERAND:
             if name in {"__eq__", "__ne__"} and args[0] is remote:
                 return name == "__eq__"
@@ -360,10 +369,10 @@ class Peer:
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run an operation on an object of the other side; its exceptions are raised here.
+        """Run an operation on an object of the other side; raise the operation's exceptions here.
 
         Raises:
-            Gone: the other side ended, or broke the protocol.
+            Gone: the other side ended, or violated the protocol.
         """
         packer = Packer(self)
         packed = (
@@ -395,7 +404,12 @@ class Peer:
     def _handle(
         self, message: Any, sent: list[Any], *, of_iterator: bool
     ) -> tuple[bool, Any, BaseException | None]:
-        """Handle a message: return (True, value, exception) for the reply, or answer a request."""
+        """Handle a message of the other side, which is a reply or a request.
+
+        Returns:
+            (True, value, exception) for the reply to a request of this side. (False, None, None)
+            after a request of the other side was answered.
+        """
         match message:
             case ["gives", value, list(heap)]:
                 return True, Unpacker(self, heap, sent).unpack(value), None
@@ -416,7 +430,7 @@ class Peer:
         return Gone(why)
 
     def serve(self) -> Iterator[None]:
-        """Answer requests until the other side is gone, one per iteration."""
+        """Answer requests until the other side is gone; each iteration answers one request."""
         while True:
             try:
                 message = receive(self._link)
@@ -479,7 +493,7 @@ class Peer:
         raise TypeError(f"nothing can be done by {verb!r}")
 
     def _guard(self, verb: str, subject: Any, name: str, args: list[Any]) -> None:
-        """Refuse a program access to the inner parts of the tests.
+        """Refuse the program access to internal parts of the tests' objects.
 
         Raises:
             AttributeError: the program may not read or change the attribute.
@@ -500,7 +514,7 @@ def _is_behaviour(value: Any) -> bool:
 
 
 def _library_name(value: Any) -> tuple[str, str] | None:
-    """Return module and name of a function or class of the standard library, else None."""
+    """Return module and name of a function or class of the standard library; None for others."""
     if not isinstance(
         value, type | types.FunctionType | types.BuiltinFunctionType | types.MethodDescriptorType
     ):
@@ -530,5 +544,5 @@ def _operate(subject: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -
             return subject != args[0]
         case "__contains__":
             return operator.contains(subject, args[0])
-    # Like the interpreter: on the type, never on the instance.
+    # Look up the operator on the type and never on the instance, as the interpreter does.
     return getattr(type(subject), name)(subject, *args, **kwargs)

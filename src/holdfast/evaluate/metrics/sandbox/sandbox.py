@@ -1,16 +1,16 @@
 """Run generated programs against their tests, without harm and without forged verdicts.
 
-A trial has two jails that share one socket only. The program runs in the first. The tests run in
-the second and use the program's functions and classes through the socket, by calls with plain data
-as arguments and results. A program's changes to its own process (operators, builtins, assertions,
-exits, output) therefore never reach the comparison, and the verdict comes over a pipe that the
-program never has. A jail is an unprivileged user without network, with limits, in namespaces and
-behind Landlock and seccomp if available (`jail.confine`).
+A trial has two jails that share only one socket. The program runs in the first jail. The tests run
+in the second jail, and use the program's functions and classes through the socket, by calls with
+plain data as arguments and results. So a program that changes its own process (operators, builtins,
+assertions, exits, output) cannot change the comparison in the tests. The verdict is written to a
+pipe that the program never has. A jail is an unprivileged user without network, with resource
+limits, and, if available, in namespaces and restricted by Landlock and seccomp (`confine`).
 
-Some tests cannot run this way. A test that would let the program's own operators decide a
-comparison, derives a class from the program's, or patches the program's module gets the verdict
-"cannot be tested", never "passed". The tests do not see the program's output, and a list from a
-program is a copy.
+Some tests cannot run this way. The verdict is "cannot be tested", and never "passed", if a test
+would let the program's own operators decide a comparison, derives a class from the program's class,
+or patches the program's module. The tests do not see the program's output, and a list that the
+program returns is a copy.
 """
 
 import contextlib
@@ -55,13 +55,14 @@ _PROGRAM = (
 
 @dataclass(frozen=True, kw_only=True)
 class Protection:
-    """Describe the protection of this machine against programs, as tested at the start.
+    """Describe how this machine protects itself against programs, as found at the start.
 
     Attributes:
-        user: "another user" or "a user namespace".
-        namespaces: True with separate files, processes, network and interprocess communication.
+        user: how jails lose the rights of the caller: "another user" or "a user namespace".
+        namespaces: True if jails have separate files, processes, network and interprocess
+            communication.
         seccomp: True if the kernel refuses sockets and other system calls.
-        landlock: the version of Landlock; 0 without.
+        landlock: the version of Landlock; 0 if the kernel has none.
     """
 
     user: str
@@ -72,14 +73,14 @@ class Protection:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The verdict of a trial.
+    """The result of running a program against its tests.
 
     Attributes:
         passed: True if the tests ran to their end without a failure.
         reason: "passed", "failed: AssertionError", "timed out", "killed: memory", "cannot be
             tested: ...".
         seconds: the seconds from the call to the verdict.
-        output_tail: the end of the program's output, then of the tests' output, for people to
+        output_tail: the end of the program's output and then of the tests' output, for people to
             read.
     """
 
@@ -90,9 +91,10 @@ class Verdict:
 
 
 class Sandbox:
-    """Run trials, `slots` at a time; safe to use from several threads.
+    """Run trials, at most `slots` at the same time; safe to use from several threads.
 
-    All processes of a sandbox end with its owner, at any kind of end.
+    All processes of a sandbox end with the process that owns the sandbox, even if that process is
+    killed.
     """
 
     def __init__(
@@ -106,14 +108,15 @@ class Sandbox:
         """Start the sandbox's parent process.
 
         Args:
-            slots: trials at a time; None for the cores of this process.
-            limits: the limits of each program, and of the tests' process.
-            packages: True to allow imports of this interpreter's installed packages, as under a
-                stock harness.
+            slots: the number of trials at the same time; None for the number of cores of this
+                process.
+            limits: the limits of each program's jail and of each tests' jail.
+            packages: True to let programs import the packages installed for this interpreter, as in
+                an unmodified harness.
             namespaces: False to run without namespaces.
 
         Raises:
-            BadUse: this machine lacks the least protection, or `slots` is out of range.
+            BadUse: this machine lacks the minimum of protection, or `slots` is out of range.
         """
         slots = slots or len(os.sched_getaffinity(0))
         if not 1 <= slots <= MAX_SLOTS:
@@ -133,7 +136,7 @@ class Sandbox:
         self._start()
 
     def _start(self) -> None:
-        """Start the forkserver with the best available protection."""
+        """Start the forkserver with the best protection that this machine offers."""
         readable = readable_paths(self._site_packages)
         refusals = []
         for mode in ("namespaces", "plain") if self._namespaces else ("plain",):
@@ -200,13 +203,13 @@ class Sandbox:
         return facts
 
     def run(self, program: str, tests: str, *, wall_s: float | None = None) -> Verdict:
-        """Run a program against its tests in a free slot.
+        """Run a program against its tests, once a slot is free.
 
         Args:
             program: the source of the whole program (prompt and completion).
-            tests: the source of the tests, which use the program's names and raise if it is
-                wrong.
-            wall_s: seconds, in place of the limits' own.
+            tests: the source of the tests, which use the program's names, and raise an exception if
+                the program is wrong.
+            wall_s: the seconds for this trial, instead of `limits.wall_s`.
 
         Raises:
             EvaluationError: the sandbox itself failed.
@@ -226,7 +229,7 @@ class Sandbox:
             self._free.put(slot)
 
     def _try(self, slot: int, program: str, tests: str, wall_s: float) -> Verdict | None:
-        """Run one trial; None if the sandbox ended during it."""
+        """Run one trial; return None if the sandbox's processes ended during the trial."""
         started_s = time.monotonic()
         nonce = secrets.token_hex(16)
         with contextlib.ExitStack() as stack:
@@ -261,7 +264,7 @@ class Sandbox:
         )
 
     def process_id(self) -> int:
-        """Return the process id of the ancestor of all processes in the sandbox."""
+        """Return the id of the process that is the ancestor of all others in the sandbox."""
         return self._process.pid
 
     def _restart(self) -> None:
@@ -297,7 +300,12 @@ class Sandbox:
 
 
 def _report(order: socket.socket, timeout_s: float) -> dict[str, str]:
-    """Read a warden's report after the end of its jail. Raises EOFError, OSError."""
+    """Wait until a jail has ended, and return its supervisor's report.
+
+    Raises:
+        EOFError, OSError: the sandbox's processes ended.
+        EvaluationError: the jail could not be created.
+    """
     order.settimeout(timeout_s)
     try:
         report: dict[str, str] = receive(order)
@@ -311,7 +319,11 @@ def _report(order: socket.socket, timeout_s: float) -> dict[str, str]:
 
 
 def _judge(tested: dict[str, str], ran: dict[str, str], nonce: str) -> tuple[bool, str]:
-    """Return the verdict of the tests' process, or the reason why there is none."""
+    """Return whether the program passed, and the reason.
+
+    The verdict is the tests' own if it has the nonce, unless the tests timed out or the program
+    ended early.
+    """
     if tested["ended"] == "timed out":
         return False, "timed out"
     try:

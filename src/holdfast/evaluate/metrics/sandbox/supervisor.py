@@ -1,7 +1,8 @@
-"""Supervise a jail as its first process: start the jailed process, limit, end and report.
+"""Supervise a jail as its first process: start the jailed process, limit it, end it and report.
 
-The supervisor runs no foreign code, and keeps the rights that the jailed process gives up. In a
-process namespace it is process 1: the kernel ends all other processes of the jail with it.
+The supervisor runs no generated code, and keeps the rights that the jailed process gives up. With
+namespaces, the supervisor is process 1 of the jail's process namespace, so that the kernel ends all
+other processes of the jail when the supervisor ends.
 """
 
 import contextlib
@@ -27,12 +28,12 @@ _FIRST_LOOK_S, _LOOK_S = 0.005, 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Describe how jails are made on this machine.
+    """Describe how jails are created on this machine.
 
     Attributes:
-        namespaces: True if the warden is process 1 of a namespace and may mount.
-        maps_users: True if other users than the caller's can be used.
-        readable: the readable paths, for Landlock.
+        namespaces: True if the supervisor is process 1 of a namespace and may mount file systems.
+        maps_users: True if jails can use other users than the caller's.
+        readable: the paths that Landlock lets a jail read.
         site_packages: the folders of packages that programs may import.
         seccomp: True if the kernel can forbid system calls.
     """
@@ -47,7 +48,10 @@ class Setting:
 def run(
     order: socket.socket, link: socket.socket, uid: int, limits: Limits, setting: Setting
 ) -> None:
-    """Run one jail from its order to its report; return after the end of all its processes."""
+    """Receive the order for one jail, run the jail, and send the report.
+
+    The function returns after all processes of the jail have ended.
+    """
     started_s = time.monotonic()
     try:
         wanted = receive(order)
@@ -111,7 +115,7 @@ def _jailed(
     setting: Setting,
     folder: str,
 ) -> None:
-    """Run the jailed process; does not return."""
+    """Confine this process and run the program or the tests; does not return."""
     code = 1
     try:
         os.setsid()
@@ -160,7 +164,7 @@ def _confine(uid: int, limits: Limits, setting: Setting, folder: str) -> None:
 
 
 class _Jail:
-    """Watch one jail for its warden."""
+    """Watch over the processes of one jail."""
 
     def __init__(
         self, pid: int, uid: int, printed: int, verdict: int, limits: Limits, setting: Setting
@@ -176,7 +180,7 @@ class _Jail:
         self.verdict = bytearray()
 
     def watch(self, order: socket.socket, deadline_s: float) -> str:
-        """Wait until the jailed process ends or must end; return which."""
+        """Wait until the jailed process ends or must be ended; return the reason as text."""
         look_s = _FIRST_LOOK_S
         process = os.pidfd_open(self._pid)
         next_look_s = time.monotonic() + look_s
@@ -218,10 +222,10 @@ class _Jail:
                     return
 
     def _is_too_large(self) -> bool:
-        """Return True if all processes of the jail together exceed the memory limit."""
+        """Return True if the jail's processes together exceed the memory limit."""
         if self._resident_bytes("status", ("RssAnon:", "RssShmem:")) <= self._limits.memory_bytes:
             return False
-        # Shared memory was counted for each process; this slower sum counts it once.
+        # The first sum counts shared memory once for each process. This slower sum counts it once.
         return (
             self._resident_bytes("smaps_rollup", ("Pss_Anon:", "Pss_Shmem:"))
             > self._limits.memory_bytes
@@ -243,7 +247,7 @@ class _Jail:
         return size_kib << 10
 
     def end(self) -> None:
-        """Kill and reap all processes of the jail, then read their last output."""
+        """Kill and reap all processes of the jail, then read the rest of their output."""
         if self._setting.namespaces:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(-1, signal.SIGKILL)
@@ -261,7 +265,10 @@ class _Jail:
 
 
 def kill_all_of(uid: int) -> None:
-    """Kill all processes of a jail's own user in one call that no fork escapes; needs root."""
+    """Kill all processes of a jail's own user in one system call.
+
+    No process escapes by forking meanwhile. The caller must be root.
+    """
     pid = os.fork()
     if not pid:
         try:

@@ -1,4 +1,4 @@
-"""Call the system calls of Linux that Python lacks (linux/sched.h, mount.h, prctl.h)."""
+"""Call system calls of Linux that Python does not offer (linux/sched.h, mount.h, prctl.h)."""
 
 import ctypes
 import os
@@ -43,28 +43,32 @@ def _checked(result: int, what: str) -> int:
 
 
 def system_call(number: int, *arguments: object) -> int:
-    """Call `syscall(2)`. Raises OSError."""
+    """Call `syscall(2)`; raise OSError if it fails."""
     return _checked(_libc.syscall(ctypes.c_long(number), *arguments), f"system call {number}")
 
 
 def unshare(flags: int) -> None:
-    """Call `unshare(2)`. Raises OSError."""
+    """Call `unshare(2)`; raise OSError if it fails."""
     _checked(_libc.unshare(flags), "unshare")
 
 
 def setns(fd: int, flags: int) -> None:
-    """Call `setns(2)`. Raises OSError."""
+    """Call `setns(2)`; raise OSError if it fails."""
     _checked(_libc.setns(fd, flags), "setns")
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
-    """Call `mount(2)`. Raises OSError."""
+    """Call `mount(2)`; raise OSError if it fails."""
     texts = (source.encode(), target.encode(), kind.encode() or None)
     _checked(_libc.mount(*texts, ctypes.c_ulong(flags), data.encode() or None), f"mount {target}")
 
 
 def pivot_to(new_root: str) -> None:
-    """Make a mount point this process's root, and detach the old one. Raises OSError."""
+    """Make a mount point the root of this process, and detach the old root.
+
+    Raises:
+        OSError: a system call fails.
+    """
     os.chdir(new_root)
     if MACHINE not in _PIVOT_ROOT:
         raise OSError(f"pivot_root has no number for {MACHINE}")
@@ -74,12 +78,12 @@ def pivot_to(new_root: str) -> None:
 
 
 def prctl(option: int, value: int) -> None:
-    """Call `prctl(2)`. Raises OSError."""
+    """Call `prctl(2)`; raise OSError if it fails."""
     _checked(_libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0), f"prctl {option}")
 
 
 def forget_bounding_set() -> None:
-    """Drop all capabilities from the bounding set, as far as this process may."""
+    """Drop from the bounding set all capabilities that this process may drop."""
     for capability in range(64):
         try:
             prctl(PR_CAPBSET_DROP, capability)
@@ -88,7 +92,7 @@ def forget_bounding_set() -> None:
 
 
 def drop_capabilities() -> None:
-    """Drop all held capabilities. Raises OSError."""
+    """Drop all capabilities of this process; raise OSError on failure."""
     if MACHINE not in _CAPSET:
         raise OSError(f"capset has no number for {MACHINE}")
     header = struct.pack("<Ii", 0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, this process

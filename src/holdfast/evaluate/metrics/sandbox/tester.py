@@ -1,9 +1,9 @@
 """Run the tests against a program in another process and write the verdict.
 
-The tests run as in one namespace with the program (Hugging Face's code_eval concatenates the two):
-names that the program defines and the tests use are the program's, through `remote`. Builtins and
-modules of the standard library are Python's own, even if the program has the same names, unless the
-function under test has a builtin's name.
+The tests behave as if they ran in one namespace with the program: Hugging Face's code_eval
+concatenates both. A name that the program defines and the tests use is the program's, through
+`rpc`. Builtins and modules of the standard library are Python's own, even if the program has the
+same names, unless the function under test has a builtin's name.
 """
 
 import builtins
@@ -30,7 +30,10 @@ MODULE = "tests"
 
 
 def main(source: str, nonce: str, link: socket.socket, verdict_fd: int) -> None:
-    """Run the tests and write `{"nonce", "passed", "reason"}` to the descriptor."""
+    """Run the tests and write the verdict as JSON to the descriptor `verdict_fd`.
+
+    The verdict is an object with the keys "nonce", "passed" and "reason".
+    """
     random.seed(source)
     peer = Peer(link, guarded=True)
     try:
@@ -76,7 +79,7 @@ def _run(source: str, peer: Peer) -> str:
 
 
 def _visible(peer: Peer, given: dict[str, Any], own: set[str]) -> dict[str, Any]:
-    """Return the program's names that the tests may use, with their values."""
+    """Return those names of the program that the tests may use, with their values."""
     visible = {}
     shadowing = [name for name in given if hasattr(builtins, name)]
     modules = {
@@ -108,7 +111,7 @@ _MODULES = frozenset(
 
 
 def _names(code: types.CodeType) -> set[str]:
-    """Return all names that code could look up."""
+    """Return all names that the code could look up."""
     names = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -117,5 +120,5 @@ def _names(code: types.CodeType) -> set[str]:
 
 
 def _defined_by(code: types.CodeType) -> set[str]:
-    """Return the names of the tests' own functions and classes."""
+    """Return the names of functions and classes that the tests themselves define."""
     return {constant.co_name for constant in code.co_consts if isinstance(constant, types.CodeType)}
