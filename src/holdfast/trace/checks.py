@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 EXAMPLES = 3
 LONGEST_RUN_S = 366 * 86400
 FUTURE_S = 86400
-"""How far in the future a time may lie, in seconds.
+"""Seconds that a time may lie in the future.
 
 Clocks differ, and time zones are mistaken, so times up to a day ahead are accepted.
 """

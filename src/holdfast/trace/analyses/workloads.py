@@ -21,7 +21,7 @@ TOLD_BY = {
     "habit": "what its user mostly runs",
     "guess": "its size and duration alone",
 }
-"""How the report describes each origin of a job's type, by the rules of `jobtypes`."""
+"""The report's words for each origin of a job's type, by the rules of `jobtypes`."""
 
 
 def workload_shares(trace: "Trace") -> Result:

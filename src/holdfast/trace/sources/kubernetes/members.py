@@ -1,9 +1,11 @@
-"""Convert a Kubernetes pod, or a Job whose pods are gone, to a member of a job.
+"""Convert a Kubernetes pod, or a Job whose pods were deleted, to a member of a job.
 
-Pods with an equal label of `GROUP_LABELS` make one job, else pods of one controller. In a
-LeaderWorkerSet each group, a leader with its workers, is a job. A pod of a Deployment, StatefulSet
-or DaemonSet, or without a controller, is a job by itself. So is a pod of an Argo workflow, because
-the steps run one after another and each holds its own GPUs.
+- Pods with the same value of a label in `GROUP_LABELS` make one job.
+- Without such a label, pods of the same controller make one job.
+- In a LeaderWorkerSet, each group of a leader with its workers is a job.
+- A pod of a Deployment, StatefulSet or DaemonSet, or without a controller, is a job by itself.
+- A pod of an Argo workflow is a job by itself, because the steps run one after another and each
+  holds its own GPUs.
 """
 
 import re
@@ -25,14 +27,14 @@ GROUP_LABELS: Final = {
     "volcano.sh/job-name": "volcano",
     "leaderworkerset.sigs.k8s.io/name": "leaderworkerset",
 }
-"""Labels by which operators mark the pods of one job, and the kind in the job's id."""
+"""Labels with which operators mark the pods of one job, and the kind to use in the job's id."""
 SERVICES: Final = frozenset(
     {"DaemonSet", "Node", "ReplicaSet", "ReplicationController", "StatefulSet"}
 )
-"""Controllers of services: each pod is a replica and counts as a job."""
+"""Controllers of services. Each of their pods is a replica, and counts as a job."""
 _GROUP_OF_SET: Final = "leaderworkerset.sigs.k8s.io/group-index"
 _STEPS_OF: Final = "workflows.argoproj.io/workflow"
-"""Label of the pods of an Argo workflow."""
+"""Label that marks the pods of an Argo workflow."""
 QUEUE_LABELS: Final = (
     "kueue.x-k8s.io/queue-name",
     "volcano.sh/queue-name",
@@ -63,9 +65,9 @@ _STATE_OF_REASON: Final = {
     "PreemptionByKubeScheduler": "PREEMPTED",
     "EvictionByEvictionAPI": "PREEMPTED",  # for example a drained node
 }
-"""States by the reason of a failed pod, of its containers or of its DisruptionTarget condition.
+"""The state for each reason of a failed pod, its containers or its DisruptionTarget condition.
 
-Other reasons are FAILED.
+All other reasons mean FAILED.
 """
 
 
@@ -75,9 +77,9 @@ _STATE_OF_VOLCANO: Final = {
     "Aborted": "CANCELLED",
     "Terminated": "CANCELLED",
 }
-"""Final phases of a Volcano Job (its API, JobPhase).
+"""The state for each final phase of a Volcano Job (its API, JobPhase).
 
-`Terminated` is by the user's policy or command.
+A Job is `Terminated` by the user's policy or command.
 """
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(h|ms|m|s|us|µs|ns)")
 _UNITS_S: Final = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
@@ -87,7 +89,7 @@ _CRASHES: Final = "CrashLoopBackOff"
 
 @dataclass(kw_only=True, slots=True)
 class Member:
-    """A pod, or a Job counted for its pods. Unix times in seconds."""
+    """A pod, or a Job that stands in for its deleted pods; times are Unix times in seconds."""
 
     key: str
     """Key of the pod's job: `namespace/kind/name`."""
@@ -95,9 +97,9 @@ class Member:
     pool: str
     is_service: bool
     attempt: int | None
-    """Attempt by the operator's count; None without a count."""
+    """Number of the attempt as the operator counts; None if the operator does not count."""
     place: str
-    """Place of a pod in its job. Pods with an equal place replace each other; '' if unknown."""
+    """Role of a pod in its job; '' if unknown. Pods with the same role replace each other."""
     created_s: float
     start_s: float | None
     end_s: float | None
@@ -111,18 +113,18 @@ class Member:
 
 @dataclass(kw_only=True, slots=True)
 class Verdict:
-    """The state of a job by its Job object."""
+    """The state of a job as its Job object reports it."""
 
     key: str
     created_s: float
     state: str | None
     reason: str | None
     as_member: Member
-    """The Job in place of its pods, if the pods are gone."""
+    """The Job as a member, to be used if its pods were deleted."""
 
 
 def duration_s(text: str) -> float:
-    """Return the seconds of a duration in Go's notation, such as `2h0m5s`.
+    """Convert a duration in Go's notation, such as `2h0m5s`, to seconds.
 
     Raises:
         ValueError: the text is not a duration.
@@ -134,7 +136,7 @@ def duration_s(text: str) -> float:
 
 
 def unix_s(value: object) -> float | None:
-    """Convert an RFC 3339 time to seconds since the Unix epoch; None stays None.
+    """Convert an RFC 3339 time to seconds since the Unix epoch; return None for an empty value.
 
     Raises:
         ValueError: the value is not a time.
