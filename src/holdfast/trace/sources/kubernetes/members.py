@@ -153,17 +153,17 @@ def unix_s(value: object) -> float | None:
 
 
 def pod_member(pod: Mapping[str, Any]) -> Member:
-    """Convert a pod of the core/v1 API.
+    """Convert a pod of the core/v1 API to a member of a job.
 
-    The pod starts when the node's kubelet accepts the pod (`status.startTime`): from then on the
-    pod holds its GPUs, even while images are pulled. The pod ends with its last container.
+    The pod starts when the node's kubelet accepts it (`status.startTime`), because from then on it
+    holds its GPUs, even while images are pulled. The pod ends with its last container.
 
-    A pod has failed in any phase if it is being evicted, its node is lost, or a container keeps
-    crashing (`CrashLoopBackOff`). Its end is then the end of the container's last run, or the last
-    change of its condition.
+    A pod of any phase counts as failed if it is being evicted, its node is lost, or a
+    container keeps crashing (`CrashLoopBackOff`). Its end is then the end of the container's last
+    run, or the last change of its condition.
 
     Raises:
-        KeyError, ValueError: a field is missing or not as in the API.
+        KeyError, ValueError: a field is missing, or does not have the form that the API defines.
     """
     meta, spec, status = pod["metadata"], pod["spec"], pod.get("status") or {}
     key, job_name, is_service = _job_of(meta, "pod")
@@ -178,8 +178,8 @@ def pod_member(pod: Mapping[str, Any]) -> Member:
     if phase in ("Running", "Pending") and (crashed or _is_thrown_out(status)):
         phase, ended = "Failed", crashed
     if phase in _ENDED:
-        # An evicted pod may lack the end of its container; then its last change of state is the
-        # end.
+        # An evicted pod may lack the end of its container. Its last change of state is then used as
+        # its end.
         ends = [unix_s(one.get("finishedAt")) for one in ended] or [None]
         known = (
             [at for at in ends if at is not None]
@@ -211,12 +211,11 @@ def job_verdict(job: Mapping[str, Any]) -> Verdict:
     """Convert a Job of the batch/v1 API.
 
     Raises:
-        KeyError, ValueError: a field is missing or not as in the API.
+        KeyError, ValueError: a field is missing, or does not have the form that the API defines.
     """
     meta, spec, status = job["metadata"], job["spec"], job.get("status") or {}
     labelled = _job_of(meta, "job")
-    # A Job with an operator's labels belongs to the operator's job, even if the Job has another
-    # owner.
+    # A Job with an operator's labels belongs to the operator's job, even if it has another owner.
     key, job_name = (
         labelled[:2] if labelled[0].split("/")[1] in GROUP_LABELS.values() else _own(meta, "job")
     )
@@ -256,10 +255,10 @@ def job_verdict(job: Mapping[str, Any]) -> Verdict:
 
 
 def volcano_verdict(job: Mapping[str, Any]) -> Verdict:
-    """Convert a Job of Volcano's batch.volcano.sh API, which starts when the Job first runs.
+    """Convert a Job of Volcano's batch.volcano.sh API. Its start is when it first runs.
 
     Raises:
-        KeyError, ValueError: a field is missing or not as in the API.
+        KeyError, ValueError: a field is missing, or does not have the form that the API defines.
     """
     meta, spec, status = job["metadata"], job["spec"], job.get("status") or {}
     name, phase = meta["name"], (status.get("state") or {}).get("phase", "Pending")
@@ -301,14 +300,17 @@ def volcano_verdict(job: Mapping[str, Any]) -> Verdict:
 
 
 def owner_key(meta: Mapping[str, Any], kind: str) -> tuple[str, str]:
-    """Return id and name of an object's job: by its labels, its controller, or its own name."""
+    """Return the id and the name of the job that an object belongs to.
+
+    These come from the object's labels, else from its controller, else from its own name.
+    """
     return _job_of(meta, kind)[:2]
 
 
 def bad_object(
     path: Path, line: int | None, item: Mapping[str, Any], error: Exception, *, next_step: str
 ) -> BadTrace:
-    """Make the user's error for an object with a missing or invalid field."""
+    """Return the error message for an object with a missing or invalid field."""
     meta = item.get("metadata")
     name = meta.get("name", "without a name") if isinstance(meta, dict) else "without metadata"
     problem = f"has no {error}" if isinstance(error, KeyError) else str(error)
@@ -318,7 +320,10 @@ def bad_object(
 
 
 def _job_of(meta: Mapping[str, Any], kind: str) -> tuple[str, str, bool]:
-    """Return key and name of an object's job, and True if the object is a service's replica."""
+    """Return the key and the name of the job that an object belongs to.
+
+    The third value is True if the object is a replica of a service.
+    """
     namespace, labels = meta.get("namespace", "default"), _labels(meta)
     for label, kind_of_label in GROUP_LABELS.items():
         if name := labels.get(label):
@@ -370,7 +375,7 @@ def _running_since(container: Mapping[str, Any]) -> float | None:
 
 
 def _ended(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the ends of a pod's containers, including failed init containers."""
+    """Return the ends of a pod's containers and of its failed init containers."""
     ended = []
     for name in ("initContainerStatuses", "containerStatuses"):
         for container in _statuses(status, name):
@@ -381,7 +386,7 @@ def _ended(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _crashed(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the last ends of containers that keep crashing, each with the crash as its reason."""
+    """Return the last end of each container that keeps crashing, with the crash as its reason."""
     crashed: list[Mapping[str, Any]] = []
     for name in ("initContainerStatuses", "containerStatuses"):
         for container in _statuses(status, name):
@@ -395,7 +400,7 @@ def _crashed(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _is_thrown_out(status: Mapping[str, Any]) -> bool:
-    """Return True if a pod is being evicted or its node is lost, though its phase has not changed."""
+    """Return True if a pod is being evicted or its node is lost, regardless of its phase."""
     disrupted = any(
         one.get("type") == "DisruptionTarget" and one.get("status") == "True"
         for one in _statuses(status, "conditions")
