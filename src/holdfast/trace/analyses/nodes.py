@@ -102,10 +102,10 @@ def xid_errors(
     """Count the Xid errors of GPUs by code, day and node, with bursts and GPU-hours per error.
 
     The telemetry reports a GPU's last Xid code in every sample. An error is therefore counted only
-    at its onset, when the code changes. A burst is a series of onsets, each at most `burst_gap_s`
-    after the previous one. One fault of a network or a job causes onsets on many GPUs, so GPU-hours
-    per burst are reported too. Xid 43 and 31 are mostly caused by the application (NVIDIA's Xid
-    catalogue).
+    at its onset, when the code changes from 0. A burst is a series of onsets, each at most
+    `burst_gap_s` after the previous one. One fault of a network or a job causes onsets on many
+    GPUs, so GPU-hours per burst are reported too. Xid 43 and 31 are mostly caused by the
+    application (NVIDIA's Xid catalogue).
 
     Args:
         trace: a trace with onsets from the metric XID_ERRORS.
