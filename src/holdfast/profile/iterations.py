@@ -29,7 +29,7 @@ LEAST_LOW_S: Final = 30.0
 LEAST_ITERATION_S: Final = 60.0
 """Shorter stretches of high utilisation are ignored as noise.
 
-The four limits `LOW`, `HIGH`, `LEAST_LOW_S` and `LEAST_ITERATION_S` are those of Omnistat 1.14
+Omnistat 1.14 has the same four limits `LOW`, `HIGH`, `LEAST_LOW_S` and `LEAST_ITERATION_S`
 (`inspect/constants.py`).
 """
 UTILISATIONS: Final = ("gpu_sm_active", "gpu_utilization")

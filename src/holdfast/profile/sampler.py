@@ -5,8 +5,8 @@ A separate process keeps the cost of sampling, and any crash of the sampler, awa
     the node's agent, or `holdfast profile` ── sampler ── reader (only where a GPU's driver is
     loaded)
 
-`sampler FOLDER NODE INTERVAL_S` reads the counters of the host itself and those of the GPUs through
-a `reader` process. It appends them to the node's file in the recording. Its standard input receives
+`sampler FOLDER NODE INTERVAL_S` reads the host's counters itself, and the GPUs' counters through a
+`reader` process. It appends them to the node's file in the recording. Its standard input receives
 JSON lines `{"ranks": {RANK: PID}}`; the sampler stops when its standard input is closed.
 
 If a call into the GPU driver never returns, only the GPUs' values are missing. The sampler then
@@ -58,8 +58,8 @@ class Gpus:
 
         Args:
             command: the command line of the reader (`holdfast.profile.sources.reader`).
-            environment: the environment variables of the reader; None to inherit those of this
-                process.
+            environment: the environment variables of the reader; None to inherit this process's
+                variables.
         """
         self._command = list(command)
         self._environment = environment

@@ -280,7 +280,7 @@ def _evaluation_wait(cluster_numbers: ClusterNumbers) -> float | None:
 
 
 def _least_demand(cluster_numbers: ClusterNumbers) -> float | None:
-    """Divide the smallest median number of GPUs of the other types by that of evaluation jobs."""
+    """Divide the other types' smallest median number of GPUs by evaluation's median."""
     share = _against_least(
         cluster_numbers.by_type("median_gpu_num", least_jobs=LEAST_JOBS), "evaluation"
     )

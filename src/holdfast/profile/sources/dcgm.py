@@ -211,7 +211,7 @@ class Exporter:
 
 
 def parse_page(page: bytes) -> dict[SeriesId, float]:
-    """Return the values on an exporter's page, except those of MIG instances."""
+    """Return the values on an exporter's page, except values of MIG instances."""
     found: list[tuple[SeriesId, float | None]] = []
     for name, labels, word in samples(page):
         number = NAMES.get(name)

@@ -201,8 +201,8 @@ def burstiness(trace: "Trace") -> Result:
     """Chart the index of dispersion of hourly submissions of GPU jobs, by type.
 
     The index is the variance of the hourly counts divided by their mean (Fano factor; Cox and
-    Lewis, The Statistical Analysis of Series of Events, 1966). The counts are those of the whole
-    hours from the cluster's first submission to its last. The index is 1 for independent arrivals
+    Lewis, The Statistical Analysis of Series of Events, 1966). The counts cover the whole hours
+    from the cluster's first submission to its last. The index is 1 for independent arrivals
     (Poisson) and greater for bursts.
 
     There is one panel per cluster. Columns of the table: `cluster`, `type`, `hours`, `jobs`,

@@ -33,9 +33,8 @@ NO_TIMES = "no GPU job has both a start and an end"
 def gpus_in_use(trace: "Trace", cluster: str) -> tuple[int, dict[str, Values]]:
     """Return the mean number of GPUs in use in each hour, by type.
 
-    The first hour is that of the first start. The last hour is that of the last submission, because
-    the trace has no arrivals after it. Jobs that are still running (state RUNNING, no end) count up
-    to the last hour.
+    The hours range from the first start to the last submission, because the trace has no arrivals
+    after that. Jobs that are still running (state RUNNING, no end) count up to the last hour.
 
     Returns:
         The first hour, counted from the Unix epoch, and for each type an array with one mean per
@@ -168,9 +167,9 @@ def gpus_over_time(trace: "Trace", *, points: int = 1000) -> Result:
 def allocation(trace: "Trace") -> Result:
     """Chart the share of GPUs in use, as a CDF over hours.
 
-    The share is the GPUs in use divided by the capacity, or by those of the busiest hour if the
-    capacity is unknown. Columns of the table: `cluster`, `part` (`capacity` or `busiest hour
-    seen`), `weight`, `share_in_use`, `share_at_most`.
+    The share is the GPUs in use divided by the capacity. If the capacity is unknown, the GPUs in
+    use in the busiest hour take its place. Columns of the table: `cluster`, `part` (`capacity` or
+    `busiest hour seen`), `weight`, `share_in_use`, `share_at_most`.
 
     Raises:
         LeftOut: no GPU job has a start and an end.

@@ -56,7 +56,7 @@ def energy_by_month(
     """Chart energy and emissions of each UTC month, with and without the PUE.
 
     The study counts without the PUE. The energy of an hour is the mean power of its samples times
-    the number of devices. The power is that of servers (GPU_SERVER_POWER and CPU_SERVER_POWER) if
+    the number of devices. The power of servers is used (GPU_SERVER_POWER and CPU_SERVER_POWER) if
     measured, else the power of GPUs (POWER_USAGE) divided by `gpu_share`. Hours without samples
     count as no energy; the caption gives their number.
 

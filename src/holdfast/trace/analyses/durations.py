@@ -149,7 +149,7 @@ def _medians(groups: Sequence[Group], what: str) -> str:
 
 
 def _against(groups: Sequence[Group], numbers: dict[str, float]) -> str:
-    """Return a sentence that compares the median durations with those of the compared traces.
+    """Return a sentence that compares the median durations with the compared traces.
 
     The ratios are added to `numbers`.
     """

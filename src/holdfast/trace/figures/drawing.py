@@ -45,7 +45,7 @@ def draw(
 
     Args:
         figure: a figure with at least one panel.
-        look: colours and sizes; by default those of a paper.
+        look: colours and sizes; by default the look of a paper.
         width_in: width of the whole figure in inches; by default the width of a panel times the
             number of columns.
 

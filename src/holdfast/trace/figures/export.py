@@ -33,7 +33,7 @@ class Drawn:
     """Left, top, right and bottom of the axes, as shares of the panel's size."""
     x_ends: tuple[float, float]
     y_ends: tuple[float, float]
-    """Ends of the vertical axis in data coordinates; `x_ends` are those of the horizontal axis."""
+    """Ends of the vertical axis in data coordinates; `x_ends` has the horizontal axis' ends."""
     wide: bool
     """True if the panel is as wide as the page."""
 

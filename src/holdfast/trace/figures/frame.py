@@ -19,7 +19,7 @@ _LEAD = 1.42
 """Line spacing of text, as a multiple of the text size."""
 _TILT_DEGREES = 40
 _BOLD = 1.16
-"""Largest ratio of the width of bold text to that of regular text, measured on DejaVu Sans."""
+"""Largest ratio between the widths of bold and regular text, measured on DejaVu Sans."""
 _LEFT_SHARE = 0.42
 """Largest share of the panel's width that the labels on the left may take."""
 

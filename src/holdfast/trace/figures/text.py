@@ -14,7 +14,7 @@ def shown(text: str, limit: int = 160) -> str:
 
 
 def width_pt(text: str, size_pt: float, fonts: Sequence[str]) -> float:
-    """Return the width of drawn text in points, which is that of its widest line."""
+    """Return the width of drawn text in points, which is the width of its widest line."""
     return max(_line_width_pt(line, tuple(fonts)) for line in text.split("\n")) * size_pt
 
 

@@ -185,7 +185,7 @@ def _add_to_view(trace: "Trace", metric: Metric, rows: str, ids: Ids, cluster: s
 
 
 def adopt(trace: "Trace", summary: Summary, cluster: str) -> Ids:
-    """Add a metric's aggregates to those of the trace.
+    """Add a metric's aggregates to the trace.
 
     Returns:
         For each device of the summary, its id in the trace's table `devices`.

@@ -2,13 +2,14 @@
 
 `pai_task_table.csv` has no header. Each row is a task with inst_num instances: job_name, task_name,
 inst_num, status, start_time, end_time, plan_cpu, plan_mem, plan_gpu, gpu_type. start_time is the
-launch, since the submission is in another table. The GPUs of a row are those of all its instances.
+launch, since the submission is in another table. The GPUs of a row are the sum over all its
+instances.
 
-In AcmeTrace's CSV, each row is a task with one of its instances. The columns are those of the task,
-of the job (suffix _j) and of the instance (suffix _i), and also runtime (the task's end - start),
+In AcmeTrace's CSV, each row is a task with one of its instances. There are columns of the task, of
+the job (suffix _j) and of the instance (suffix _i), and also runtime (the task's end - start),
 duration (the instance's end - start), queue (the instance's start - the task's start) and
-start_date. The GPUs of a row are those of one instance, plan_gpu / 100, which gives the study's
-mean of 0.68 and maximum of 8 GPUs. There is no id and no user.
+start_date. The GPUs of a row are only the GPUs of this instance, plan_gpu / 100, which gives the
+study's mean of 0.68 and maximum of 8 GPUs. There is no id and no user.
 
 plan_gpu and plan_cpu are hundredths of GPUs and CPUs, and plan_mem is GB, for one instance. Times
 are seconds since an unpublished moment. Read as Unix times, they give the right hour of the day and

@@ -215,8 +215,8 @@ def resources_of(tres: str) -> Resources | None:
 def resources_of_pairs(pairs: Iterable[tuple[str, float]]) -> Resources:
     """Convert pairs of name and amount to resources; the amount of `mem` is in bytes.
 
-    `gres/gpu` counts all GPUs, and `gres/gpu:TYPE` counts those of one type among them, so the two
-    are never added. A MIG slice (a type such as `1g.5gb`) counts as its share of a GPU.
+    `gres/gpu` counts all GPUs, including the GPUs of each type that `gres/gpu:TYPE` counts, so the
+    two are never added. A MIG slice (a type such as `1g.5gb`) counts as its share of a GPU.
     Accelerators of other vendors, such as `gres/dcu`, count as GPUs.
     """
     amounts = dict(pairs)

@@ -1,8 +1,8 @@
 """Read the generic resources (GRES) that Slurm up to 20.11 prints.
 
 The trackable resources (TRES) of these versions may lack the GPUs. AllocGRES counts the resources
-of the whole job, and ReqGRES those of each node (sacct(1) of Slurm 19.05). If the TRES of a record
-have GPUs, its GRES are ignored.
+of the whole job, and ReqGRES the resources of each node (sacct(1) of Slurm 19.05). If the TRES of a
+record have GPUs, its GRES are ignored.
 """
 
 import re

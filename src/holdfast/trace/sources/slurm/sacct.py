@@ -1,4 +1,4 @@
-r"""Read Slurm's accounting as text: the output of `sacct --parsable2`, with any fields in any order.
+"""Read Slurm's accounting as text: the output of `sacct --parsable2`, with any fields in any order.
 
 The following command is recommended, because its output is unambiguous: Unix times need no zone,
 and a job's name may contain any text if it is the last field.
@@ -11,8 +11,8 @@ and a job's name may contain any text if it is the last field.
 later. CSV with quotes, as pandas writes it, is also read.
 
 The file must have State, and JobIDRaw or JobID. If `--allocations` was not given, job steps are
-left out. The format is that of the manual page sacct(1) of Slurm 22.05. Slurm prints a job's name
-and a few other fields without escaping, so a name may span several lines and may contain the
+left out. The format is described in the manual page sacct(1) of Slurm 22.05. Slurm prints a job's
+name and a few other fields without escaping, so a name may span several lines and may contain the
 separator.
 """
 
