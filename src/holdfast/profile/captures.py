@@ -60,7 +60,7 @@ COMPUTING: Final = ("data", "forward", "backward", "optimizer")
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A request for captures of some ranks."""
+    """A request that some ranks capture a trace or their memory."""
 
     id: str
     kinds: tuple[str, ...]

@@ -28,7 +28,7 @@ class ModuleHook:
         self._call = call
 
     def __call__(self, *args: Any) -> None:
-        """Call the function."""
+        """Call the wrapped function with the arguments of the hook."""
         self._call(*args)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -6,9 +6,9 @@ from holdfast.profile.formulas.pipeline import chunks_in_flight
 from holdfast.profile.formulas.shape import Layout, Model
 
 WEIGHT_BYTES = 2
-"""bf16."""
+"""Bytes of one weight in bf16."""
 OPTIMIZER_BYTES = 12
-"""Adam: fp32 weights, first moment and second moment, 4 bytes each."""
+"""Bytes of Adam's state per weight: fp32 weight, first and second moment, 4 bytes each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class StageMemory:
 
     @property
     def total(self) -> float:
-        """Return the bytes of all kinds."""
+        """Return the total bytes of all kinds."""
         return sum(self.by_kind().values())
 
     def by_kind(self) -> dict[str, float]:

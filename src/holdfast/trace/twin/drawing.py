@@ -320,8 +320,8 @@ def dealt_queues(
     """Assign given queueing times to the jobs of each type, the longest where the load is highest.
 
     Args:
-        queues: the queueing times in seconds. A time is assigned to a job of the same type, where
-            `types` also gives the types of the times.
+        queues: the queueing times in seconds, whose types are also given by `types`. Within a type,
+            they may be in any order.
         types: the type of each job.
         batches: the batch number of each job.
         places: the index of each job within its batch, from 0.
@@ -363,8 +363,8 @@ def _below(queues: Ints, score: Floats, ceiling: Ints) -> Ints:
     """Assign queueing times to jobs so that no job exceeds its ceiling.
 
     The longest time is assigned first. Each time goes to the job with the highest score among the
-    jobs whose ceiling permits it. If any assignment permits all times unchanged, the result does
-    too. A time above all remaining ceilings is cut to the highest of these.
+    jobs whose ceiling permits it. All times are assigned unchanged if that is possible. A time
+    above all remaining ceilings is cut to the highest of these.
     """
     by_ceiling = np.argsort(-ceiling, kind="stable").tolist()
     ceilings, scores = ceiling.tolist(), score.tolist()

@@ -105,9 +105,10 @@ def published_states(
 def _tilted_odds(
     prior: Floats, tilt: Floats, jobs: Floats, gpu_time: Floats, by_jobs: Floats, by_time: Floats
 ) -> Floats:
-    """Return the softmax over the states s of prior + a_s + b_s x tilt.
+    """Return the probabilities of the states: the softmax of prior + a_s + b_s x tilt.
 
-    Newton's method finds a and b such that each state has its share of jobs and of GPU time.
+    The softmax is over the states s. Newton's method finds a and b such that each state has its
+    share of jobs and of GPU time.
     """
 
     def shares_of(unknown: Floats) -> Floats:
