@@ -166,7 +166,7 @@ def _idle(known: Known) -> KeyFigure:
 
 
 def _actions(read: Read, report: Report, known: Known) -> list[Action]:
-    """Return three things to do: first those with the most GPU-hours, then those without a count."""
+    """Return three things to do: the most GPU-hours first, those without a count last."""
     counted = [
         *_about_failures(_rows(report, "lost_by_person", read)),
         *_about_idle(read, report, known),

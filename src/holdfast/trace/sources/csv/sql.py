@@ -38,7 +38,7 @@ class CsvSource:
     has_header: bool
 
     def typed(self) -> str:
-        """Return a SELECT that reads each column with its type; fields of other types make it fail."""
+        """Return a SELECT that reads each column with its type, and fails on other types."""
         return f"{self._columns()} FROM {self.reader(self._kinds())}"
 
     def good(self) -> str:

@@ -35,7 +35,7 @@ def kubernetes_objects(
 
 
 def names_a_kind(path: Path, kinds: str) -> bool:
-    """Return True if a file begins with Kubernetes objects whose kind matches `kinds` (a pattern)."""
+    """Return True if a file begins with Kubernetes objects whose kind matches a pattern."""
     start = head(path)
     if _is_yaml(start):
         return (
