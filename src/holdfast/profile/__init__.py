@@ -1,10 +1,17 @@
-"""Profile one run: counters of its nodes, phases of its ranks.
+"""Profile one run: counters of its nodes, and phases of its ranks.
 
-`sources` measure the counters of a node; `sampler`, one process a node, writes them. `phases` finds
-what a rank does by hooks in the rank. Both append to a `recording`, by `writing`; reports read it. `captures`
-trace a few steps with PyTorch's own profiler on request. `iterations` finds steps where nothing is
-instrumented. `report`, the second face, adds up a recording; `formulas` has the theory and
-`synthetic` jobs that did not run.
+The modules, in the order in which data flow through them:
+
+- `sources` measure the hardware counters of a node. `sampler` runs as one process on each node and
+  writes the counters to a file.
+- `phases` times the phases of a training step (data, forward, backward, …) by hooks inside each
+  rank.
+- `writing` appends counters and phases to the files of a `recording`. Reports read these files.
+- `captures` runs PyTorch's own profiler for a few steps, when a user requests a capture.
+- `iterations` estimates the steps of a job without hooks, from its log or from its GPU utilisation.
+- `report` summarizes a recording. The package is the second public face of this room.
+- `formulas` computes theoretical FLOPs and memory. `synthetic` writes example recordings of jobs
+  that never ran.
 """
 
 from typing import TYPE_CHECKING, Any

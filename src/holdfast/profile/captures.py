@@ -1,17 +1,21 @@
-"""Capture a few steps on request: a trace by PyTorch's profiler, or a device's memory.
+"""Capture a few training steps on request, as a profiler trace or as a memory snapshot.
 
-A request is a file in the recording's folder, which the thread that writes the phases reads. The capture begins and
-ends between steps of the ranks that the request names. A trace is taken without stacks, shapes and memory, which cost
-most. One warm step shows the number of events; a trace whose predicted size is beyond the request's limit is refused.
+A user requests a capture by writing a file to the folder of the recording. Each recorded rank polls
+this file in the background thread that also writes the phases. A rank that the request names starts
+and stops the capture between two steps.
+
+A trace leaves out stack traces, tensor shapes and memory, because recording these slows a step the
+most. The rank profiles one step first, to count its events. If the count predicts a trace larger
+than the limit in the request, the rank refuses the request.
 
 | file below `captures/` | content |
 |---|---|
 | `request.json` | `id`, `kinds` (`trace`, `memory`), `ranks`, `steps`, `max_bytes` |
-| `ID-rankR-KIND.json` | the fields of `Captured` |
-| `ID-rankR-trace.json.gz` | the trace, for Perfetto |
-| `ID-rankR-memory.pickle` | a snapshot, for PyTorch's memory_viz |
-| `oom-N-rankR-PID.pickle` | such a snapshot, of a device that was out of memory |
-| `oom-N` | the place N of such a snapshot is taken |
+| `ID-rankR-KIND.json` | the result, with the fields of `Captured` |
+| `ID-rankR-trace.json.gz` | the trace, which Perfetto opens |
+| `ID-rankR-memory.pickle` | the memory snapshot, which PyTorch's memory_viz opens |
+| `oom-N-rankR-PID.pickle` | a memory snapshot that was taken when a device ran out of memory |
+| `oom-N` | an empty file that reserves the number N for such a snapshot |
 """
 
 import contextlib
@@ -34,29 +38,29 @@ from holdfast.profile.recording import Recording
 
 STEPS: Final = 3
 EVENT_BYTES: Final = 400
-"""Bytes of one event in a trace before compression.
+"""Bytes of one event in a trace before compression, used to predict the size of a trace.
 
-`benchmarks/profile.py` prints the measured number.
+`benchmarks/profile.py` measures this number.
 """
 HISTORY_ENTRIES: Final = 100_000
-"""The allocations of which a snapshot keeps the history.
+"""The number of allocations and frees whose history a memory snapshot keeps.
 
-Each takes some kilobytes of host memory at most.
+Each entry takes at most a few kilobytes of host memory.
 """
 BLOCK_BYTES: Final = 1_000
-"""Bytes of one block or entry in a snapshot's file, with the names of its stack."""
+"""Bytes of one memory block or history entry in a snapshot file, including its stack trace."""
 OOM_BYTES: Final = 256 << 20
-"""The largest snapshot that is written when the device is out of memory."""
+"""The size limit of a snapshot that is taken when a device runs out of memory."""
 OOM_SNAPSHOTS: Final = 4
-"""The most of these snapshots in a run: the first ones of any rank and attempt."""
+"""The most out-of-memory snapshots in one run: the first ones, over all ranks and attempts."""
 OUTLIER_STEPS: Final = 100
 COMPUTING: Final = ("data", "forward", "backward", "optimizer")
-"""The phases of a rank's own work; the others wait for other ranks or for storage."""
+"""The phases of a rank's own work. In all other phases it waits for other ranks or storage."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A request for captures of some ranks."""
+    """A request that some ranks capture a trace or their memory."""
 
     id: str
     kinds: tuple[str, ...]
@@ -66,10 +70,11 @@ class Request:
 
     @classmethod
     def from_json(cls, plain: dict[str, Any]) -> "Request":
-        """Return the request of a file.
+        """Parse a request from the JSON object in `request.json`.
 
         Raises:
-            KeyError, TypeError, ValueError: the file holds something else.
+            KeyError, TypeError, ValueError: the object lacks a field or has a value of a wrong
+                type.
         """
         return cls(
             id=str(plain["id"]),
@@ -82,11 +87,11 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Captured:
-    """The result of a request, on one rank.
+    """The result of a capture request, for one rank and one kind of capture.
 
     Attributes:
         state: `done` or `refused`.
-        reason: why the capture was refused.
+        reason: why the capture was refused; empty if it was done.
         file: the name of the capture's file in `captures/`.
     """
 
@@ -104,14 +109,14 @@ class Captured:
 def request_capture(
     folder: Path, *, kinds: Sequence[str], ranks: Iterable[int], max_bytes: int, steps: int = STEPS
 ) -> Request:
-    """Request a capture from the ranks that record into a folder.
+    """Write a request for a capture, which the ranks that record into `folder` carry out.
 
     Args:
         folder: the folder of the recording.
         kinds: `trace`, `memory` or both.
         ranks: the ranks that capture.
-        max_bytes: the largest capture of a rank.
-        steps: the steps to capture.
+        max_bytes: the size limit of one rank's capture, in bytes.
+        steps: the number of steps to capture.
     """
     request = Request(
         id=secrets.token_hex(4),
@@ -127,7 +132,7 @@ def request_capture(
 
 
 def captured(folder: Path, request: Request) -> list[Captured]:
-    """Return the results of a request so far: one for each rank and kind that is over."""
+    """Return the results that ranks have written so far: one for each rank and kind."""
     found = []
     for rank in request.ranks:
         for kind in request.kinds:
@@ -140,9 +145,13 @@ def captured(folder: Path, request: Request) -> list[Captured]:
 
 
 def outlier_rank(recording: Recording) -> int | None:
-    """Return the rank whose own work takes longest in the last steps; None for a single rank.
+    """Return the rank that spends the most time on its own work, over the last steps.
 
-    A rank that is slow makes the other ranks wait, so that the time of whole steps does not tell them apart.
+    Waiting for other ranks does not count as own work. A slow rank makes all other ranks wait, so
+    whole steps take equally long on all ranks and would not reveal it.
+
+    Returns:
+        The rank, or None if fewer than two ranks recorded steps.
     """
     typical: dict[int, float] = {}
     for rank, spans in recording.spans_by_rank():
@@ -156,13 +165,14 @@ def outlier_rank(recording: Recording) -> int | None:
 
 
 class Captures:
-    """The captures of one rank.
+    """Carry out capture requests on one rank.
 
-    `look` and `finish` run in the thread that writes; `on_step` in the training thread.
+    The training thread calls `on_step`. The background thread that writes the phases calls `look`
+    and `finish`.
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
-        """Look at nothing yet; a request from before this process is not carried out."""
+        """Prepare to watch a folder; a request that is already there is ignored."""
         self._folder = folder / "captures"
         self._rank = rank
         self._seen = self._mtime_ns()
@@ -177,7 +187,7 @@ class Captures:
         self._has_seen_oom = False
 
     def look(self) -> None:
-        """Read a new request."""
+        """Read the request file if it has changed, and accept the request if it names this rank."""
         mtime_ns = self._mtime_ns()
         if mtime_ns in (0, self._seen):
             return
@@ -188,7 +198,7 @@ class Captures:
                 self._request = request
 
     def finish(self) -> None:
-        """Write the files of captures that have ended, and their results."""
+        """Write the files and the results of all captures that have ended."""
         while self._work:
             write, arguments = self._work.popleft()
             request, kind = arguments[:2]
@@ -202,11 +212,11 @@ class Captures:
 
     @property
     def is_idle(self) -> bool:
-        """Return True if a step has nothing to do here."""
+        """Return True if `on_step` would do nothing."""
         return self._request is None and not self._watch_is_due
 
     def on_step(self) -> None:
-        """Begin, go on with or end a capture, between two steps."""
+        """Start, continue or stop a capture; called between two steps."""
         if self._watch_is_due:
             self._watch_oom()
         request = self._request
@@ -354,7 +364,10 @@ class Captures:
             attach(self._out_of_memory)
 
     def _out_of_memory(self, *_: Any) -> None:
-        """Write a snapshot when the device is first out of memory, before PyTorch raises."""
+        """Write a memory snapshot the first time that an allocation fails.
+
+        PyTorch calls this before it raises the out-of-memory error.
+        """
         if self._has_seen_oom:
             return
         self._has_seen_oom = True
@@ -369,9 +382,12 @@ class Captures:
                     raise
 
     def _free_place(self) -> Path | None:
-        """Reserve one of the run's places for a snapshot; None if all are taken.
+        """Reserve one of the run's `OOM_SNAPSHOTS` numbers for a snapshot.
 
-        Several ranks may call this at the same time.
+        Several ranks may call this at the same time, and each gets a different number.
+
+        Returns:
+            The file `oom-N` that reserves the number; None if all numbers are taken.
         """
         for number in range(OOM_SNAPSHOTS):
             place = self._folder / f"oom-{number}"
@@ -382,10 +398,13 @@ class Captures:
 
 
 def write_snapshot(file: Path, snapshot: dict[str, Any], *, max_bytes: int) -> int:
-    """Write a snapshot of a device's memory for PyTorch's memory_viz; return its bytes.
+    """Write a snapshot of a device's memory that PyTorch's memory_viz can open.
+
+    Returns:
+        The size of the file in bytes.
 
     Raises:
-        HoldfastError: the snapshot is too large; nothing is written.
+        HoldfastError: the snapshot is larger than `max_bytes`; nothing is written.
         OSError: the file cannot be written.
     """
     blocks = sum(len(segment.get("blocks", ())) for segment in snapshot.get("segments", ()))

@@ -1,7 +1,7 @@
-"""Hold many rows in columns of numbers, and make a row only when it is read.
+"""Store many rows as columns of numbers, and build a row object only when it is read.
 
-A week of one rank's phases is millions of rows. As objects of Python they need eight times the
-memory of their columns.
+A rank's phases of one week are millions of rows. Stored as Python objects, they would need eight
+times the memory of columns.
 """
 
 from array import array
@@ -10,21 +10,21 @@ from typing import Any, Final, Generic, TypeVar, overload
 
 Row = TypeVar("Row")
 _NONE: Final = -(1 << 63)
-"""The number that stands for None."""
+"""The number that represents None in a column."""
 
 
 class Whole(Sequence[int | None]):
-    """A column of whole numbers of 64 bits, and of None."""
+    """A column of 64-bit integers, any of which may be None."""
 
     def __init__(self, numbers: "array[int] | None" = None) -> None:
-        """Begin with numbers of the type `q`; None: with none."""
+        """Wrap an array of type code `q`, or start empty if `numbers` is None."""
         self._numbers = array("q") if numbers is None else numbers
 
     def insert(self, at: int, value: int | None) -> None:
-        """Insert a value before the row `at`.
+        """Insert a value before row `at`.
 
         Raises:
-            OverflowError: the value has more than 64 bits.
+            OverflowError: the value needs more than 64 bits.
         """
         self._numbers.insert(at, _NONE if value is None else value)
 
@@ -46,16 +46,16 @@ class Whole(Sequence[int | None]):
 
 
 class Words(Sequence[str]):
-    """A column of a few different words, each row two bytes."""
+    """A column of strings with few distinct values; each row takes two bytes."""
 
     def __init__(self, codes: "array[int] | None" = None, known: list[str] | None = None) -> None:
-        """Begin with codes of the type `H` and the words that the codes number; None: with none."""
+        """Wrap an array of type code `H` with indices into `known`, or start empty."""
         self._codes = array("H") if codes is None else codes
         self._known: list[str] = [] if known is None else known
         self._code_of = {word: code for code, word in enumerate(self._known)}
 
     def insert(self, at: int, word: str) -> None:
-        """Insert a word before the row `at`."""
+        """Insert a string before row `at`."""
         code = self._code_of.get(word)
         if code is None:
             code = self._code_of[word] = len(self._known)
@@ -79,14 +79,14 @@ class Words(Sequence[str]):
 
 
 class Columns(Sequence[Row], Generic[Row]):
-    """Rows in columns; a slice copies its part of the columns."""
+    """A sequence of rows that is stored by column; a slice copies the columns' slices."""
 
     def __init__(self, row: Callable[..., Row], columns: Mapping[str, Sequence[Any]]) -> None:
-        """Make rows of columns of equal length.
+        """Store the columns, which must have equal length.
 
         Args:
-            row: makes one row of the columns' values, in the order of the columns.
-            columns: by the names of the row's fields.
+            row: builds a row from one value of each column, in the order of `columns`.
+            columns: the values of each field, by field name.
         """
         self._row = row
         self._columns = dict(columns)
@@ -120,10 +120,10 @@ class Columns(Sequence[Row], Generic[Row]):
 
 
 def column(rows: Sequence[Any], name: str) -> Sequence[Any]:
-    """Return the values of one field in all rows, whether or not the rows are in columns."""
+    """Return the values of one field in all rows, for `Columns` and for any sequence of objects."""
     return rows.column(name) if isinstance(rows, Columns) else [getattr(one, name) for one in rows]
 
 
 def fields(rows: Sequence[Any], *names: str) -> Iterable[tuple[Any, ...]]:
-    """Yield the values of some fields of each row."""
+    """Yield, for each row, a tuple of the named fields."""
     return zip(*(column(rows, name) for name in names), strict=True)

@@ -1,8 +1,9 @@
-"""Put the times of a device on the host's clock, without a synchronisation.
+"""Convert times of a GPU to the host's clock without synchronising the two.
 
-CUDA events give the time between two of them, and nothing about the host. But the device reaches an
-event after the host has recorded the event, and before the host sees the event completed. Each
-event so bounds the offset of the two clocks from both sides, and an idle device bounds it closely.
+CUDA events give only the time between two events, and no time of the host. But the GPU reaches an
+event after the host has recorded it and before the host sees it completed. Each event therefore
+gives a lower and an upper bound for the offset between the clocks. An idle GPU reaches an event at
+once, so the lower bound is then tight.
 """
 
 from collections import deque
@@ -11,22 +12,22 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 WAITING_STEPS: Final = 8
-"""The most steps whose events may be outstanding; the host's times are used for an older one."""
+"""The most steps whose events may be pending. A step that waits longer gets the host's times."""
 
 
 class DeviceClock:
-    """The offset between a device's time and the host's, in nanoseconds."""
+    """An estimate of the offset between a device's clock and the host's, in nanoseconds."""
 
     def __init__(self) -> None:
         self._offset_ns: int | None = None
 
     def reached(self, device_ns: int, recorded_ns: int, seen_ns: int) -> None:
-        """Take what one completed event shows.
+        """Narrow the estimate of the offset by the times of one completed event.
 
         Args:
-            device_ns: the event's time by the device.
-            recorded_ns: the host's time at which the event was recorded.
-            seen_ns: the host's time at which the event was first seen completed.
+            device_ns: when the device reached the event, by the device's clock.
+            recorded_ns: when the host recorded the event, by the host's clock.
+            seen_ns: when the host first saw the event completed, by the host's clock.
         """
         least_ns, most_ns = recorded_ns - device_ns, seen_ns - device_ns
         if self._offset_ns is None:
@@ -34,27 +35,27 @@ class DeviceClock:
         self._offset_ns = max(least_ns, min(self._offset_ns, most_ns))
 
     def host_ns(self, device_ns: int) -> int:
-        """Return the host's time of a time by the device."""
+        """Convert a time of the device's clock to the host's clock."""
         assert self._offset_ns is not None
         return device_ns + self._offset_ns
 
 
 class Event(Protocol):
-    """A CUDA event that keeps its time."""
+    """A CUDA event that was created with timing enabled."""
 
     def record(self) -> Any:
         """Record the event on the current stream."""
 
     def query(self) -> bool:
-        """Return True if the device has reached the event. Never wait."""
+        """Return True if the device has reached the event; return at once in any case."""
 
     def elapsed_time(self, end_event: Any) -> float:
-        """Return the milliseconds from this event to another one."""
+        """Return the milliseconds from this event to `end_event`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One moment: the host's time, and the event that was recorded then, if any."""
+    """One moment: the host's time, and the CUDA event recorded at that time, if any."""
 
     host_ns: int
     event: Event | None = None
@@ -62,7 +63,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """A phase between two marks."""
+    """One phase, with the moments of its start and its end."""
 
     phase: str
     start: Mark
@@ -70,17 +71,17 @@ class Marked:
 
 
 class DeviceTimes:
-    """Reads the events of past steps once the device has reached them.
+    """Read the events of past steps after the device has reached them.
 
-    Use it in one thread only.
+    All methods must be called from the same thread.
     """
 
     def __init__(self, make_event: Callable[[], Event], now_ns: Callable[[], int]) -> None:
-        """Record nothing yet.
+        """Store where events and the host's time come from.
 
         Args:
-            make_event: makes an event.
-            now_ns: the host's monotonic clock.
+            make_event: creates an event.
+            now_ns: returns the host's monotonic time in nanoseconds.
         """
         self._make_event = make_event
         self._now_ns = now_ns
@@ -88,21 +89,26 @@ class DeviceTimes:
         self._steps: deque[tuple[int | None, Sequence[Marked]]] = deque()
         self._clock = DeviceClock()
         self._reference: tuple[Event, int] | None = None
-        """An event that the device has reached, and its time by the device."""
+        """An event that the device has reached, and the device's time at which it did."""
 
     def mark(self) -> Mark:
-        """Record an event; return it with the host's time."""
+        """Record an event on the device; return it together with the host's time."""
         event = self._free.pop() if self._free else self._make_event()
         host_ns = self._now_ns()
         event.record()
         return Mark(host_ns, event)
 
     def end_step(self, step: int | None, phases: Sequence[Marked]) -> None:
-        """Keep the phases of a step until their events can be read."""
+        """Queue the phases of a step until their events can be read."""
         self._steps.append((step, phases))
 
     def completed(self) -> list[tuple[int | None, list[tuple[str, int, int]]]]:
-        """Return the steps that the device has reached, with their phases by the host's clock."""
+        """Return the queued steps that the device has finished, and remove them from the queue.
+
+        Each step comes with its phases: name, start and end by the host's clock, in nanoseconds.
+        Steps beyond the newest `WAITING_STEPS` are returned too, although they are unfinished;
+        their times are those at which the host recorded the events.
+        """
         found = []
         while self._steps and self._is_complete(self._steps[0][1]):
             step, phases = self._steps.popleft()

@@ -1,4 +1,4 @@
-"""The incidents of a run, as a recording shows them beside its counters and phases."""
+"""Read a run's incidents, which a recording shows beside its counters and phases."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -9,13 +9,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IncidentMark:
-    """An incident of the run's ledger.
+    """One incident of a run.
 
     Attributes:
-        kind: exit, hang or anomaly.
+        kind: `exit`, `hang` or `anomaly`.
         reason: the diagnosed reason; empty if there is none.
-        start_ns: Unix nanoseconds of the fault.
-        end_ns: Unix nanoseconds at which training went on; None if it did not.
+        start_ns: time of the fault, in Unix nanoseconds.
+        end_ns: time at which training resumed, in Unix nanoseconds; None if it did not resume.
         rank: the rank that failed first; None if unknown.
     """
 
@@ -29,7 +29,7 @@ class IncidentMark:
 
 
 def incidents_of(ledger: "Ledger", run_id: str) -> list[IncidentMark]:
-    """Return the incidents of a run, as the ledger holds them."""
+    """Return the incidents of a run that the ledger holds."""
     return [
         IncidentMark(
             incident_id=one.incident_id or 0,

@@ -1,7 +1,8 @@
-"""Find the iterations of a job from its log, or from the utilisation of its GPUs alone.
+"""Find the iterations of a job from its log, or from the utilisation of its GPUs.
 
-From the log, an iteration is the time between two lines with successive step numbers, divided by the steps between.
-From the utilisation, an iteration is a stretch of high values between two low ones.
+In a log, an iteration is the time between two lines with successive step numbers. If the log prints
+only every n-th step, the iteration covers n steps. In the utilisation of a GPU, an iteration is a
+stretch of high values between two stretches of low values.
 """
 
 import re
@@ -19,27 +20,31 @@ STEP_LINE: Final = re.compile(
     r"\b(?:global[_ ]?step|training[_ ]step|iteration|iter|step)s?\b[\"']?\s*[:=#]?\s*(\d+)\b",
     re.IGNORECASE,
 )
-"""A line with a step's number: `step 12`, `iteration 12/ 1000`, `"global_step": 12`."""
+"""A step number in a line of a log: `step 12`, `iteration 12/ 1000`, `"global_step": 12`."""
 LOW: Final = 20.0
-"""Percent below which a GPU rests between two iterations."""
+"""Utilisation in percent below which a GPU counts as idle between two iterations."""
 HIGH: Final = 70.0
-"""Percent from which a GPU works at an iteration."""
+"""Utilisation in percent from which on a GPU counts as working on an iteration."""
 LEAST_LOW_S: Final = 30.0
 LEAST_ITERATION_S: Final = 60.0
-"""Shorter stretches are noise. Omnistat 1.14 has the same four limits (`inspect/constants.py`)."""
+"""Shorter stretches of high utilisation are ignored as noise.
+
+Omnistat 1.14 has the same four limits `LOW`, `HIGH`, `LEAST_LOW_S` and `LEAST_ITERATION_S`
+(`inspect/constants.py`).
+"""
 UTILISATIONS: Final = ("gpu_sm_active", "gpu_utilization")
-"""The metrics that show iterations, the better one first."""
+"""Metrics in which iterations can be recognized, the best one first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """One iteration, of one or several steps.
+    """The time of one iteration, which covers one or more steps.
 
     Attributes:
-        start_ns: Unix nanoseconds.
-        end_ns: Unix nanoseconds.
-        last_step: the last step in it; None if the log names none.
-        steps: the number of steps in it; 1 if the log names none.
+        start_ns: start, in Unix nanoseconds.
+        end_ns: end, in Unix nanoseconds.
+        last_step: the number of the last step of the iteration; None if no step number is known.
+        steps: the number of steps in the iteration; 1 if no step number is known.
     """
 
     start_ns: int
@@ -49,7 +54,7 @@ class Iteration:
 
 
 def step_of(line: str) -> int | None:
-    """Return the step that a line of a log names; None if the line names none."""
+    """Return the step number in a line of a log, or None if the line contains none."""
     match = STEP_LINE.search(line)
     return None if match is None else int(match[1])
 
@@ -58,9 +63,9 @@ def from_lines(lines: Iterable[tuple[int, int]]) -> list[Iteration]:
     """Return the iterations between the lines of a log.
 
     Args:
-        lines: for each line that names a step, the line's time in Unix nanoseconds and the step, in
-            their order. If a step number repeats or decreases, as after a restart, the count begins
-            anew.
+        lines: for each line that contains a step number, its time in Unix nanoseconds and the step
+            number, in the order of the log. If the step number decreases, as it does after a
+            restart, no iteration spans the two lines. A repeated step number is ignored.
     """
     found = []
     before: tuple[int, int] | None = None
@@ -79,9 +84,9 @@ def from_lines(lines: Iterable[tuple[int, int]]) -> list[Iteration]:
 def from_utilisation(series: Series) -> list[Iteration]:
     """Return the iterations that the utilisation of one GPU shows.
 
-    An iteration begins at the first value of at least `HIGH` and ends at the last such value before
-    a stretch of values below `LOW` that lasts `LEAST_LOW_S`. The last iteration of a series may go
-    on, and is left out.
+    An iteration starts at the first value of at least `HIGH`. It ends at the last such value before
+    the values stay below `LOW` for at least `LEAST_LOW_S`. The last iteration of a series may be
+    unfinished, so it is left out.
     """
     found: list[Iteration] = []
     start_ns: int | None = None
@@ -103,11 +108,11 @@ def from_utilisation(series: Series) -> list[Iteration]:
 
 
 def iterations_of(recording: Recording) -> tuple[Sequence[Iteration], str]:
-    """Return the iterations of a recording, and their source.
+    """Return the iterations of a recording, and the source that showed them.
 
     Returns:
-        the iterations in the order of time, and their source: `phases`, `log`, the name of a
-        metric, or an empty text if there is no source.
+        The iterations in chronological order, and their source: `log`, `phases` or the name of a
+            metric. Without any source the list and the name are empty.
     """
     mine = recording.spans_of(min(recording.ranks, default=0))
     if found := _of_spans(mine, logged=True):
@@ -122,7 +127,7 @@ def iterations_of(recording: Recording) -> tuple[Sequence[Iteration], str]:
 
 
 def typical_s(iterations: Sequence[Iteration]) -> float | None:
-    """Return the median seconds of a step; None without iterations."""
+    """Return the median duration of a step in seconds; None if there are no iterations."""
     if not iterations:
         return None
     times_ns = array("d", ((one.end_ns - one.start_ns) / one.steps for one in iterations))
@@ -130,7 +135,13 @@ def typical_s(iterations: Sequence[Iteration]) -> float | None:
 
 
 def _of_spans(spans: Sequence[Span], *, logged: bool) -> Sequence[Iteration]:
-    """Return the steps of one rank, from the spans of the log's steps or from the phases."""
+    """Return the steps of one rank as iterations.
+
+    Args:
+        spans: the recorded spans of one rank.
+        logged: True to use only the steps that were found in the log, False to use the phases of
+            all steps.
+    """
     starts_ns, ends_ns, steps = array("q"), array("q"), array("q")
     for phase, start_ns, end_ns, step in fields(spans, "phase", "start_ns", "end_ns", "step"):
         if step is None or (logged and phase != STEP_PHASE):

@@ -1,6 +1,6 @@
-"""Read the shape of a job: the model, its layout, the GPU. The formulas need it.
+"""Read the shape of a job, which the formulas need: the model, its parallel layout and the GPU.
 
-The file is `job.toml` in the folder of a recording, or the one that `--job` names:
+The shape is read from `job.toml` in the folder of a recording, or from the file that `--job` names:
 
     [model]
     layers = 32
@@ -35,16 +35,16 @@ NAME: Final = "job.toml"
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """Hold the GPU's name as the driver prints it, or the peak that the user states."""
+    """Hold a job's GPU: the device name that the driver reports, or the peak that users state."""
 
     name: str | None = None
     peak_tflops: float | None = None
-    """Dense TFLOP/s in the precision of the job."""
+    """Dense TFLOP/s in the precision of the job; None to look the peak up by the device name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Hold the model, its layout and the GPU of a job."""
+    """Hold the shape of a job: the model, its parallel layout and the GPU."""
 
     model: Model
     layout: Layout
@@ -52,11 +52,12 @@ class Job:
 
     @classmethod
     def read(cls, path: Path) -> "Job":
-        """Read a job's file.
+        """Read the shape of a job from a TOML file.
 
         Raises:
-            NotFound: there is no such file. BadUse: the file is no TOML, has an unknown key,
-            lacks one, or has a value that cannot be.
+            NotFound: there is no such file.
+            BadUse: the file is not valid TOML, has an unknown key, lacks a key, or has a value that
+                is not allowed.
         """
         try:
             tables = tomllib.loads(path.read_text())
@@ -76,7 +77,7 @@ class Job:
         )
 
     def write(self, path: Path) -> None:
-        """Write the job's file, without values that are at their defaults."""
+        """Write the shape to a TOML file; fields that have their default value are left out."""
         lines = []
         for table in ("model", "layout", "gpu"):
             one = getattr(self, table)

@@ -1,4 +1,8 @@
-"""Record without a supervisor: a sampler beside this process, and the phases of this process."""
+"""Record a job that runs without a supervisor.
+
+A sampler process beside this process records the counters of the node. Hooks in this process record
+its phases.
+"""
 
 import contextlib
 import json
@@ -22,32 +26,32 @@ if TYPE_CHECKING:
 
 INTERVAL_S: Final = 1.0
 LEAST_INTERVAL_S: Final = 0.1
-"""GPM and DCGM measure over at least so long."""
+"""The shortest sample interval, because GPM and DCGM measure over at least this time."""
 END_S: Final = 30.0
-"""Seconds for the sampler's last sample."""
+"""Seconds that the sampler gets to write its last sample."""
 
 
 def sampler_command(
     folder: Path, node: str, interval_s: float = INTERVAL_S
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the command that samples this node into a folder, and its environment."""
+    """Return the command that starts a sampler for this node, and its environment variables."""
     command, environment = module_command("holdfast.profile.sampler")
     return [*command, str(folder), node, str(interval_s)], environment
 
 
 def sampler_limit() -> RestartLimit:
-    """Return how often a sampler that ends is started again."""
+    """Return the limit on how often a sampler that ends is restarted."""
     return RestartLimit(restarts=1000, quick_end_s=30.0, quick_ends=5)
 
 
 class LocalSampler:
-    """The sampler of this node, as a child of this process."""
+    """A sampler of this node that runs as a child process of this process."""
 
     def __init__(self, folder: Path, node: str, interval_s: float = INTERVAL_S) -> None:
         """Start the sampler.
 
         Raises:
-            OSError: no process can be started.
+            OSError: the process cannot be started.
         """
         self._command, self._environment = sampler_command(folder, node, interval_s)
         self._limit = sampler_limit()
@@ -56,11 +60,15 @@ class LocalSampler:
 
     @property
     def pid(self) -> int:
-        """Return the sampler's process id."""
+        """Return the process id of the sampler."""
         return self._process.pid
 
     def look(self, pids: Mapping[int, int]) -> None:
-        """Start the sampler again if it has ended, and send it the process of each rank."""
+        """Restart the sampler if it has ended, and send it the process ids of the ranks.
+
+        Args:
+            pids: the process id of each rank on this node, by rank.
+        """
         if (returncode := self._process.poll()) is not None:
             if self._limit.is_exceeded:
                 return
@@ -73,7 +81,7 @@ class LocalSampler:
             self._send()
 
     def close(self) -> None:
-        """End the sampler."""
+        """Stop the sampler after its last sample."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
@@ -101,7 +109,7 @@ class LocalSampler:
 
 
 def new_folder(stem: str) -> Path:
-    """Return a folder for a recording without a run: `$HOLDFAST_HOME/profiles/STEM-TIME`."""
+    """Return `$HOLDFAST_HOME/profiles/STEM-TIME`, for a recording that belongs to no run."""
     now = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
     return holdfast_home() / "profiles" / f"{stem}-{now}"
 
@@ -110,20 +118,22 @@ def new_folder(stem: str) -> Path:
 def record(
     folder: str | os.PathLike[str] | None = None, *, modules: "Sequence[torch.nn.Module]" = ()
 ) -> Iterator[Path]:
-    """Record the block: the phases of this rank, and the counters of this node.
+    """Record the code in the `with` block: the phases of this rank and the counters of this node.
 
-    Under `holdfast run` and `holdfast profile` the node is sampled already, and the block adds the
-    phases alone. Else the process with the local rank 0 samples the node. In a process that is
-    recorded already, the block adds nothing.
+    - Under `holdfast run` and `holdfast profile`, a sampler already records the node. The block
+      then records only the phases.
+    - Elsewhere, the process with local rank 0 also starts a sampler for its node.
+    - If this process is already being recorded, and no folder is given, the block does nothing.
 
     Args:
-        folder: the folder of the recording, the same on all ranks; None: the launcher's, else a new
-            one in `$HOLDFAST_HOME/profiles`.
-        modules: the modules whose forward and backward are phases. None are needed: the recorder
-            finds the modules whose parameters an optimizer steps, at the optimizer's first step.
+        folder: the folder of the recording, the same on all ranks. None means the launcher's
+            folder, or else a new folder in `$HOLDFAST_HOME/profiles`.
+        modules: the modules whose forward and backward passes become phases. By default the
+            recorder finds them at the first step of each optimizer: the modules whose parameters
+            the optimizer updates.
 
     Yields:
-        The folder.
+        The folder of the recording.
     """
     present = recorder()
     if present is not None and folder is None:

@@ -1,32 +1,33 @@
-"""The metrics of a recording: their names, units and meanings, and the sources that can measure each.
+"""Define the metrics of a recording: name, unit, meaning, and the sources that can measure each.
 
-A source converts its own numbers to these units: GPM counts 0 to 100 and MiB/s, DCGM counts 0 to 1 and bytes/s.
+Each source converts its own units to the units listed here. For example, GPM reports percentages
+from 0 to 100 and MiB/s, and DCGM reports ratios from 0 to 1 and bytes/s.
 """
 
 from dataclasses import dataclass
 from typing import Final
 
 GPM: Final = "gpm"
-"""NVML's GPU performance monitoring, of Hopper and newer."""
+"""NVML's GPU performance monitoring (GPM), which exists on Hopper and newer GPUs."""
 DCGM: Final = "dcgm"
 """The command `dcgmi dmon`."""
 EXPORTER: Final = "dcgm-exporter"
-"""The page of a dcgm-exporter on this node."""
+"""The metrics page that a dcgm-exporter serves on this node."""
 NVML: Final = "nvml"
 AMDSMI: Final = "amdsmi"
 HOST: Final = "proc"
-"""The files of /proc and /sys."""
+"""The kernel's files in /proc and /sys."""
 SYNTHETIC: Final = "synthetic"
-"""A model; nothing was measured."""
+"""Values that a model computed; nothing was measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One quantity.
+    """The definition of one metric.
 
     Attributes:
         unit: `%` from 0 to 100, `B`, `B/s`, `W`, `J`, `C`, `MHz` or `s`.
-        meaning: one sentence.
+        meaning: one sentence that describes the metric.
         sources: the sources that can measure the metric, the best one first.
     """
 
@@ -89,9 +90,12 @@ TRAINING_PHASES: Final = (
     "checkpoint_stall",
     "evaluation",
 )
-"""The phases of a training step; `communication` may lie inside `backward`."""
+"""The phases of a training step. `communication` may lie inside `backward`."""
 EVALUATION_PHASES: Final = ("load", "preprocess", "prefill", "decode", "metric")
 """The phases of an evaluation."""
 STEP_PHASE: Final = "step"
-"""One iteration whose inside is unknown: found in the log or in the utilisation."""
+"""The phase name of a whole step that was found in the log or in the utilisation.
+
+Such a step has no known phases inside.
+"""
 PHASES: Final = (*TRAINING_PHASES, *EVALUATION_PHASES, STEP_PHASE)

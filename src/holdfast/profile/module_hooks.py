@@ -1,7 +1,8 @@
-"""Hook modules so that a pickle, a copy and a script of a hooked module hold no hook.
+"""Hook modules in such a way that pickles, copies and scripts of a module contain no hook.
 
-A script may save its whole model (`torch.save(model)`), and the model must load where Holdfast is
-not installed. TorchScript compiles the hooks of a module, and refuses those that it cannot compile.
+A user's script may save a whole model (`torch.save(model)`), and that file must load where Holdfast
+is not installed. TorchScript compiles the hooks of a module, and rejects hooks that it cannot
+compile.
 """
 
 import contextlib
@@ -16,28 +17,28 @@ if TYPE_CHECKING:
     from torch import nn
 
 TABLES: Final = ("_forward_hooks", "_forward_pre_hooks")
-"""The attributes of a module that hold its forward hooks."""
+"""The attributes of a module in which PyTorch stores the module's forward hooks."""
 
 
 class ModuleHook:
-    """A forward hook of a module."""
+    """A forward hook or forward pre-hook that Holdfast adds to a module."""
 
     def __init__(self, call: Callable[..., None]) -> None:
-        """Wrap a function with the arguments of a forward hook or of a forward pre-hook."""
+        """Wrap a function that takes the arguments of a forward hook or of a forward pre-hook."""
         self._call = call
 
     def __call__(self, *args: Any) -> None:
-        """Call the function."""
+        """Call the wrapped function with the arguments of the hook."""
         self._call(*args)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # For a class that pickles its hooks by itself, as torch.fx.GraphModule: a function that
-        # does nothing.
+        # Some classes pickle their own hooks, such as torch.fx.GraphModule. There the hook is
+        # pickled as a function that does nothing.
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
 def outermost_modules() -> "list[nn.Module]":
-    """Return the modules of this process that are part of no other module."""
+    """Return all modules in this process that are not submodules of another module."""
     torch: Any = sys.modules["torch"]
     modules = [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)]
     inner = {id(child) for one in modules for child in one.children()}
@@ -45,10 +46,10 @@ def outermost_modules() -> "list[nn.Module]":
 
 
 def keep_hooks_out() -> Callable[[], None]:
-    """Leave each `ModuleHook` out of pickles, copies and scripts of modules.
+    """Patch PyTorch so that pickles, copies and scripts of a module leave out each `ModuleHook`.
 
     Returns:
-        what ends this.
+        A function that undoes the patches.
     """
     removals = [_keep_out_of_pickles(), _keep_out_of_scripts()]
 
@@ -120,9 +121,9 @@ def _keep_out_of_scripts() -> Callable[[], None]:
 
 @contextlib.contextmanager
 def _taken_off(root: "nn.Module") -> Iterator[None]:
-    """Take the hooks off a module and its parts during the block.
+    """Remove Holdfast's hooks from a module and its submodules inside the `with` block.
 
-    Each keeps its place in the order.
+    After the block, the hooks are back, in the same order among the other hooks.
     """
     tables: list[tuple[Any, OrderedDict[int, Any]]] = [
         (table, OrderedDict(table))
@@ -142,7 +143,7 @@ def _taken_off(root: "nn.Module") -> Iterator[None]:
 
 
 def first_tensor(output: Any, depth: int = 0) -> Any:
-    """Return the first tensor of a module's output through which gradients flow."""
+    """Return the first tensor in a module's output that has a gradient function, else None."""
     if isinstance(output, sys.modules["torch"].Tensor):
         return output if output.grad_fn is not None else None
     if depth < 3:

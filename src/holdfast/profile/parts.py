@@ -1,4 +1,4 @@
-"""Select the newest parts of a recording's files that fit into a reader's memory."""
+"""Select the newest parts of a recording's files, so that a reader does not run out of memory."""
 
 import contextlib
 import itertools
@@ -10,22 +10,22 @@ from pathlib import Path
 from typing import Final
 
 MOST_BYTES: Final = 512 * 1024 * 1024
-"""The most bytes per reader: a rank's phases of a week, or a node's counters of 3 days."""
+"""The most bytes to read: about a week of a rank's phases, or 3 days of a node's counters."""
 _PART: Final = re.compile(r"\.\d+$")
 _FIRST_LINES: Final = 8
-"""A part begins with its writer and with the clocks."""
+"""The number of lines at the start of a part that are searched for a `clock` line."""
 _LONGEST_LINE: Final = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """The parts to read.
+    """The parts of a recording to read.
 
     Attributes:
-        paths: the paths of the parts, in the order of the arguments.
-        from_ns: Unix nanoseconds; what ended before is left out, so that all files begin at one
-            moment.
-        left_out_bytes: the size of the other parts.
+        paths: the chosen parts, in the order in which they were passed.
+        from_ns: spans and samples that end before this time are dropped, in Unix nanoseconds. All
+            files then start at the same moment.
+        left_out_bytes: the total size of the parts that were not chosen.
     """
 
     paths: Sequence[Path]
@@ -34,7 +34,7 @@ class Chosen:
 
 
 def newest(paths: Sequence[Path], most_bytes: int) -> Chosen:
-    """Choose the parts that began last, at least one, of at most `most_bytes` together."""
+    """Choose the newest parts whose total size is at most `most_bytes`, and at least one part."""
     sizes = {path: _size_bytes(path) for path in paths}
     if sum(sizes.values()) <= most_bytes:
         return Chosen(paths=paths, from_ns=0, left_out_bytes=0)
@@ -69,7 +69,7 @@ def _size_bytes(path: Path) -> int:
 
 
 def _begin_ns(path: Path) -> int:
-    """Return the Unix time at which a part begins; 0: its first lines are damaged."""
+    """Return the Unix time in ns at which a part starts; 0 if its first lines are damaged."""
     with contextlib.suppress(FileNotFoundError), path.open("rb") as stream:
         for _ in range(_FIRST_LINES):
             with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError):

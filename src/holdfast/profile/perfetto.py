@@ -1,9 +1,13 @@
 """Write a recording as a Perfetto trace: counters, phases and incidents of all ranks in one file.
 
 The file is a sequence of `TracePacket` messages with `TrackEvent`s, which ui.perfetto.dev and
-`trace_processor` open. Each rank has one track with its phases and counters below, each node one
-track with the counters of the host, and the run one track with its incidents. Every rank and every
-node has a packet sequence of its own. All timestamps are Unix nanoseconds, of one clock.
+`trace_processor` can open. It has these tracks:
+
+- one track for each rank, with child tracks for its phases and counters
+- one track for each node, with child tracks for the counters of the host
+- one track for the run, with its incidents
+
+Each rank and each node also has its own packet sequence. All timestamps are Unix nanoseconds.
 """
 
 import io
@@ -23,26 +27,26 @@ if TYPE_CHECKING:
 
 _STATE_CLEARED: Final = 1
 _NEEDS_STATE: Final = 2
-"""`sequence_flags` of a packet: its names are interned in this sequence."""
+"""A value of `sequence_flags`: the packet uses names that are interned in its sequence."""
 _BYTES_UNIT: Final = 3
-"""`CounterDescriptor.UNIT_SIZE_BYTES`."""
+"""The value of `CounterDescriptor.UNIT_SIZE_BYTES`."""
 _NAMES: Final = {phase: number for number, phase in enumerate(PHASES, start=1)}
 
 
 def write_perfetto(path: Path, recording: Recording, *, title: str = "run") -> int:
-    """Write a recording as a Perfetto trace, whole or not at all.
+    """Write a recording as a Perfetto trace. A failure leaves no partial file.
 
     Args:
-        path: the file; its folder is made.
-        recording: the run.
-        title: the name of the track of incidents.
+        path: the file to write; its folder is created if needed.
+        recording: the recording of a run.
+        title: the name of the track that shows the incidents.
 
     Returns:
         The size of the file in bytes.
 
     Raises:
         HoldfastError: the package `perfetto` is not installed.
-        OSError: the file could not be written; an earlier one at `path` is untouched.
+        OSError: the file could not be written; an earlier file at `path` is unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary, temporary.open("xb") as file:
@@ -51,7 +55,10 @@ def write_perfetto(path: Path, recording: Recording, *, title: str = "run") -> i
 
 
 def perfetto_trace(recording: Recording, *, title: str = "run") -> bytes:
-    """Return the bytes of the trace; see `write_perfetto`. Equal recordings give equal bytes."""
+    """Return the Perfetto trace of a recording as bytes; see `write_perfetto`.
+
+    Equal recordings give equal bytes.
+    """
     target = io.BytesIO()
     _write(recording, title, target)
     return target.getvalue()
@@ -96,7 +103,7 @@ def _write(recording: Recording, title: str, target: BinaryIO) -> None:
 
 
 class _Trace:
-    """Writes packets, and gives each track its uuid and each sequence its id, from 1."""
+    """Write packets, and number the tracks (uuid) and the packet sequences (id) from 1."""
 
     def __init__(self, builder: "StreamingTraceProtoBuilder") -> None:
         self._builder = builder
@@ -104,7 +111,7 @@ class _Trace:
         self._sequences = 1
 
     def clocks(self, at_ns: int) -> None:
-        """Write that the trace's clock is Unix time."""
+        """Write a clock snapshot which declares that the timestamps of the trace are Unix time."""
         from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as protos
 
         packet = self._builder.create_packet()
@@ -114,7 +121,7 @@ class _Trace:
         self._builder.write_packet(packet)
 
     def incidents(self, recording: Recording, title: str) -> None:
-        """Write the track of the run's incidents, in the first sequence."""
+        """Write one track with all incidents of the run, in the first packet sequence."""
         if not recording.incidents:
             return
         last_ns = _last_ns(recording)
@@ -128,7 +135,7 @@ class _Trace:
         sequence.slices(f"incidents of {title}", slices, parent=None)
 
     def group(self, name: str, *, order: int) -> "_Sequence":
-        """Begin the sequence of a rank or of a node, with its track."""
+        """Start a new packet sequence for a rank or a node, and describe its track."""
         self._sequences += 1
         return _Sequence(self, self._sequences, self.track(self._sequences, name, order=order))
 
@@ -141,7 +148,7 @@ class _Trace:
         order: int = 0,
         unit: str | None = None,
     ) -> int:
-        """Describe a track; return its uuid."""
+        """Write a packet that describes a track; return the uuid of the track."""
         self._uuid += 1
         packet = self._builder.create_packet()
         packet.trusted_packet_sequence_id = sequence
@@ -160,7 +167,7 @@ class _Trace:
         return self._uuid
 
     def event(self, sequence: int, at_ns: int, track: int) -> Any:
-        """Begin a packet with one event; `written` ends it."""
+        """Start a packet with one event. The caller completes the event and calls `written`."""
         packet = self._builder.create_packet()
         packet.trusted_packet_sequence_id = sequence
         packet.timestamp = at_ns
@@ -168,12 +175,12 @@ class _Trace:
         return packet
 
     def written(self, packet: Any) -> None:
-        """Append a packet to the file."""
+        """Append a finished packet to the trace."""
         self._builder.write_packet(packet)
 
 
 class _Sequence:
-    """Writes the events of one rank, of one node, or of the run."""
+    """Write the events of one rank, one node or the run."""
 
     def __init__(self, trace: _Trace, number: int, track: int | None = None) -> None:
         self._trace = trace
@@ -182,7 +189,7 @@ class _Sequence:
         self._interned = False
 
     def phases(self, spans: Sequence[Span]) -> None:
-        """Write the phases of a rank."""
+        """Write the phases of one rank."""
         slices = [(one.start_ns, one.end_ns, one.phase, {"step": one.step}) for one in spans]
         self.slices("phases", slices, parent=self._track)
 
@@ -193,7 +200,11 @@ class _Sequence:
         *,
         parent: int | None,
     ) -> None:
-        """Write slices that nest; a slice that overlaps another one goes to a further track."""
+        """Write slices to a track.
+
+        A slice that partly overlaps an earlier one, instead of nesting inside it, goes to an
+        additional track.
+        """
         for number, lane in enumerate(nested_lanes(slices)):
             shown = name if number == 0 else f"{name}, overlapping {number}"
             track = self._trace.track(self._number, shown, parent=parent, order=number)
@@ -207,7 +218,7 @@ class _Sequence:
                 self._end(ends.pop(), track)
 
     def counter(self, name: str, unit: str, values: Iterable[tuple[Any, ...]]) -> None:
-        """Write one counter."""
+        """Write all values of one counter to a track."""
         track = self._trace.track(self._number, name, parent=self._track, order=10, unit=unit)
         for at_ns, value in values:
             packet = self._trace.event(self._number, at_ns, track)
@@ -248,10 +259,10 @@ _Facts = TypeVar("_Facts")
 def nested_lanes(
     slices: Iterable[tuple[int, int, str, _Facts]],
 ) -> list[list[tuple[int, int, str, _Facts]]]:
-    """Sort slices into as few lanes as the order permits, in each of which slices nest.
+    """Distribute slices over as few lanes as possible, so that the slices of each lane nest.
 
-    A slice belongs to the first lane whose open slices all end at or before its start, or hold the
-    slice whole.
+    Slices are placed by start time. Each goes to the first lane whose open slices all end at or
+    before its start, or contain it entirely.
     """
     lanes: list[list[tuple[int, int, str, _Facts]]] = []
     open_ends: list[list[int]] = []

@@ -1,14 +1,16 @@
-"""Record the phases of a rank.
+"""Record the phases of a training step on one rank.
 
-The phases are data, forward, backward, optimizer, communication, checkpoint stall, evaluation.
+The phases are data, forward, backward, optimizer, communication, checkpoint stall and evaluation.
 
-Hooks note the moments; nothing synchronises the device. If CUDA is used, a moment is also a CUDA event. The event is
-read after a later step, so that forward, backward and optimizer have the device's times. A thread writes the spans each
-second, so that a disk that hangs costs spans and no training. No error of a hook reaches the training: the recorder
-then stops.
+Hooks in PyTorch and in the model note when a phase starts and ends. They never synchronise with the
+device. If the job uses CUDA, a hook also records a CUDA event, which is read after a later step.
+This way forward, backward and optimizer get the times at which the device ran them.
 
-`communication` is the communication that backward does not hide: the time from the last gradient of
-a backward until DistributedDataParallel, or a similar wrapper, has finished.
+A background thread writes the phases to disk every second. If the disk hangs, phases are lost but
+training continues. If a hook raises an error, the recorder stops and training continues.
+
+`communication` is only the communication that backward does not hide: the time from the last
+gradient of a backward pass until DistributedDataParallel, or a similar wrapper, has finished.
 """
 
 import atexit
@@ -37,15 +39,15 @@ if TYPE_CHECKING:
 
 WRITE_EVERY_S: Final = 1.0
 SHORTEST_NS: Final = 100_000
-"""A checkpoint stall that is shorter is a call of `save` that saves nothing."""
+"""A shorter checkpoint stall is not recorded, because that call of `save` saved nothing."""
 SPANS_A_STEP: Final = 1024
-"""The most spans of one step; further ones are left out and counted."""
+"""The most phases recorded in one step. Further ones are dropped and counted."""
 WAITING_STEPS: Final = 4096
-"""The most steps that wait for the disk; further ones are left out and counted."""
+"""The most steps queued for the disk. Further ones are dropped, and their phases are counted."""
 JOINED_NS: Final = 1_000_000
-"""In a process without steps, spans of one phase at most this far apart become one span."""
+"""In a process without steps, spans of the same phase at most this far apart are merged."""
 LONGEST_JOINED_NS: Final = 1_000_000_000
-"""The longest joined span. Unjoined, each token of a generation would be a span."""
+"""The longest merged span. Without merging, each generated token would be a span of its own."""
 MEMORY_EVERY_NS: Final = 1_000_000_000
 FLUSH_S: Final = 2.0
 
@@ -54,7 +56,10 @@ _logger = logging.getLogger("holdfast")
 
 
 class PhaseRecorder:
-    """The phases of this process. All methods but `close` are called from the training thread."""
+    """Record the phases of this process.
+
+    All methods except `close` must be called from the training thread.
+    """
 
     def __init__(
         self,
@@ -66,20 +71,21 @@ class PhaseRecorder:
         device: DeviceTimes | None = None,
         has_steps: bool = True,
     ) -> None:
-        """Record nothing yet, and start the thread that writes.
+        """Start the background thread that writes the phases.
 
         Args:
             folder: the folder of the recording.
-            writer: opens the rank's file; called in the thread.
-            captures: the captures of the rank.
-            now_ns: the monotonic clock, in nanoseconds.
-            device: the times of the device; None: the host's times are recorded.
-            has_steps: False for a process without steps, whose spans are written as they come.
+            writer: opens the rank's file; called in the background thread.
+            captures: carries out capture requests on this rank.
+            now_ns: returns the monotonic time in nanoseconds.
+            device: measures when the device runs a phase; None to record the host's times.
+            has_steps: False for a process without training steps. Its phases are then written as
+                they end, and not once a step.
         """
         self._has_steps = has_steps
         self._lock = threading.Lock()
         self._open_span: tuple[str, int, int] | None = None
-        """Without steps: the last span, which the next one of the same phase extends."""
+        """In a process without steps: the last span, which the next span of its phase extends."""
         self.folder = folder
         self._open_writer = writer
         self._captures = captures
@@ -90,16 +96,16 @@ class PhaseRecorder:
         self._pid = os.getpid()
         self.thread_id = threading.get_ident()
         self._marked: list[Marked] = []
-        """The phases of the present step that the device runs."""
+        """The phases that the device ran in the current step."""
         self._spans: list[tuple[str, int, int]] = []
-        """The phases of the present step that the host runs."""
+        """The phases that the host ran in the current step."""
         self._steps: deque[tuple[int | None, Sequence[tuple[str, int, int]]]] = deque()
         self._memory: deque[tuple[int, int | None, int, int, int]] = deque(maxlen=WAITING_STEPS)
         self._memory_due_ns = 0
         self._dropped = 0
         self._step: int | None = None
         self._is_counted = False
-        """True if the script reports its steps; else the optimizer's steps are counted."""
+        """True if the script reports its steps. Otherwise each optimizer step counts as one."""
         self._closed = threading.Event()
         self._thread = threading.Thread(
             target=self._write_all, name="holdfast-profile", daemon=True
@@ -109,11 +115,11 @@ class PhaseRecorder:
     # Moments
 
     def mark(self) -> Mark:
-        """Return this moment, with an event of the device where there is one."""
+        """Return the current time, together with a CUDA event if the job uses a device."""
         return Mark(self.now_ns()) if self.device is None else self.device.mark()
 
     def ended(self, phase: str, start: Mark, end: Mark | None = None) -> None:
-        """Record a phase of the device from `start` until `end`; None: until now."""
+        """Record a phase of the device from `start` to `end`; without `end`, up to now."""
         if len(self._marked) >= SPANS_A_STEP:
             self._dropped += 1
             return
@@ -149,11 +155,11 @@ class PhaseRecorder:
                 self._keep(None, [last])
 
     def step(self, step: int | None = None) -> None:
-        """End the present step.
+        """End the current step.
 
         Args:
-            step: the steps completed; None: an optimizer has stepped, which counts until a script
-                reports steps.
+            step: the number of completed steps, as reported by the script. None if an optimizer has
+                stepped; this counts as a step only until the script first reports a step itself.
         """
         if is_reported := step is not None:
             self._is_counted = True
@@ -177,18 +183,18 @@ class PhaseRecorder:
             self.between_steps()
 
     def between_steps(self) -> None:
-        """Begin or end a capture, if a step has ended."""
-        # Not in the optimizer's hooks: they run in a region that PyTorch records. The end of a
-        # region writes to memory that a profiler frees when the profiler is stopped within the
-        # region.
+        """Start, continue or stop a requested capture if a step has ended since the last call."""
+        # This must not run in the optimizer's hooks, because PyTorch records their surroundings as
+        # a profiler region. The end of a region writes to memory of the profiler, and stopping the
+        # profiler inside the region frees this memory.
         if self._has_stepped and not self._captures.is_idle:
             self._captures.on_step()
         self._has_stepped = False
 
     def close(self) -> None:
-        """Write the remaining spans and stop.
+        """Write the remaining phases and stop the background thread.
 
-        Closing twice is harmless; a fork of this process closes nothing.
+        A second call does nothing. In a forked child of this process, the method does nothing.
         """
         if os.getpid() != self._pid or self._closed.is_set():
             return
@@ -266,22 +272,22 @@ _hooks: "_Hooks | None" = None
 
 
 def recorder() -> PhaseRecorder | None:
-    """Return the recorder of this process; None: nothing is recorded."""
+    """Return the phase recorder of this process; None if nothing is being recorded."""
     return _recorder
 
 
 def start_phases(
     folder: Path, *, rank: int, node: str, attempt: int, modules: Sequence["torch.nn.Module"] = ()
 ) -> PhaseRecorder:
-    """Record the phases of this process into a folder, until `stop_phases`.
+    """Record the phases of this process into a folder, until `stop_phases` is called.
 
     Args:
         folder: the folder of the recording.
         rank: the rank of this process.
-        node: the name of its node.
-        attempt: the number of the run's attempt.
-        modules: the modules whose forward and backward are phases; none: those whose parameters an
-            optimizer steps.
+        node: the name of the node.
+        attempt: the number of the attempt within the run.
+        modules: the modules whose forward and backward passes become phases. If empty, these are
+            the modules whose parameters an optimizer updates.
     """
     global _recorder, _hooks  # noqa: PLW0603 - one process is one rank: its hooks are process-wide by nature
     stop_phases()
@@ -295,18 +301,18 @@ def start_phases(
 
 
 def start_from_environment(rank: int, attempt: int) -> None:
-    """Record the phases of this process if its launcher has set `$HOLDFAST_PROFILE`."""
+    """Start recording the phases of this process if its launcher has set `$HOLDFAST_PROFILE`."""
     if _recorder is None and (folder := os.environ.pop(ENV_PROFILE, "")):
         # A program that this rank starts is not the rank.
         start_phases(Path(folder), rank=rank, node=own_node(), attempt=attempt)
 
 
 def start_evaluation(node: int) -> None:
-    """Record the phases of an evaluation's process, if its launcher has set `$HOLDFAST_PROFILE`.
+    """Start recording the phases of an evaluation if its launcher has set `$HOLDFAST_PROFILE`.
 
     Args:
-        node: the number of the node, which stands for a rank: engines and harness processes of a
-            node share a file.
+        node: the number of the node, recorded in place of a rank. All engines and harness processes
+            of a node share one file.
     """
     global _recorder  # noqa: PLW0603 - see `start_phases`
     if folder := os.environ.get(ENV_PROFILE):
@@ -319,7 +325,7 @@ def start_evaluation(node: int) -> None:
 
 
 def end_step(step: int) -> None:
-    """End a step that the script reports. Do nothing where nothing is recorded."""
+    """End a step that the script reports; do nothing if nothing is being recorded."""
     if _recorder is None or _hooks is None or _recorder.has_failed:
         return
     _install_hooks()
@@ -332,7 +338,7 @@ def _install_hooks() -> None:
 
 
 def stop_phases() -> None:
-    """Remove all hooks, write the remaining spans, and record no more."""
+    """Stop recording: remove all hooks and write the remaining phases."""
     global _recorder, _hooks  # noqa: PLW0603 - see `start_phases`
     atexit.unregister(stop_phases)
     set_phase_sink(None)
@@ -344,9 +350,10 @@ def stop_phases() -> None:
 
 
 def _guarded_in_any_thread(hook: Callable[_P, None]) -> Callable[_P, None]:
-    """Return a hook whose errors stop the recorder, and never reach the training.
+    """Wrap a hook so that an error in it stops the recorder and never reaches training.
 
-    The hooks of a backward on a CUDA device run in a thread of that device.
+    The wrapped hook works in every thread, because PyTorch runs the hooks of a backward pass on a
+    CUDA device in a separate thread for that device.
     """
 
     @functools.wraps(hook)
@@ -364,7 +371,10 @@ def _guarded_in_any_thread(hook: Callable[_P, None]) -> Callable[_P, None]:
 
 
 def _guarded(hook: Callable[_P, None]) -> Callable[_P, None]:
-    """Return such a hook, which does nothing in other threads than the training's."""
+    """Wrap a hook as in `_guarded_in_any_thread`, and ignore calls from other threads.
+
+    Only calls from the training thread reach the hook.
+    """
     guarded = _guarded_in_any_thread(hook)
 
     @functools.wraps(hook)
@@ -379,8 +389,9 @@ def _guarded(hook: Callable[_P, None]) -> Callable[_P, None]:
 def _is_traced() -> bool:
     """Return True while PyTorch compiles a program or captures a CUDA graph.
 
-    A hook would become part of the program or of the graph. A compilation of a full graph refuses
-    the hook's calls, and a query of an event makes a capture fail.
+    Hooks must do nothing at that time, because they would become part of the program or the graph.
+    Compiling with `fullgraph=True` fails on the calls in a hook, and querying a CUDA event makes a
+    graph capture fail.
     """
     torch = sys.modules.get("torch")
     if torch is None:
@@ -392,7 +403,7 @@ def _is_traced() -> bool:
 
 
 class _Hooks:
-    """The hooks of this process, in PyTorch and in the model."""
+    """The hooks that record phases, in PyTorch and in the modules of the model."""
 
     def __init__(self, recorder: PhaseRecorder, modules: Sequence["torch.nn.Module"]) -> None:
         self._recorder = recorder
@@ -448,7 +459,7 @@ class _Hooks:
         self._removals.append(restore)
 
     def use_device(self) -> None:
-        """Take the device's times once the job uses CUDA."""
+        """Switch to the device's times as soon as the job uses CUDA."""
         torch = sys.modules["torch"]
         if self._recorder.device is None and torch.cuda.is_initialized():
             make_event = functools.partial(torch.cuda.Event, enable_timing=True)
@@ -547,9 +558,9 @@ def _mark() -> Mark:
 
 
 def timed_data(batches: Any) -> Iterator[Any]:
-    """Yield the batches of any iterable, each wait for one recorded as `data`.
+    """Yield the batches of an iterable, and record the wait for each batch as the phase `data`.
 
-    A DataLoader is recorded by itself.
+    A PyTorch DataLoader does not need this function, because its waits are recorded automatically.
     """
     iterator = iter(batches)
     while True:

@@ -1,28 +1,30 @@
-"""A recording: the counters of each node and the phases of each rank of one run, in one folder.
+"""Define a recording: counters of the nodes and phases of the ranks of one run, in one folder.
 
     RUN/profile/samples-NODE.jsonl     counters, written by the node's sampler
     RUN/profile/spans-rankR.jsonl      phases and memory, written by the rank R
 
-Each file has one writer at a time and holds one JSON object a line. A writer only appends whole
-lines, so a file can be read while it is written. A killed writer loses at most the lines that it
-had not written; a torn last line is left out by readers and cut off by the next writer. A file that
-has reached `writing.PART_BYTES` is renamed to `FILE.N`, with rising numbers; the oldest parts beyond
-`writing.KEPT_PARTS` are deleted. Each part can be read alone. The lines are:
+Each file has one writer at a time and holds one JSON object per line. A writer only appends whole
+lines, so a file can be read while it is written. A writer that is killed loses at most the lines
+that it had not yet written. Readers skip an incomplete last line, and the next writer removes it.
+
+A file that has reached `writing.PART_BYTES` is renamed to `FILE.N`, where N increases. Of these
+parts, only the newest `writing.KEPT_PARTS` are kept. Each part can be read without the other parts.
+The kinds of lines are:
 
 | `kind` | fields |
 |---|---|
 | `begin` | `version`, `node`, `rank` (null in samples), `attempt`, `pid`: a writer opened the file or a new part |
 | `clock` | `monotonic_ns`, `unix_ns`: the two clocks at one moment; repeated each minute |
-| `series` | `id`, `metric`, `unit`, `source`, `device`, `rank`, `interval_s`: what `id` means until the next `begin` |
+| `series` | `id`, `metric`, `unit`, `source`, `device`, `rank`, `interval_s`: declares `id` until the next `begin` |
 | `sample` | `t_monotonic_ns`, `values`: a number for each id |
-| `source` | `name`, `text`: a source that cannot be read, and why; an empty text: the source is read |
+| `source` | `name`, `text`: a source that cannot be read, and why; an empty text: the source can be read |
 | `spans` | `step`, `base_ns`, `spans`: `[phase, start, end]` for each span, in ns after the monotonic `base_ns` |
 | `memory` | `t_monotonic_ns`, `step`, `allocated_bytes`, `reserved_bytes`, `peak_bytes` |
-| `dropped` | `spans`: the spans that were left out because the disk was too slow |
+| `dropped` | `spans`: the number of spans that were dropped because the disk was too slow |
 
-Times in the files are monotonic, because a wall clock can be set. `Recording.read` converts them to
-Unix nanoseconds by the newest `clock` line before them, so that one axis holds for all nodes, ranks
-and incidents.
+Times in the files are monotonic, because the wall clock of a node can be changed. `Recording.read`
+converts each time to Unix nanoseconds with the last `clock` line before it. The times of all nodes,
+ranks and incidents are then comparable.
 """
 
 import contextlib
@@ -44,9 +46,9 @@ from holdfast.profile.parts import MOST_BYTES, newest
 
 VERSION: Final = 1
 FOLDER: Final = "profile"
-"""The folder of a recording below the folder of a run or of an evaluation."""
+"""The folder of a recording, inside the folder of a run or of an evaluation."""
 STEADY_NS: Final = 1_000_000
-"""Smaller changes between wall clock and monotonic clock are errors of reading them."""
+"""Smaller changes of the offset between wall clock and monotonic clock are measurement errors."""
 _FILE: Final = re.compile(
     r"(samples-(?P<node>.+)|spans-rank(?P<rank>\d+))\.jsonl(\.(?P<part>\d+))?"
 )
@@ -54,13 +56,13 @@ _FILE: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class SeriesId:
-    """The metric, the device and the source of a series.
+    """Identify a series by its metric, device and source.
 
     Attributes:
         metric: a name of `metrics.METRICS`.
-        source: the name of the source that measures it.
+        source: the name of the source that measures the metric.
         device: the GPU's index on its node; None for a metric of the host.
-        rank: the rank whose process is measured; None if the metric is of no single rank.
+        rank: the rank whose process is measured; None if the metric does not belong to one rank.
         interval_s: seconds between two samples.
     """
 
@@ -72,17 +74,17 @@ class SeriesId:
 
     @property
     def unit(self) -> str:
-        """Return the unit of the values."""
+        """Return the unit of the series' values."""
         return METRICS[self.metric].unit
 
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """The values of one metric of one device, rank or node, in the order of time.
+    """The values of one metric of one device, rank or node, in chronological order.
 
     Attributes:
-        times_ns: Unix nanoseconds of each value.
-        values: the values in `unit`; as many as times.
+        times_ns: the time of each value, in Unix nanoseconds.
+        values: the values in `unit`, one for each time.
     """
 
     metric: str
@@ -102,8 +104,9 @@ class Span:
 
     Attributes:
         phase: a name of `metrics.PHASES`.
-        start_ns: the beginning, in nanoseconds: Unix time if read, monotonic time if written.
-        end_ns: the end, on the same clock as `start_ns`.
+        start_ns: start in nanoseconds. Unix time when read from a recording, monotonic time when
+            written.
+        end_ns: end, on the same clock as `start_ns`.
         step: the step during which the phase ran; None outside of steps.
     """
 
@@ -117,13 +120,14 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """The device memory of one rank's PyTorch at one moment.
+    """The device memory that one rank's PyTorch uses at one moment.
 
     Attributes:
-        at_ns: nanoseconds: Unix time if read, monotonic time if written.
+        at_ns: time in nanoseconds. Unix time when read from a recording, monotonic time when
+            written.
         allocated_bytes: bytes of live tensors.
-        reserved_bytes: bytes that the allocator holds.
-        peak_bytes: the most allocated bytes since the record before.
+        reserved_bytes: bytes that PyTorch's allocator has reserved on the device.
+        peak_bytes: the most allocated bytes so far, as PyTorch's allocator counts them.
     """
 
     at_ns: int
@@ -137,7 +141,7 @@ class MemoryUse:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClockReading:
-    """The two clocks of one node at one moment, in nanoseconds."""
+    """The monotonic clock and the Unix clock of one node at the same moment, in nanoseconds."""
 
     node: str
     monotonic_ns: int
@@ -146,16 +150,16 @@ class ClockReading:
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """All that was recorded of one run.
+    """All data that were recorded about one run.
 
     Attributes:
-        series: sorted by metric, node, device and rank.
-        spans: sorted by rank and start; a span that lies inside another one comes after it.
-        memory: sorted by rank and time.
-        clocks: the readings of all files, in the files' order.
-        incidents: sorted by start.
+        series: the counters, sorted by metric, node, device and rank.
+        spans: the phases, sorted by rank and start; a span inside another span comes after it.
+        memory: the memory use of the ranks, sorted by rank and time.
+        clocks: the clock readings of all files, in the order of the files.
+        incidents: the incidents of the run, sorted by start.
         unavailable: for each node, the sources that cannot be read, and why.
-        dropped_spans: the spans that were left out because a disk was too slow.
+        dropped_spans: the number of spans that were dropped because a disk was too slow.
         left_out_bytes: the size of older parts that were not read.
     """
 
@@ -176,16 +180,17 @@ class Recording:
         *,
         most_bytes: int = MOST_BYTES,
     ) -> Self:
-        """Read the files of a folder, which may still be written.
+        """Read a recording from its folder, even while the files are still being written.
 
         Args:
             folder: the folder of the recording, `RUN/profile`.
             incidents: the incidents of the run, see `incidents.incidents_of`.
-            most_bytes: the most bytes of files that are read, from the newest part on.
+            most_bytes: the most bytes to read; if the files are larger, the oldest parts are
+                skipped.
 
         Raises:
             NotFound: the folder holds no recording.
-            BadUse: a newer version of Holdfast has written the recording.
+            BadUse: a newer version of Holdfast wrote the recording.
         """
         files = _files(folder)
         if not files:
@@ -223,11 +228,11 @@ class Recording:
 
     @property
     def ranks(self) -> list[int]:
-        """Return the ranks that recorded phases or memory, in rising order."""
+        """Return the ranks that recorded phases or memory, in ascending order."""
         return sorted({*column(self.spans, "rank"), *column(self.memory, "rank")})
 
     def spans_by_rank(self) -> Iterator[tuple[int, Sequence[Span]]]:
-        """Yield each rank that recorded phases with its spans, in rising order."""
+        """Yield each rank that recorded phases, with its spans, in ascending order."""
         ranks = column(self.spans, "rank")
         start = 0
         while start < len(ranks):
@@ -236,27 +241,31 @@ class Recording:
             start = end
 
     def spans_of(self, rank: int) -> Sequence[Span]:
-        """Return the spans of one rank."""
+        """Return the phases of one rank."""
         ranks = column(self.spans, "rank")
         return self.spans[bisect_left(ranks, rank) : bisect_right(ranks, rank)]
 
     def memory_of(self, rank: int) -> Sequence[MemoryUse]:
-        """Return the memory of one rank, in the order of time."""
+        """Return the memory use of one rank, in chronological order."""
         ranks = column(self.memory, "rank")
         return self.memory[bisect_left(ranks, rank) : bisect_right(ranks, rank)]
 
     def of(self, metric: str) -> list[Series]:
-        """Return all series of one metric."""
+        """Return the series of one metric, for all nodes, devices and ranks."""
         return [one for one in self.series if one.metric == metric]
 
 
 class _Points:
-    """Collects the values of one series, each with the place of its moment among the node's."""
+    """Collect the values of one series while a recording is read.
+
+    All series of a node share one list of sample times. Each value is stored with the index of its
+    time in that list.
+    """
 
     def __init__(self) -> None:
         self.values = array("d")
         self._stretches: list[tuple[int, int]] = []
-        """Where moments in a row begin: the place of the moment, and the place of its value."""
+        """The start of each gapless run of samples: the index of its time and of its value."""
 
     def add(self, place: int, value: float) -> None:
         count = len(self.values)
@@ -265,7 +274,7 @@ class _Points:
         self.values.append(value)
 
     def times_ns(self, moments: "array[int]") -> Sequence[int]:
-        """Return the moment of each value, without a copy unless the series has gaps."""
+        """Return the sample time of each value; this makes a copy only if the series has gaps."""
         ends = [*(count for _, count in self._stretches[1:]), len(self.values)]
         parts = [
             memoryview(moments)[place : place + end - count]
@@ -280,7 +289,7 @@ class _Points:
 
 
 class _Spans:
-    """Collects spans in columns, in the order that `Recording.spans` has."""
+    """Collect phases in columns, in the order of `Recording.spans`."""
 
     def __init__(self) -> None:
         self._phases, self._steps, self._nodes = Words(), Whole(), Words()
@@ -317,7 +326,7 @@ class _Spans:
 
 
 class _Memory:
-    """Collects uses of memory in columns, in the order that `Recording.memory` has."""
+    """Collect records of memory use in columns, in the order of `Recording.memory`."""
 
     def __init__(self) -> None:
         self._steps, self._nodes = Whole(), Words()
@@ -354,19 +363,19 @@ class _Memory:
 
 
 def _place(count: int, key_of: Callable[[int], tuple[int, ...]], key: tuple[int, ...]) -> int:
-    """Return the place of a row after all rows whose key is not larger."""
+    """Return the index at which to insert a row: after all rows with a smaller or equal key."""
     if count == 0 or key_of(count - 1) <= key:
         return count
     return bisect_right(range(count), key, key=key_of)
 
 
 class _Reader:
-    """Collects the records of all files."""
+    """Collect the records of all files of a recording."""
 
     def __init__(self, from_ns: int) -> None:
         self._from_ns = from_ns
         self.moments: dict[str, array[int]] = {}
-        """For each node, the Unix ns of its samples; its series share them."""
+        """For each node, the sample times in Unix ns, which all series of the node share."""
         self.points: dict[tuple[str, SeriesId], _Points] = {}
         self.spans = _Spans()
         self.memory = _Memory()
@@ -376,7 +385,7 @@ class _Reader:
         self._node, self._rank = "", 0
         self._ids: dict[str, SeriesId] = {}
         self._offsets_ns: dict[str, int] = {}
-        """For each node, what turns its monotonic time into Unix time."""
+        """For each node, the offset in ns to add to monotonic times to get Unix times."""
 
     def read(self, file: Path) -> None:
         with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
@@ -461,7 +470,7 @@ class _Reader:
 
 
 def _lines(file: Path) -> Iterator[Any]:
-    """Yield the whole lines of a file; a line that is no JSON is left out."""
+    """Yield the JSON values of a file's whole lines; skip lines that are not valid JSON."""
     with file.open("rb") as stream:
         for text in stream:
             if not text.endswith(b"\n"):
@@ -471,7 +480,7 @@ def _lines(file: Path) -> Iterator[Any]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the files of a recording, each with its parts in the order of writing."""
+    """Return the files of a recording; the parts of each file are in the order of writing."""
     found = []
     for path in folder.iterdir() if folder.is_dir() else ():
         if match := _FILE.fullmatch(path.name):

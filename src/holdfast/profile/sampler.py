@@ -1,13 +1,18 @@
-"""Sample one node: a process of its own, so that neither its load nor its end touches training.
+"""Sample one node in a process of its own.
+
+A separate process keeps the cost of sampling, and any crash of the sampler, away from training.
 
     the node's agent, or `holdfast profile` ── sampler ── reader (only where a GPU's driver is
     loaded)
 
-`sampler FOLDER NODE INTERVAL_S` reads the host itself and the GPUs through a `reader`, and appends
-to the node's file of the recording. The standard input has JSON lines `{"ranks": {RANK: PID}}`, and
-its end ends the sampler. If a driver's call never returns, only the GPUs' values are missing. The
-sampler then kills the silent reader and starts another one, after a longer wait each time. A
-process that hangs in the kernel survives SIGKILL; at most `MOST_STUCK` such processes are left.
+`sampler FOLDER NODE INTERVAL_S` reads the host's counters itself, and the GPUs' counters through a
+`reader` process. It appends them to the node's file in the recording. Its standard input receives
+JSON lines `{"ranks": {RANK: PID}}`; the sampler stops when its standard input is closed.
+
+If a call into the GPU driver never returns, only the GPUs' values are missing. The sampler then
+kills the silent reader and starts another one, after a longer wait each time. A process that hangs
+in the kernel survives SIGKILL. The sampler therefore starts no more readers once `MOST_STUCK`
+killed ones are still alive.
 """
 
 import contextlib
@@ -30,27 +35,31 @@ from holdfast.profile.sources.source import CannotRead
 from holdfast.profile.writing import RecordingWriter
 
 GPU: Final = "gpu"
-"""The name under which the recording states why there are no counters of GPUs."""
+"""The source name under which the recording states why GPU counters are missing."""
 OPEN_S: Final = 30.0
-"""Seconds that the probe of all sources may take."""
+"""Seconds that a new reader gets to probe all sources."""
 SILENT_S: Final = 10.0
-"""Seconds after which a reader that owes an answer is killed."""
+"""Seconds after which a reader that has not answered is killed."""
 FIRST_WAIT_S: Final = 1.0
 LONGEST_WAIT_S: Final = 600.0
 MOST_STUCK: Final = 3
 LAST_WAIT_S: Final = 1.0
-"""Seconds for which the sampler's end waits for a killed reader."""
+"""Seconds that the sampler waits, when it stops, for a killed reader to end."""
 
 
 class Gpus:
-    """The reader of this node's GPUs, replaced when it ends or stays silent. No method waits."""
+    """The reader process of this node's GPUs, which is replaced if it ends or stops answering.
+
+    `poll` never waits for the reader.
+    """
 
     def __init__(self, command: Sequence[str], environment: dict[str, str] | None = None) -> None:
-        """Start nothing yet.
+        """Store how to start the reader; the first `poll` starts it.
 
         Args:
-            command: starts a process with the protocol of `reader`.
-            environment: the environment of the process.
+            command: the command line of the reader (`holdfast.profile.sources.reader`).
+            environment: the environment variables of the reader; None to inherit this process's
+                variables.
         """
         self._command = list(command)
         self._environment = environment
@@ -58,20 +67,24 @@ class Gpus:
         self._stuck: list[subprocess.Popen[bytes]] = []
         self._rest = b""
         self._owes_since_s: float | None = None
-        """The time of the question without an answer; None if the reader waits for one."""
+        """When the unanswered request was sent, in monotonic seconds; None if all are answered."""
         self._is_open = False
         self._is_over = False
-        """True once the probe has found no source: there is nothing to read on this node."""
+        """True after the reader found no source on this node, so there is nothing to read."""
         self._wait_s = FIRST_WAIT_S
         self._due_s = 0.0
         self.missing: dict[str, str] = {}
-        """For each source that gives nothing, the reason."""
+        """The reason for each source that returns no values."""
 
     def poll(self, now_s: float) -> tuple[int, dict[SeriesId, float]] | None:
-        """Receive the answer to the last request, if there is one, and send the next request.
+        """Receive the reader's answer if there is one, and send the next request.
+
+        Args:
+            now_s: the current monotonic time in seconds.
 
         Returns:
-            the monotonic time in ns and the values of the newest answer; None without an answer.
+            The monotonic time in ns and the values of the newest answer; None if there is no new
+            answer.
         """
         if self._is_over:
             return None
@@ -95,7 +108,7 @@ class Gpus:
         return found
 
     def close(self) -> None:
-        """End the reader."""
+        """Kill the reader."""
         self._end()
         for process in self._stuck:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -171,25 +184,28 @@ class Gpus:
 
 
 class Sampler:
-    """Writes the values of each moment; the clock and the waiting are its caller's."""
+    """Write the counters of the host and the GPUs to a recording, one sample per call.
+
+    The caller decides when to sample.
+    """
 
     def __init__(self, writer: RecordingWriter, host: Host, gpus: Gpus | None) -> None:
-        """Write nothing yet.
+        """Store the writer and the sources of the counters.
 
         Args:
             writer: the writer of the node's file.
-            host: the source of the host.
-            gpus: the reader of the GPUs; None: this host has no GPU.
+            host: reads the counters of the host.
+            gpus: reads the counters of the GPUs; None if this node has no GPU.
         """
         self._writer = writer
         self.host = host
         self._gpus = gpus
         self._reported: dict[str, str] = {}
         self.skipped = 0
-        """The samples that could not be written, because a disk is full for example."""
+        """The number of samples that could not be written, for example due to a full disk."""
 
     def sample(self, now_ns: int) -> None:
-        """Write one sample. A disk that fails costs this sample alone."""
+        """Read and write one sample. If writing fails, only this sample is lost."""
         missing = {GPU: NO_GPU} if self._gpus is None else self._gpus.missing
         try:
             if self._gpus is not None and (answer := self._gpus.poll(now_ns / 1e9)) is not None:
@@ -207,7 +223,7 @@ class Sampler:
 
 
 def main() -> None:
-    """Sample until the standard input ends."""
+    """Write samples until the standard input is closed."""
     die_with_parent()
     folder, node, interval_s = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
     gpus = None

@@ -1,4 +1,4 @@
-"""Compute when each pipeline stage runs which forward and backward pass of a 1F1B step."""
+"""Compute when each pipeline stage runs each forward and backward pass of a 1F1B step."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,7 +6,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Hold one pass of one microbatch on one stage, in seconds from the step's start."""
+    """Hold one pass of a microbatch through a stage; times are seconds from the step's start."""
 
     stage: int
     microbatch: int
@@ -18,20 +18,23 @@ class Pass:
 def one_f_one_b(
     stages: int, microbatches: int, *, forward_s: float, backward_s: float, send_s: float = 0.0
 ) -> list[Pass]:
-    """Return all passes of a step under 1F1B, in the order of their ends.
+    """Return all passes of one training step under the 1F1B schedule, ordered by their ends.
 
-    Narayanan et al., arXiv:2104.04473, section 2.2.
+    The schedule is from Narayanan et al., arXiv:2104.04473, section 2.2. Stage i of p runs, in this
+    order:
 
-    A stage first runs the forward passes that the stages after it need, at most p - i - 1, then one
-    forward and one backward pass in turn, then the backward passes that remain. A pass begins when
-    its stage is free and its input has arrived.
+    1. the forward passes that fill the stages after it, at most p - i - 1
+    2. one forward and one backward pass in turn, as long as forward passes remain
+    3. the remaining backward passes
+
+    A pass starts as soon as its stage is free and its input has arrived.
 
     Args:
-        stages: p.
-        microbatches: m.
+        stages: p, the number of pipeline stages.
+        microbatches: m, the number of microbatches per step.
         forward_s: seconds of a forward pass on one stage.
         backward_s: seconds of a backward pass on one stage.
-        send_s: seconds from a pass's end until its output is on the next stage.
+        send_s: seconds from the end of a pass until its output has arrived at the next stage.
     """
     orders = [_order(stage, stages, microbatches) for stage in range(stages)]
     done: dict[tuple[str, int, int], float] = {}
@@ -71,7 +74,10 @@ def _ready(
     stages: int,
     send_s: float,
 ) -> float | None:
-    """Return the second at which a pass's input is there; None before the input's pass ran."""
+    """Return the second at which the input of a pass arrives.
+
+    Return None if the pass that produces the input has not been scheduled yet.
+    """
     if kind == "forward":
         if stage == 0:
             return 0.0

@@ -1,10 +1,12 @@
-"""Write recordings of jobs that did not run: 123B pretraining in two layouts, and an evaluation.
+"""Write recordings of jobs that never ran: 123B pretraining in two layouts, and an evaluation.
 
-The times follow from `formulas`, from `schedule` and from the constants of `Cluster`. Nothing is
-measured, and the source of every series is `synthetic`. The shapes follow figures 10 to 13 of
-the study of the Acme datacenter (arXiv:2403.07648): 123B on 2,048 GPUs of A100 type under 3D
-parallelism (4 stages, 8-way tensor parallel) and under hierarchical ZeRO (shards in groups of 64,
-recompute), and a 7B model on HumanEval.
+All times are computed from `formulas`, from `schedule` and from the constants of `Cluster`. Nothing
+is measured, and every series has the source `synthetic`. The jobs follow figures 10 to 13 of the
+study of the Acme datacenter (arXiv:2403.07648):
+
+- 123B on 2,048 A100 GPUs under 3D parallelism (4 stages, 8-way tensor parallel)
+- the same model under hierarchical ZeRO (shards in groups of 64, recompute)
+- an evaluation of a 7B model on HumanEval
 """
 
 import shutil
@@ -24,13 +26,13 @@ from holdfast.profile.schedule import Pass, one_f_one_b
 from holdfast.profile.writing import RecordingWriter
 
 BEGIN_NS: Final = 1_700_000_000_000_000_000
-"""Unix time of the first step; any moment would do."""
+"""Unix time of the first step in ns; chosen arbitrarily."""
 GPUS_A_NODE: Final = 8
 RECORDED_RANKS: Final = 4
-"""One GPU of each pipeline stage; the others do the same."""
+"""The number of recorded ranks: one GPU of each pipeline stage, since the others do the same."""
 
 MODEL_123B: Final = Model(layers=96, hidden=10240, heads=80, vocabulary=103_168)
-"""Chosen: the study does not print the shape. It has 122.9 thousand million parameters."""
+"""A shape with 122.9 billion parameters. It is our choice, since the study prints no shape."""
 THREE_D: Final = Layout(
     sequence=4096,
     microbatches=32,
@@ -47,53 +49,55 @@ HIERARCHICAL_ZERO: Final = Layout(sequence=4096, data=2048, zero=3, shards=64, r
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Hold the constants of the model of time; all are chosen, none is measured."""
+    """Hold the constants of the timing model. All are chosen, and none is measured."""
 
     gpu: str = "NVIDIA A100-SXM4-80GB"
     peak_tflops: float = 312.0
     sliced_efficiency: float = 0.60
-    """Share of the peak that kernels reach on an eighth of a layer."""
+    """Share of the peak that kernels reach on one eighth of a layer."""
     whole_efficiency: float = 0.71
-    """Share of the peak that kernels reach on a whole layer; with it a step is 16 % shorter, as the
-    study prints."""
+    """Share of the peak that kernels reach on a whole layer.
+
+    This value makes a step 16 % shorter than under 3D parallelism, as in the study.
+    """
     nvlink_bytes_s: float = 230e9
     """Bus bandwidth of a collective within a node, for each GPU."""
     network_bytes_s: float = 12.5e9
     """Network bandwidth for each GPU: four 200 Gb/s links for eight GPUs."""
     send_s: float = 0.005
-    """Seconds that a stage's output takes to the next stage."""
+    """Seconds to send a stage's output to the next stage."""
     data_s: float = 0.05
     optimizer_s: float = 0.1
     computing: float = 88.0
-    """SM activity of kernels, %."""
+    """SM activity during computation, in %."""
     reducing: float = 22.0
-    """SM activity of collectives within a node: 24 of 108 SMs."""
+    """SM activity during collectives within a node, in %: 24 of 108 SMs."""
     exchanging: float = 7.4
-    """SM activity of collectives between nodes: 8 of 108 SMs."""
+    """SM activity during collectives between nodes, in %: 8 of 108 SMs."""
     waiting: float = 1.9
-    """SM activity of a receive that waits: 2 of 108 SMs."""
+    """SM activity while a receive waits for data, in %: 2 of 108 SMs."""
     idle_w: float = 90.0
     busy_w: float = 400.0
 
 
 @dataclass
 class _Track:
-    """Collect what one rank does: spans with the SM activity during each, and its memory."""
+    """The phases of one rank, with the SM activity during each, and the rank's memory use."""
 
     rank: int
     spans: list[tuple[str, float, float, int, float]] = field(default_factory=list)
-    """Phase, start and end in s, step, SM activity in %."""
+    """For each phase: name, start and end in seconds, step, SM activity in %."""
     memory: list[tuple[float, int, float]] = field(default_factory=list)
-    """Second, step, allocated bytes."""
+    """For each sample: time in seconds, step, allocated bytes."""
 
 
 def write_three_d(folder: Path, *, steps: int = 4, cluster: Cluster | None = None) -> Job:
-    """Write a recording of 123B pretraining under 3D parallelism, one GPU of each stage.
+    """Write a recording of 123B pretraining under 3D parallelism, with one GPU of each stage.
 
     Args:
         folder: the folder of the recording.
-        steps: optimizer steps.
-        cluster: the constants; None stands for the defaults.
+        steps: the number of optimizer steps.
+        cluster: the constants of the timing model; None for the defaults.
     """
     cluster = cluster or Cluster()
     model, layout = MODEL_123B, THREE_D
@@ -105,8 +109,8 @@ def write_three_d(folder: Path, *, steps: int = 4, cluster: Cluster | None = Non
         / (layout.pipeline * layout.tensor)
         / (cluster.peak_tflops * 1e12 * cluster.sliced_efficiency)
     )
-    # Two all-reduces a layer in each direction (arXiv:1909.08053, section 3), ring: 2 (t - 1)/t of
-    # the bytes pass each link.
+    # Each layer does two all-reduces in each direction (arXiv:1909.08053, section 3). A ring
+    # all-reduce sends 2 (t - 1)/t of the bytes over each link.
     all_reduce_s = (
         (2 * (layout.tensor - 1) / layout.tensor * 2 * tokens * model.hidden)
         / cluster.nvlink_bytes_s
@@ -169,8 +173,8 @@ def write_hierarchical_zero(folder: Path, *, steps: int = 4, cluster: Cluster | 
     )
     forward_s = model_flops / 3 / rate
     backward_s = (hardware_flops - model_flops / 3) / rate
-    # A node gathers the seven eighths of a layer that other nodes hold. All gathers but the first
-    # one overlap with the layer before.
+    # Each node gathers the seven eighths of a layer that other nodes hold. Every gather except the
+    # first overlaps with the computation of the previous layer.
     gather_s = (
         (2 * model.layer_parameters * (GPUS_A_NODE - 1) / GPUS_A_NODE)
         / (GPUS_A_NODE * cluster.network_bytes_s)
@@ -207,8 +211,8 @@ def write_hierarchical_zero(folder: Path, *, steps: int = 4, cluster: Cluster | 
 def write_evaluation(folder: Path, *, cluster: Cluster | None = None) -> None:
     """Write a recording of the study's evaluation of a 7B model on HumanEval (figure 13).
 
-    Loading and preprocessing take 29.5 % of the time, and the tests of correctness, 42 s on CPUs,
-    take 19.0 %. The rest is inference: 20 batches of a prefill and a decode.
+    Loading and preprocessing take 29.5 % of the time. The correctness tests take 42 s on CPUs,
+    which is 19.0 %. The rest is inference: 20 batches of one prefill and one decode each.
     """
     cluster = cluster or Cluster()
     metric_s = 42.0
@@ -228,14 +232,17 @@ def write_evaluation(folder: Path, *, cluster: Cluster | None = None) -> None:
 
 
 def _mixed(*parts: tuple[float, float]) -> float:
-    """Return the mean of activities, weighted by their seconds."""
+    """Return the average of pairs (seconds, activity), weighted by the seconds."""
     return sum(seconds * active for seconds, active in parts) / sum(seconds for seconds, _ in parts)
 
 
 def _pipeline_memory(
     passes: Sequence[Pass], memory: StageMemory, begin_s: float, step: int
 ) -> list[tuple[float, int, float]]:
-    """Return the allocated bytes after each pass; forward keeps activations, backward frees."""
+    """Return the allocated bytes after each pass of a pipeline stage.
+
+    A forward pass keeps its activations, and the matching backward pass frees them.
+    """
     fixed = memory.weights + memory.gradients + memory.optimizer
     each = memory.activations / memory.in_flight
     rows, held = [(begin_s, step, fixed)], 0
@@ -249,7 +256,7 @@ def _pipeline_memory(
 def _layers_memory(
     phase: str, at_s: float, seconds: float, step: int, memory: StageMemory, points: int = 12
 ) -> list[tuple[float, int, float]]:
-    """Return the allocated bytes while activations of the layers are kept or freed one by one."""
+    """Return the allocated bytes while the layers' activations are kept or freed one by one."""
     fixed = memory.weights + memory.gradients + memory.optimizer + memory.gathered
     rows = []
     for point in range(points + 1):
@@ -327,7 +334,7 @@ def _write_samples(
 
 
 def main() -> None:
-    """Write all three recordings below the folder that the command line names."""
+    """Write all three recordings into subfolders of the folder given on the command line."""
     if len(sys.argv) != 2:
         raise SystemExit("usage: python -m holdfast.profile.synthetic FOLDER")
     folder = Path(sys.argv[1])

@@ -1,7 +1,8 @@
-"""Find and hook the modules that the optimizers of a process train, which may be several models.
+"""Find and hook the modules that the optimizers of a process train.
 
-The hooked modules of an optimizer are the outermost ones with parameters that the optimizer steps.
-If these modules are never called (LightningModule), their submodules are hooked instead.
+A process may train several models. For each optimizer, the hooked modules are the outermost modules
+that contain parameters of this optimizer. If these modules are never called, as with a
+LightningModule, their submodules are hooked instead.
 """
 
 import weakref
@@ -16,23 +17,26 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 MOST_ROOTS: Final = 16
-"""The most hooked modules of one optimizer."""
+"""The most modules hooked for one optimizer."""
 SILENT_STEPS: Final = 3
-"""Optimizer steps without a forward of its modules before their parts are hooked instead."""
+"""Optimizer steps without a forward pass of the hooked modules, before submodules are hooked."""
 MOST_SEARCHES: Final = 8
-"""The most searches for modules: each takes up to a second, maybe in vain for copied parameters."""
+"""The most searches for modules in a process.
+
+A search takes up to a second. It finds nothing if the optimizer steps copies of the parameters.
+"""
 
 
 @dataclass
 class _Trained:
     """The modules that one optimizer trains.
 
-    Weak, so that a model that the script drops gives its memory back.
+    The references to the modules are weak, so a model that the script deletes frees its memory.
     """
 
     roots: "list[weakref.ref[Module]]" = field(default_factory=list)
     forwards: int = 0
-    """The forwards of these modules until the optimizer's last step."""
+    """The number of forward passes of these modules up to the optimizer's last step."""
     silent_steps: int = 0
 
     def living(self) -> "list[Module]":
@@ -40,14 +44,14 @@ class _Trained:
 
 
 class TrainedModules:
-    """The hooked modules of this process."""
+    """Find and hook the modules that are trained in this process."""
 
     def __init__(self, begins: Callable[..., None], ends: Callable[..., None]) -> None:
-        """Hook nothing yet.
+        """Store the two hooks; modules are hooked later.
 
         Args:
-            begins: is called before each forward of a hooked module, as a forward pre-hook.
-            ends: is called after that forward, as a forward hook.
+            begins: the forward pre-hook, called before each forward pass of a hooked module.
+            ends: the forward hook, called after each forward pass of a hooked module.
         """
         self._begins, self._ends = begins, ends
         self._is_given = False
@@ -59,17 +63,17 @@ class TrainedModules:
         self._forwards: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
 
     def hook_given(self, modules: "Sequence[Module]") -> None:
-        """Hook these modules and, from now on, no others."""
+        """Hook the given modules, and search for no others from now on."""
         self._is_given = True
         for module in modules:
             self._hook(module)
 
     def note_forward(self, module: "Module") -> None:
-        """Count a forward of a hooked module."""
+        """Count a forward pass of a hooked module."""
         self._forwards[module] = self._forwards.get(module, 0) + 1
 
     def note_step(self, optimizer: "Optimizer") -> None:
-        """Find an optimizer's modules at its first step, or when its modules stay silent."""
+        """Search for an optimizer's modules at its first step, or if they are never called."""
         if self._is_given:
             return
         trained = self._of.setdefault(optimizer, _Trained())

@@ -1,8 +1,8 @@
-"""Find the times in which a device idles, and the cause of each: a phase, an incident, or unknown.
+"""Find the times in which a device is idle, and the cause of each: a phase, an incident or unknown.
 
-An idle valley is two or more samples in a row below 10 % of the run's median. The samples are SM
-activity or, where no source measures SM activity, the best utilisation that was recorded. Samples
-of 0 stay out of the median, so that a run that idles for most of its time has valleys too.
+An idle valley is two or more consecutive samples below 10 % of the run's median. The samples are of
+SM activity, or of the best other utilisation metric if no source measures SM activity. Samples of 0
+are excluded from the median, so that valleys are also found in a run that is idle most of the time.
 """
 
 import bisect
@@ -20,25 +20,25 @@ from holdfast.profile.metrics import STEP_PHASE
 from holdfast.profile.recording import Recording, Series, Span
 
 ACTIVITY: Final = ("gpu_sm_active", "gpu_utilization", "process_cpu", "cpu_utilization")
-"""Metrics that show a device's work, the best one first."""
+"""Metrics that show how busy a device is, the best one first."""
 SHARE_OF_MEDIAN: Final = 0.1
 LEAST_SAMPLES: Final = 2
 LONGEST_GAP: Final = 2.5
-"""Sample intervals without a sample after which a device counts as not watched."""
+"""The gap between samples, in sample intervals, above which a device counts as not sampled."""
 UNKNOWN: Final = "unknown"
 INCIDENT: Final = "incident"
 BUBBLE: Final = "pipeline_bubble"
-"""A gap between the phases of one step of a pipeline: the stage waits for another stage."""
+"""The cause of a gap between the phases of a pipeline step: the stage waits for another stage."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Valley:
-    """Hold one idle valley of one device.
+    """Hold one time in which one device was idle.
 
     Attributes:
         cause: a name of `metrics.PHASES`, `incident`, `pipeline_bubble` or `unknown`.
-        detail: the incident's number and reason; empty for other causes.
-        covered: the share of the valley that the cause covers.
+        detail: the number and reason of the incident; empty for other causes.
+        covered: the share of the valley that the cause covers, from 0 to 1.
     """
 
     node: str
@@ -52,18 +52,18 @@ class Valley:
 
     @property
     def seconds(self) -> float:
-        """Return the length in seconds."""
+        """Return the length of the valley in seconds."""
         return (self.end_ns - self.start_ns) / 1e9
 
 
 @dataclass(frozen=True, kw_only=True)
 class Valleys:
-    """Hold the valleys of a run and the rule by which they were found.
+    """Hold the idle valleys of a run, and the values by which they were found.
 
     Attributes:
-        metric: the metric that was used; None if no utilisation was recorded.
-        median: the run's median of the samples above 0, in %.
-        watched_s: seconds that all devices together were sampled.
+        metric: the metric whose samples were used; None if no utilisation was recorded.
+        median: the median of the run's samples above 0, in %.
+        watched_s: the sampled time of all devices together, in seconds.
     """
 
     metric: str | None
@@ -72,7 +72,10 @@ class Valleys:
     found: tuple[Valley, ...]
 
     def seconds_by_cause(self) -> dict[str, float]:
-        """Return the seconds of all valleys by cause, the longest first, `unknown` last."""
+        """Return the total seconds of idle valleys for each cause.
+
+        The causes are sorted by seconds, the largest first, and `unknown` comes last.
+        """
         totals: dict[str, float] = {}
         for valley in self.found:
             totals[valley.cause] = totals.get(valley.cause, 0.0) + valley.seconds
@@ -81,7 +84,7 @@ class Valleys:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Hold a time with one label; stretches of one rank do not overlap."""
+    """Hold an interval of one rank's time with one label, such as a phase or an incident."""
 
     start_ns: int
     end_ns: int
@@ -90,15 +93,19 @@ class Stretch:
 
 
 def find_valleys(recording: Recording, *, pipeline: bool = False) -> Valleys:
-    """Return every idle valley of a recording with its cause.
+    """Return every idle valley of a recording, with its cause.
 
-    The cause is the label that covers most of the valley. An incident has priority over phases, and
-    an inner phase over the phase around it.
+    The cause is chosen in this order:
+
+    1. an incident that covers at least half of the valley
+    2. the phase that covers the largest part of the valley; where phases nest, only the inner one
+       counts
+    3. `unknown`, if the part without any phase is larger than every phase
 
     Args:
-        recording: the run.
-        pipeline: True if the model is cut into pipeline stages, so that a gap inside a step is a
-            wait for another stage.
+        recording: the recording of a run.
+        pipeline: True if the model is cut into pipeline stages. A gap between the phases of a step
+            is then labelled as a wait for another stage.
     """
     metric = next((name for name in ACTIVITY if recording.of(name)), None)
     if metric is None:
@@ -132,9 +139,10 @@ def find_valleys(recording: Recording, *, pipeline: bool = False) -> Valleys:
 
 
 def idle_times(series: Series, threshold: float) -> list[tuple[int, int]]:
-    """Return the times of at least two samples in a row below a threshold, in Unix ns.
+    """Return the start and end of each idle time of a series, in Unix ns.
 
-    A sample stands for the interval before it.
+    An idle time is at least two consecutive samples below the threshold. A sample describes the
+    interval before it.
     """
     times: list[tuple[int, int]] = []
     run: list[tuple[int, int]] = []
@@ -151,7 +159,7 @@ def idle_times(series: Series, threshold: float) -> list[tuple[int, int]]:
 
 
 def local_ranks(recording: Recording) -> dict[str, list[int]]:
-    """Return the ranks that each node recorded, in rising order."""
+    """Return the ranks that were recorded on each node, in ascending order."""
     places = {*fields(recording.spans, "node", "rank"), *fields(recording.memory, "node", "rank")}
     nodes: dict[str, list[int]] = {}
     for node, rank in sorted(places):
@@ -160,7 +168,11 @@ def local_ranks(recording: Recording) -> dict[str, list[int]]:
 
 
 def ranks_of(series: Series, local: Mapping[str, Sequence[int]]) -> list[int]:
-    """Return the ranks that a series measures: its own, its device's, or all of its node."""
+    """Return the ranks to which a series applies.
+
+    These are the series' own rank, else the rank that uses the series' device, else all ranks of
+    its node.
+    """
     if series.rank is not None:
         return [series.rank]
     ranks = list(local.get(series.node, ()))
@@ -171,19 +183,21 @@ def ranks_of(series: Series, local: Mapping[str, Sequence[int]]) -> list[int]:
 
 
 def phases_of_rank(spans: Sequence[Span]) -> Sequence[Stretch]:
-    """Return the phases of one rank without overlap: where phases nest, the inner one counts.
+    """Return the phases of one rank without overlap; where phases nest, only the inner one counts.
 
     Args:
-        spans: of one rank, in the order of `Recording.spans`.
+        spans: the spans of one rank, in the order of `Recording.spans`.
     """
     return flattened(_phases(spans))
 
 
 def flattened(intervals: Iterable[tuple[int, int, str]]) -> Sequence[Stretch]:
-    """Cut intervals so that none overlap: the one that began last counts until it ends.
+    """Cut intervals so that none overlap.
+
+    Where intervals overlap, the one that started last counts until its end.
 
     Args:
-        intervals: start, end and label of each, by rising start; of two with the same start, the
+        intervals: start, end and label of each, sorted by start. Of two with the same start, the
             longer one comes first.
     """
     starts_ns, ends_ns, labels = array("q"), array("q"), Words()
@@ -222,7 +236,7 @@ def _phases(spans: Sequence[Span]) -> Iterator[tuple[int, int, str]]:
 
 
 class _Labels:
-    """Answers which phase or incident covers most of a time."""
+    """Look up the phase or incident that covers most of a time."""
 
     def __init__(self, recording: Recording, *, pipeline: bool) -> None:
         self._local = local_ranks(recording)
@@ -249,7 +263,7 @@ class _Labels:
         return ranks_of(series, self._local)
 
     def cause(self, ranks: Sequence[int], start_ns: int, end_ns: int) -> tuple[str, str, float]:
-        """Return the cause of a valley, its detail, and the share that it covers."""
+        """Return the cause of an idle time, its detail, and the share of the time it covers."""
         length_ns = end_ns - start_ns
         hit = max(self._incidents, key=lambda one: _overlap(one, start_ns, end_ns), default=None)
         struck_ns = 0 if hit is None else _overlap(hit, start_ns, end_ns)
@@ -271,7 +285,10 @@ class _Labels:
 
 
 def _steps(spans: Sequence[Span]) -> Iterator[tuple[int, int, str]]:
-    """Yield the time of each step of one rank, from its first phase to the end of its last."""
+    """Yield start and end of each step of one rank, labelled as a pipeline bubble.
+
+    A step runs from the start of its first phase to the end of its last phase.
+    """
     open_: tuple[int, int, int] | None = None
     for step, phase, start_ns, end_ns in fields(spans, "step", "phase", "start_ns", "end_ns"):
         if step is None or phase == STEP_PHASE:
@@ -297,7 +314,7 @@ def _intervals(series: Series) -> list[tuple[int, int]]:
 
 
 def _watched(series: Series) -> list[tuple[int, int]]:
-    """Return the times in which a series has samples, without their gaps."""
+    """Return the times during which a series has samples without a gap."""
     intervals = _intervals(series)
     if not intervals:
         return []

@@ -1,4 +1,4 @@
-"""Append to a file of a recording; `recording` describes the lines."""
+"""Append lines to a file of a recording; `recording` describes the format of the lines."""
 
 import contextlib
 import json
@@ -14,16 +14,16 @@ from holdfast.profile.recording import VERSION, SeriesId
 
 PART_BYTES: Final = 32 * 1024 * 1024
 KEPT_PARTS: Final = 15
-"""The finished parts of a file that are kept beside the newest one."""
+"""The number of finished parts of a file that are kept beside the current part."""
 CLOCK_EVERY_NS: Final = 60_000_000_000
 TOTALS: Final = ("J", "s", "B")
 _TAIL_BYTES: Final = 1 << 16
 
 
 class RecordingWriter:
-    """Appends to one file of a recording. Use a writer in one thread only.
+    """Append lines to one file of a recording. Use a writer only from one thread.
 
-    A method that raises `OSError` has written none of its line.
+    If a method raises `OSError`, it has written no part of its line.
     """
 
     def __init__(
@@ -37,16 +37,18 @@ class RecordingWriter:
         kept_parts: int = KEPT_PARTS,
         clocks: Callable[[], tuple[int, int]] = lambda: (time.monotonic_ns(), time.time_ns()),
     ) -> None:
-        """Open the file, make its folder, and cut off a line that a killed writer left torn.
+        """Open the file for appending. Create its folder, and remove an incomplete last line.
+
+        A writer that was killed may have left such a line.
 
         Args:
             folder: the folder of the recording.
             node: the name of the node.
-            rank: the rank whose phases are written; None: counters of the node are written.
-            attempt: the number of the run's attempt.
-            part_bytes: the size at which a new part begins.
-            kept_parts: the finished parts that are kept.
-            clocks: returns the monotonic clock and the Unix clock, in ns.
+            rank: the rank whose phases are written; None to write counters of the node.
+            attempt: the number of the attempt within the run.
+            part_bytes: the size at which a new part of the file is started.
+            kept_parts: the number of finished parts that are kept.
+            clocks: returns the monotonic time and the Unix time, in ns.
 
         Raises:
             OSError: the file cannot be opened.
@@ -71,7 +73,7 @@ class RecordingWriter:
         self._open()
 
     def sample(self, t_monotonic_ns: int, values: Mapping[SeriesId, float]) -> None:
-        """Write the values of one moment."""
+        """Write one sample: the values of several series at one moment."""
         if not values:
             return
         if self._fd < 0:
@@ -99,7 +101,7 @@ class RecordingWriter:
         self._write(lines, new)
 
     def source(self, name: str, text: str) -> None:
-        """Write that a source cannot be read, and why; an empty text: the source is read."""
+        """Write why a source cannot be read, or an empty text if the source can be read again."""
         self._write([{"kind": "source", "name": name, "text": text}])
 
     def spans(self, step: int | None, spans: Sequence[tuple[str, int, int]]) -> None:
@@ -119,7 +121,7 @@ class RecordingWriter:
         reserved_bytes: int,
         peak_bytes: int,
     ) -> None:
-        """Write the memory of the rank's device, see `MemoryUse`."""
+        """Write one record of the rank's device memory, with the fields of `MemoryUse`."""
         fields = {
             "kind": "memory",
             "t_monotonic_ns": t_monotonic_ns,
@@ -131,7 +133,7 @@ class RecordingWriter:
         self._write([fields])
 
     def dropped(self, spans: int) -> None:
-        """Write that so many spans were left out."""
+        """Write the number of spans that were dropped."""
         self._write([{"kind": "dropped", "spans": spans}])
 
     def close(self) -> None:
@@ -182,7 +184,11 @@ class RecordingWriter:
                 self._begin_part()
 
     def _append(self, lines: list[dict[str, Any]]) -> int:
-        """Write lines; return the size of the file. One write: a reader sees whole lines."""
+        """Append lines to the file, and return the new size of the file.
+
+        All lines are written in one call, so that a reader sees whole lines. If the call fails, the
+        file is cut back to its former size.
+        """
         start_bytes = os.fstat(self._fd).st_size
         text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()
         rest = memoryview(text)
@@ -226,9 +232,9 @@ def _cut_torn_line(fd: int) -> None:
 
 
 def _short(unit: str, value: float) -> float:
-    """Return a number with few digits.
+    """Round a value to 4 significant digits, or to 12 for a counter that only increases.
 
-    Totals that only grow keep more, because readers subtract them.
+    Counters keep more digits because readers subtract their values.
     """
     rounded = float(f"{value:.12g}" if unit in TOTALS else f"{value:.4g}")
     return int(rounded) if rounded.is_integer() else rounded

@@ -1,20 +1,21 @@
 """Characterize a cluster's workload: read job records and telemetry, write one report.
 
 The input is files of job records (`sources` has one adapter per format) and telemetry
-(`telemetry`). The output is a page with every figure and its data (`report`). The stages, in order:
+(`telemetry`). The output is a page with every figure and its data (`report`). The modules, in the
+order in which data flow through them:
 
 | module | one idea |
 |---|---|
 | `sources` | convert each format of job records to one normalised table (`schema`) |
 | `loading`, `store` | recognise, read and join files, assign job types; convert to Parquet once |
-| `jobtypes`, `checks` | assign types by rules in a file; find, drop or mend contradictions |
-| `telemetry` | reduce samples of GPUs and servers to exact value counts, hours and devices |
+| `jobtypes`, `checks` | assign types by rules in a file; find contradictory rows, and drop or mend them |
+| `telemetry` | reduce samples of GPUs and servers to exact value counts, hourly sums and a list of devices |
 | `trace` | hold the tables of one or more clusters in a scratch database |
 | `aggregates` | run the only queries that read whole tables; partial results merge |
 | `spread` | divide the reading among many workers |
 | `analyses` | compute a table, a chart (`charts`) and named numbers from a trace |
 | `findings` | compare the study's headline findings with this trace |
-| `run`, `figures`, `report` | run all analyses, draw and write them |
+| `run`, `figures`, `report` | run all analyses, draw their charts, write the report |
 | `twin` | make a synthetic trace with the counts of a trace and none of its rows |
 
 The study is Hu et al., *Characterization of Large Language Model Development in the Datacenter*,
@@ -79,9 +80,9 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name when it is first used.
+    """Import a public name when it is first used.
 
-    Reading a trace then loads neither the drawing nor the twin.
+    Reading a trace then does not load the code for drawing or for synthetic traces.
     """
     import importlib
 

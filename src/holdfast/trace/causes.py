@@ -1,4 +1,7 @@
-"""Derive why a job failed from its record: a reason of the study's Table 3, or a scheduler state."""
+"""Derive why a job failed from its record.
+
+The cause is a reason of the study's Table 3, or else a state of the scheduler or a signal.
+"""
 
 import signal
 from collections.abc import Mapping
@@ -9,14 +12,16 @@ from holdfast.diagnose import CATEGORIES as REASONS
 from holdfast.trace.table import Table
 
 CATEGORIES: Final = ("Infrastructure", "Framework", "Script", "Limit", "Signal", "Own", "Unknown")
-"""The study's three; a limit that the job met; a signal that ended it; the source's own words; and
-no recorded cause.
+"""The study's three categories, and four of ours.
+
+`Limit` means that the job exceeded a limit, `Signal` that a signal ended it, `Own` that the reason
+is the source's own word, and `Unknown` that no cause is recorded.
 """
 
 
 @dataclass(frozen=True)
 class Cause:
-    """A category and a reason within the category."""
+    """Name a cause of failure: a category, and a reason within the category."""
 
     category: str
     reason: str
@@ -33,15 +38,15 @@ UNKNOWN: Final = Cause("Unknown", "unknown")
 
 
 def cause_of(state: str | None, reason: str | None, exit_code: float | None) -> Cause:
-    """Derive the cause that a record supports.
+    """Derive the cause of a failure from the fields of a job record.
 
-    The reason takes precedence, then the state, then a signal in the exit code (128 + N as in
-    shells, -N as in Python).
+    The first of these that is present decides: the reason, the state, a signal in the exit code
+    (128 + N as in shells, -N as in Python).
 
     Args:
-        state: one of `schema.STATES`.
-        reason: a reason of Table 3 or the source's own word.
-        exit_code: NaN or None if unknown.
+        state: one of `schema.STATES`; None if unknown.
+        reason: a reason of Table 3 or the source's own word; None or empty if unknown.
+        exit_code: exit code of the job; NaN or None if unknown.
     """
     if reason:
         category = REASONS.get(reason)
@@ -63,10 +68,7 @@ def cause_of(state: str | None, reason: str | None, exit_code: float | None) -> 
 
 
 def causes_of(table: Table) -> list[Cause]:
-    """Return the cause of each row of `table`.
-
-    The table has the columns `state`, `reason` and `exit_code`.
-    """
+    """Return the cause of each row, from the columns `state`, `reason` and `exit_code`."""
     columns = (table[name].tolist() for name in ("state", "reason", "exit_code"))
     known: dict[tuple[Any, ...], Cause] = {}
     causes = []

@@ -1,6 +1,6 @@
-"""Charts as data, independent of the way of drawing.
+"""Define charts as data, independent of how they are drawn.
 
-`holdfast.trace.figures` draws them with matplotlib (SVG, PDF, PNG), and the page reads the same
+`holdfast.trace.figures` draws the charts with matplotlib (SVG, PDF, PNG). The page uses the same
 values for hover and zoom.
 """
 
@@ -16,14 +16,15 @@ Values = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """An axis with its unit."""
+    """Describe an axis: label, unit, scale and limits."""
 
     label: str
     """Quantity and unit, such as `GPU job duration (s)`."""
     scale: Literal["linear", "log", "log2", "symlog", "time", "category"] = "linear"
-    """`time`: values are seconds since the Unix epoch, UTC.
+    """Scale of the axis.
 
-    `category`: positions 0, 1 … of `ticks`.
+    For `time`, values are seconds since the Unix epoch, UTC. For `category`, values are the
+    positions 0, 1, … of `ticks`.
     """
     low: float | None = None
     high: float | None = None
@@ -32,24 +33,25 @@ class Axis:
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """One curve or set of points."""
+    """Hold one curve, or one set of points."""
 
     label: str
     x: Values
     y: Values
     low: Values | None = None
-    """Lower end of an interval about y, for a band or error bars."""
+    """Lower end of an interval around y, for a band or error bars."""
     high: Values | None = None
     style: Literal["line", "step", "points", "dashed"] = "line"
-    """`step`: the value holds from its x to the next, as in an empirical CDF."""
+    """`step` means that a value holds from its x to the next x, as in an empirical CDF."""
     role: Literal["main", "compared"] = "main"
-    """`compared` is drawn thinner: another trace, or a published curve."""
+    """`compared` is drawn thinner. It marks another trace, or a published curve."""
 
     @property
     def cumulative(self) -> bool:
-        """True for a whole empirical CDF: a step that rises to 1, or to 100 %.
+        """Return True for a complete empirical CDF: a step that rises to 1, or to 100 %.
 
-        Outside the x of a whole CDF the share is known: 0 before the first x, all after the last.
+        The share of a complete CDF is also known outside its x values: 0 before the first x, and
+        the whole after the last.
         """
         if self.style != "step" or not len(self.y) or not np.isfinite(self.y).all():
             return False
@@ -59,7 +61,7 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Lines:
-    """Curves over a common x; also scatter (`points`)."""
+    """Hold curves over a common x axis, or a scatter plot (`points`)."""
 
     title: str = ""
     x: Axis
@@ -69,23 +71,26 @@ class Lines:
 
 @dataclass(frozen=True, kw_only=True)
 class Bars:
-    """Horizontal bars, grouped or stacked; each part has a colour."""
+    """Hold horizontal bars, grouped or stacked; each part has its own colour."""
 
     title: str = ""
     value: Axis
     groups: Sequence[str]
-    """Label of each bar (or group of bars), top to bottom."""
+    """Label of each bar, or of each group of bars, from top to bottom."""
     parts: dict[str, Values]
     """Values of each part, one for each group."""
     stacked: bool = False
     low: dict[str, Values] = field(default_factory=dict)
     high: dict[str, Values] = field(default_factory=dict)
-    """Optional intervals about the values."""
+    """Upper ends of optional intervals around the values."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Boxes:
-    """Box plots from five numbers each; whiskers at the furthest datum within 1.5 IQR of the box."""
+    """Hold box plots, each given by five numbers.
+
+    The whiskers end at the furthest value within 1.5 IQR of the box.
+    """
 
     title: str = ""
     value: Axis
@@ -96,13 +101,13 @@ class Boxes:
 
 @dataclass(frozen=True, kw_only=True)
 class Heatmap:
-    """A matrix as colours; NaN is left blank."""
+    """Hold a matrix that is drawn as colours; NaN is left blank."""
 
     title: str = ""
     x: Axis
     y: Axis
     values: Values
-    """Shape (rows, columns); row 0 on top."""
+    """The matrix, of shape (rows, columns); row 0 is drawn on top."""
     unit: str
 
 
@@ -111,7 +116,7 @@ Panel = Lines | Bars | Boxes | Heatmap
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """Panels side by side, in rows of `columns`."""
+    """Arrange panels side by side, in rows of `columns`."""
 
     panels: Sequence[Panel]
     columns: int = 2

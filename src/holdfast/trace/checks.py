@@ -24,16 +24,21 @@ if TYPE_CHECKING:
 EXAMPLES = 3
 LONGEST_RUN_S = 366 * 86400
 FUTURE_S = 86400
-"""Seconds in the future that a time may lie: clocks differ, and zones are mistaken."""
+"""Seconds that a time may lie in the future.
+
+Clocks differ, and time zones are mistaken, so times up to a day ahead are accepted.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """A contradiction within one row.
+    """Define a check for a contradiction within one row.
 
-    `when` and `mend` are SQL over the adapter's table. `when` may also use `now` and the attributes
-    of the row's cluster, NULL if unknown: `known_gpu_num`, `known_gpus_per_node`, `counts_queue`,
-    `resolution_s`. A check with a `mend` may use only the columns of the row.
+    `when` is an SQL condition that is true for a contradictory row, and `mend` the SQL that mends
+    the row. Both may use the columns of the adapter's table. `when` may also use `now` and the
+    attributes of the row's cluster, which are NULL if unknown: `known_gpu_num`,
+    `known_gpus_per_node`, `counts_queue`, `resolution_s`. In a check with a `mend`, `when` may use
+    only the columns.
     """
 
     name: str
@@ -41,7 +46,7 @@ class Check:
     needs: tuple[str, ...]
     when: str
     mend: str = ""
-    """Assignments that make the row consistent; empty: the row is kept unchanged."""
+    """SQL assignments that make the row consistent; if empty, the row is kept unchanged."""
 
 
 CHECKS: tuple[Check, ...] = (
@@ -162,10 +167,10 @@ def tell_no_gpus(
     *,
     compared: frozenset[str],
 ) -> list[Note]:
-    """Prepend a note for each cluster without a GPU job although its source has a field for GPUs.
+    """Prepend a note for each cluster that has no GPU job although its source has a field for GPUs.
 
-    All GPU figures are then empty. A field that was not recorded or not understood is a more likely
-    cause than a cluster without GPU jobs. Clusters in `compared` are skipped.
+    All GPU figures of the cluster are then empty. More likely than a cluster without GPU jobs is a
+    field that was not recorded or not understood. Clusters in `compared` are skipped.
     """
     without_gpus = []
     for reading in readings:
@@ -196,10 +201,10 @@ def check_jobs(
     Args:
         connection: the database that holds the table.
         reading: the table, its columns and its clusters.
-        now_s: the present, seconds since the Unix epoch.
+        now_s: the current time, in seconds since the Unix epoch.
 
     Returns:
-        One note for each check and cluster with at least one finding.
+        One note for each check and cluster with at least one contradictory row.
     """
     notes = list(_drop_repeated(connection, reading))
     checks = [check for check in CHECKS if reading.columns.issuperset(check.needs)]
@@ -231,7 +236,7 @@ def check_jobs(
 
 
 def _rows_with_what_is_known(table: str, clusters: Sequence["Cluster"], now_s: float) -> str:
-    """SQL of the table's rows joined with the attributes of their cluster."""
+    """Return SQL for the table's rows, joined with the known attributes of their cluster."""
 
     def sql(value: float | bool | None) -> str:
         return "NULL" if value is None else str(value).lower()
@@ -260,7 +265,7 @@ def _examples(
 
 
 def _drop_repeated(connection: "duckdb.DuckDBPyConnection", reading: Reading) -> list[Note]:
-    """Keep one row per attempt: the row that ended last."""
+    """Keep only one row per attempt of a job: the row that ended last."""
     if "job_id" not in reading.columns:
         return []
     key = ["cluster", "job_id", *(["attempt"] if "attempt" in reading.columns else [])]
@@ -299,7 +304,10 @@ def _drop_repeated(connection: "duckdb.DuckDBPyConnection", reading: Reading) ->
 
 
 def _days_without_submissions(connection: "duckdb.DuckDBPyConnection", table: str) -> list[Note]:
-    """Find whole days without submissions within a busy trace; their records were probably lost."""
+    """Find whole days without submissions in a busy trace.
+
+    The records of such days were probably lost.
+    """
     found = connection.execute(
         f"""
         WITH days AS (SELECT cluster, submit_at::DATE AS day, count(*) AS n FROM {table}

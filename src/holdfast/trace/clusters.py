@@ -1,4 +1,4 @@
-"""Describe a cluster beside its jobs: size, GPUs, time zone."""
+"""Describe a cluster: size, GPUs, time zone."""
 
 import re
 from collections.abc import Sequence
@@ -10,32 +10,33 @@ from holdfast.core.errors import BadUse
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """The attributes of a cluster that the analyses read; None if unknown."""
+    """Hold the attributes of a cluster that the analyses read; None if unknown."""
 
     name: str
     source: str
-    """Name of the adapter that read the jobs."""
+    """Name of the adapter that read the cluster's jobs."""
     node_num: int | None = None
     gpus_per_node: int | None = None
     gpu_num: int | None = None
-    """All GPUs of the cluster; the product of the two fields above if all nodes are alike."""
+    """Number of GPUs of the cluster; the product of the two fields above if all nodes are alike."""
     gpu_model: str = ""
     gpu_tdp_w: float | None = None
     gpu_memory_mib: float | None = None
     utc_offset_h: float = 0.0
-    """Hours from UTC to the users' local time, for the hour of the day."""
+    """Hours from UTC to the users' local time, used for the hour of the day."""
     duration_counts_queue: bool = False
-    """True if the source's own duration begins at submission."""
+    """True if the duration that the source reports starts at submission and includes the wait."""
     time_resolution_s: float = 1.0
-    """Resolution of the source's clock times: smaller differences from a duration are no
-    contradiction.
+    """Resolution of the source's times in seconds.
+
+    If a duration differs from the times by less than this, the two do not contradict each other.
     """
     citation: str = ""
-    """Publisher of the trace, and the licence."""
+    """The publisher of the trace, and the licence."""
 
 
 def known_first(one: Cluster, other: Cluster) -> Cluster:
-    """Merge two descriptions of one cluster; values of `one` take precedence."""
+    """Merge two descriptions of one cluster; where both have a value, the value of `one` counts."""
     unknown = {
         field.name: getattr(other, field.name)
         for field in fields(one)
@@ -45,10 +46,12 @@ def known_first(one: Cluster, other: Cluster) -> Cluster:
 
 
 def sized(cluster: Cluster, capacity: str) -> Cluster:
-    """Return the cluster with the size `capacity`, as `NODESxGPUS`: nodes, and GPUs of each node.
+    """Return the cluster with a new size.
+
+    `capacity` has the form `NODESxGPUS`: the number of nodes, and the GPUs of each node.
 
     Raises:
-        BadUse: `capacity` is not of that form.
+        BadUse: `capacity` does not have this form.
     """
     form = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", capacity)
     if form is None:
@@ -60,7 +63,10 @@ def sized(cluster: Cluster, capacity: str) -> Cluster:
 
 
 def together(clusters: Sequence[Cluster], name: str) -> Cluster:
-    """Describe several clusters as one: sizes add up if all are known, other fields stay if equal."""
+    """Describe several clusters as one.
+
+    Sizes are added if all are known. Other fields are kept if they are equal in all clusters.
+    """
 
     def alike(field: str) -> Any:
         values = {getattr(cluster, field) for cluster in clusters}

@@ -1,7 +1,8 @@
 """Compute exact distributions from value counts: CDF, quantiles, means, box numbers.
 
-Value counts merge by addition, so the distribution over a hundred files is exact. A t-digest would
-interpolate between idle and busy GPUs and give a median that no GPU had.
+Value counts are merged by addition, so the distribution over a hundred files is exact. An
+approximation such as a t-digest would interpolate between idle and busy GPUs, and report a median
+that no GPU had.
 """
 
 from dataclasses import dataclass
@@ -14,14 +15,14 @@ Values = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Distribution:
-    """Distinct values in ascending order and the weight of each (a count, or GPU time)."""
+    """Hold distinct values in ascending order, and the weight of each (a count, or GPU time)."""
 
     values: Values
     weights: Values
 
     @classmethod
     def of(cls, values: npt.ArrayLike, weights: npt.ArrayLike) -> "Distribution":
-        """Make a distribution from value counts in any order.
+        """Build a distribution from value counts in any order.
 
         NaN values and weights of 0 are left out.
         """
@@ -35,12 +36,12 @@ class Distribution:
 
     @property
     def total(self) -> float:
-        """Sum of the weights: n if the weights are counts."""
+        """Return the sum of the weights, which is n if the weights are counts."""
         return float(self.weights.sum())
 
     @property
     def mean(self) -> float:
-        """Weighted mean; NaN if empty."""
+        """Return the weighted mean; NaN if the distribution is empty."""
         return (
             float((self.values * self.weights).sum() / self.total)
             if len(self.values)
@@ -48,16 +49,16 @@ class Distribution:
         )
 
     def at_most(self, values: npt.ArrayLike) -> Values:
-        """Return the share of the weight (0 to 1) that is at most each of `values`."""
+        """For each of `values`, return the share of the weight (0 to 1) at or below the value."""
         cumulative = np.concatenate([[0.0], np.cumsum(self.weights)])
         return np.asarray(
             cumulative[np.searchsorted(self.values, values, side="right")] / max(self.total, 1e-300)
         )
 
     def quantile(self, share: npt.ArrayLike) -> Values:
-        """Return quantiles by NumPy's default, linear interpolation between data.
+        """Return quantiles by NumPy's default method, linear interpolation between data.
 
-        The weights must be counts. NaN if empty.
+        The weights must be counts. The result is NaN if the distribution is empty.
         """
         if not len(self.values):
             return np.full(np.shape(share), np.nan)
@@ -71,10 +72,10 @@ class Distribution:
         return np.asarray(left + (right - left) * (position - below))
 
     def reached(self, share: float) -> float:
-        """Return the least value with at least `share` of the weight at or below it; NaN if empty.
+        """Return the smallest value with at least `share` of the weight at or below it.
 
-        This quantile works for any weights: half of the GPU time is in jobs of at most
-        `reached(0.5)`.
+        Unlike `quantile`, this works for any weights. For example, half of the GPU time is in jobs
+        of at most `reached(0.5)`. The result is NaN if the distribution is empty.
         """
         if not len(self.values):
             return float("nan")
@@ -84,15 +85,15 @@ class Distribution:
 
     @property
     def median(self) -> float:
-        """Median of counted data; NaN if empty."""
+        """Return the median of counted data; NaN if the distribution is empty."""
         return float(self.quantile(0.5))
 
     def curve(self, points: int = 300, *, log: bool = False) -> tuple[Values, Values]:
-        """Return the empirical CDF as a step curve (x, share at most x).
+        """Return the empirical CDF as a step curve: values x, and the share at or below x.
 
-        The curve has about `points` vertices, each on the exact CDF. If there are more distinct
-        values than `points`, the kept ones are evenly spread in x (in log x) and in share, so no
-        vertical jump and no tail is lost.
+        The curve has about `points` vertices, and each lies on the exact CDF. If there are more
+        distinct values than `points`, the vertices are spread evenly both in x (or log x) and in
+        share. No vertical jump and no tail is lost.
         """
         shares = np.cumsum(self.weights) / max(self.total, 1e-300)
         if len(self.values) <= points:
@@ -106,9 +107,10 @@ class Distribution:
         return self.values[keep], shares[keep]
 
     def box(self) -> Values:
-        """Return whisker, quartiles and whisker, shape (5,).
+        """Return the five numbers of a box plot, of shape (5,).
 
-        The whiskers are at the furthest datum within 1.5 IQR (Tukey).
+        These are the lower whisker, the three quartiles and the upper whisker. The whiskers end at
+        the furthest value within 1.5 IQR of the box (Tukey).
         """
         q1, median, q3 = self.quantile([0.25, 0.5, 0.75])
         reach = 1.5 * (q3 - q1)

@@ -1,4 +1,4 @@
-"""Errors of unreadable traces, and of analyses without their input."""
+"""Define the errors for unreadable traces, and for analyses without their input."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from holdfast.core.errors import BadUse
 
 
 class BadTrace(BadUse):
-    """Report an unreadable source: the place, the problem and the next step."""
+    """Report a source that cannot be read, with the place, the problem and the next step."""
 
     def __init__(
         self,
@@ -27,4 +27,4 @@ class BadTrace(BadUse):
 
 
 class LeftOut(Exception):
-    """Raised by an analysis whose input the trace lacks; the report shows the message."""
+    """Report that a trace lacks the input of an analysis; the report shows the message."""

@@ -1,8 +1,8 @@
 """Compare the study's headline findings with a trace: both numbers, and whether the finding holds.
 
-The claims are data in `findings.toml`: the named number of the analyses, the study's number, and
-the bounds within which the finding holds. This module evaluates them and computes the comparisons
-that need several numbers.
+Each claim of the study is an entry in `findings.toml`: which named number of the analyses to use,
+the study's number, and the bounds within which the finding holds. This module evaluates the claims,
+and computes the comparisons that need several numbers.
 """
 
 import math
@@ -22,41 +22,42 @@ Numbers = Mapping[str, float]
 
 CLAIMS_FILE: Final = Path(__file__).with_suffix(".toml")
 PRIOR_MEDIANS_S: Final = {"Philly": 874.0, "Helios": 206.0, "PAI": 481.0}
-"""Median GPU job durations of the traces that the study compares with (Table 2)."""
+"""Median GPU job durations of the traces to which the study compares its own (Table 2), in s."""
 LEAST_JOBS: Final = 30
-"""Least number of jobs for a verdict, and of a type for a comparison of its median."""
+"""The fewest jobs for a verdict. It also is the fewest jobs of a type whose median is compared."""
 LEAST_CAUSES: Final = 100
-"""Least number of failures with a cause for a comparison of shares: 6 points are two standard
-errors of an 11% share of 100.
+"""The fewest failures with a recorded cause for which shares of causes are compared.
+
+With 100 failures, two standard errors of a share of 11% are 6 percentage points.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One finding of the study, evaluated for one cluster or for all together."""
+    """One finding of the study, evaluated for one cluster or for all clusters together."""
 
     id: str
-    """`CLAIM.CLUSTER`, each a slug."""
+    """`CLAIM.CLUSTER`, where both parts are slugs."""
     cluster: str
     sentence: str
-    """The result for this trace, with its number."""
+    """The result for this trace as a sentence with its number."""
     value: float | None
-    """None if the number cannot be computed."""
+    """The number for this trace; None if it cannot be computed."""
     unit: str
-    """Unit of `value` and of a numeric `study`; `share` is 0 to 1."""
+    """Unit of `value`, and of `study` if that is a number; a `share` is from 0 to 1."""
     study: float | str
-    """The study's number for this cluster, or the study's words."""
+    """The study's number for this cluster, or a text if the study has no single number."""
     holds: bool | None
-    """None if this trace cannot answer."""
+    """True if the finding holds for this trace; None if this trace cannot answer."""
     why: str
-    """The bounds in words, or why this trace cannot answer."""
+    """The bounds as text, or the reason why this trace cannot answer."""
     source: str
     """Place of the finding in the study."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A finding of the study as a question; the head of `findings.toml` describes the fields."""
+    """A claim of the study; the head of `findings.toml` describes the fields."""
 
     id: str
     asks: str
@@ -77,19 +78,20 @@ class Claim:
 
 @cache
 def claims() -> tuple[Claim, ...]:
-    """Read every claim, in the order of the report."""
+    """Read all claims, in the order of the report."""
     return tuple(Claim(**claim) for claim in tomllib.loads(CLAIMS_FILE.read_text("utf-8"))["claim"])
 
 
 def findings(numbers: Numbers, clusters: Sequence[str]) -> tuple[Finding, ...]:
     """Evaluate every claim for every cluster.
 
-    Claims that the study makes for its clusters together are evaluated for all clusters together.
+    If the trace has several clusters, a claim that the study makes for its clusters together is
+    evaluated for all clusters together.
 
     Args:
-        numbers: the named numbers of all analyses; a missing number gives a finding without an
+        numbers: the named numbers of all analyses. If a number is missing, its finding has no
             answer.
-        clusters: names of the trace's clusters without the compared ones.
+        clusters: names of the trace's clusters, without those that serve only for comparison.
     """
     several = len(clusters) > 1
     by_cluster = [
@@ -108,18 +110,22 @@ def findings(numbers: Numbers, clusters: Sequence[str]) -> tuple[Finding, ...]:
 
 @dataclass(frozen=True)
 class ClusterNumbers:
-    """The numbers of one cluster."""
+    """The named numbers of one cluster."""
 
     numbers: Numbers
     cluster: str
 
     def get(self, key: str) -> float | None:
-        """Return a number by its key without the cluster; None if it is missing or NaN."""
+        """Return a number by its key without the cluster; None if the number is missing or NaN."""
         number = self.numbers.get(f"{slug(self.cluster)}.{key}")
         return None if number is None or math.isnan(number) else float(number)
 
     def by_type(self, key: str, *, least_jobs: int = 0) -> dict[str, float]:
-        """Return a number by type, for types with at least `least_jobs` jobs or an unknown count."""
+        """Return a number for each job type.
+
+        Types with fewer than `least_jobs` jobs are left out. Types whose number of jobs is unknown
+        are included.
+        """
         found = {slug(name): self.get(f"{slug(name)}.{key}") for name in TYPES}
         jobs = {name: self.get(f"{name}.n") for name in found}
         return {
@@ -167,7 +173,11 @@ def _evaluated(claim: Claim, cluster_numbers: ClusterNumbers) -> Finding:
 
 
 def _of_causes(cluster_numbers: ClusterNumbers) -> tuple[str, str]:
-    """Return the reason why failure causes cannot be judged, or ""; and a caveat if they can."""
+    """Return why failure causes cannot be judged, and a caveat if they can.
+
+    Returns:
+        Two texts, of which at least one is empty.
+    """
     recorded, infrastructure = (
         cluster_numbers.get(f"failures.recorded.{key}") or 0.0
         for key in ("number", "infrastructure.number")
@@ -190,7 +200,10 @@ def _of_causes(cluster_numbers: ClusterNumbers) -> tuple[str, str]:
 
 
 def _study(claim: Claim, cluster: str) -> float | str:
-    """Return the study's number if the cluster is the study's, else all its numbers in words."""
+    """Return the study's number for a cluster of the study.
+
+    For any other cluster, return all the study's numbers as text.
+    """
     if isinstance(claim.study, str):
         return claim.study
     if cluster in claim.study:
@@ -202,7 +215,7 @@ def _study(claim: Claim, cluster: str) -> float | str:
 
 
 def _compared(value: float, claim: Claim) -> str:
-    """Return the number of a claim in words; a ratio as a comparison."""
+    """Return the value of a claim as text; a ratio is phrased as a comparison."""
     if claim.ratio == "shorter" and 0 < value < 1:
         return f"{_figure(1 / value)} times longer than"
     if claim.ratio == "shorter":
@@ -229,7 +242,10 @@ def _figure(value: float) -> str:
 
 
 def _times_shorter(cluster_numbers: ClusterNumbers) -> float | None:
-    """Divide the shortest median of the compared (else the published) traces by this median."""
+    """Divide the shortest median duration of the other traces by this trace's median duration.
+
+    The other traces are those read for comparison, or else the published medians.
+    """
     measured = cluster_numbers.get("gpu_job.times_shorter_least")
     median_s = cluster_numbers.get("gpu_job.median_duration_s")
     if measured is not None or not median_s:
@@ -238,21 +254,21 @@ def _times_shorter(cluster_numbers: ClusterNumbers) -> float | None:
 
 
 def _against_greatest(found: dict[str, float], kind: str) -> float | None:
-    """Divide the number of one type by the greatest of the others; None without one of them."""
+    """Divide one type's number by the largest of the others; None if either is missing."""
     own, others = found.get(kind), [value for name, value in found.items() if name != kind]
     return None if own is None or not others else own / max(*others, 1e-12)
 
 
 def _against_least(found: dict[str, float], kind: str) -> float | None:
-    """Divide the number of one type by the least of the others; None without one of them."""
+    """Divide one type's number by the smallest of the others; None if either is missing."""
     own, others = found.get(kind), [value for name, value in found.items() if name != kind]
     return None if own is None or not others else own / max(min(others), 1e-12)
 
 
 def _evaluation_wait(cluster_numbers: ClusterNumbers) -> float | None:
-    """Divide evaluation's median queue time by the longest of the other types.
+    """Divide the median queue time of evaluation jobs by the longest median of the other types.
 
-    Means replace medians if all medians are 0.
+    If all medians are 0, means are used.
     """
     medians = cluster_numbers.by_type("median_queue_s", least_jobs=LEAST_JOBS)
     found = (
@@ -264,7 +280,7 @@ def _evaluation_wait(cluster_numbers: ClusterNumbers) -> float | None:
 
 
 def _least_demand(cluster_numbers: ClusterNumbers) -> float | None:
-    """Divide the least median GPUs of the other types by evaluation's."""
+    """Divide the other types' smallest median number of GPUs by evaluation's median."""
     share = _against_least(
         cluster_numbers.by_type("median_gpu_num", least_jobs=LEAST_JOBS), "evaluation"
     )
@@ -285,4 +301,4 @@ MEASURES: Final[Mapping[str, Callable[[ClusterNumbers], float | None]]] = {
     "evaluation_wait": _evaluation_wait,
     "least_demand": _least_demand,
 }
-"""Comparisons between types and traces, by their name in `findings.toml`."""
+"""The comparisons between types and between traces, by their name in `findings.toml`."""

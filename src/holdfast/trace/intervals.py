@@ -1,4 +1,4 @@
-"""Compute exact intervals and tests for counts: the uncertainty of a rate, a share or an excess.
+"""Compute exact intervals and tests for counts, to show how uncertain a rate or share is.
 
 SciPy is imported on first use, because few analyses need it.
 """
@@ -10,13 +10,14 @@ Values = npt.NDArray[np.float64]
 
 
 def poisson_interval(events: npt.ArrayLike, *, confidence: float = 0.95) -> tuple[Values, Values]:
-    """Return the exact interval of a Poisson mean for a count of events (Garwood 1936, gamma form).
+    """Return the exact interval of a Poisson mean, given a number of events.
 
-    Divide both ends by the exposure for a rate. The lower end is 0 for no events.
+    The interval is Garwood's (1936) in its gamma form. Its lower end is 0 if there are no events.
+    Divide both ends by the exposure to get the interval of a rate.
 
     Args:
-        events: counts, any shape.
-        confidence: 0 to 1, two-sided.
+        events: counts, of any shape.
+        confidence: two-sided confidence level, 0 to 1.
     """
     from scipy.special import gammaincinv
 
@@ -28,7 +29,7 @@ def poisson_interval(events: npt.ArrayLike, *, confidence: float = 0.95) -> tupl
 
 
 def poisson_at_least(events: npt.ArrayLike, expected: npt.ArrayLike) -> Values:
-    """Return P(X >= events) for a Poisson X with the mean `expected`."""
+    """Return P(X >= events), where X is Poisson with mean `expected`."""
     from scipy.special import gammainc
 
     counts, mean = np.broadcast_arrays(
@@ -40,9 +41,9 @@ def poisson_at_least(events: npt.ArrayLike, expected: npt.ArrayLike) -> Values:
 def wilson_interval(
     successes: npt.ArrayLike, trials: npt.ArrayLike, *, confidence: float = 0.95
 ) -> tuple[Values, Values]:
-    """Return the interval of a share by Wilson (1927).
+    """Return the confidence interval of a share, by Wilson (1927).
 
-    There is no continuity correction. The interval is NaN for no trials.
+    There is no continuity correction. The interval is NaN if there are no trials.
     """
     from scipy.special import ndtri
 
@@ -56,12 +57,12 @@ def wilson_interval(
 
 
 def false_discovery_rates(p_values: npt.ArrayLike) -> Values:
-    """Return adjusted p-values of Benjamini & Hochberg (1995).
+    """Return p-values adjusted for a false discovery rate, by Benjamini & Hochberg (1995).
 
-    Reject the tests with a value of at most q for a false discovery rate of q.
+    To keep the false discovery rate at q, reject the tests whose adjusted value is at most q.
 
     Args:
-        p_values: shape (tests,).
+        p_values: the p-values, of shape (tests,).
     """
     p = np.asarray(p_values, dtype=float)
     order = np.argsort(p)

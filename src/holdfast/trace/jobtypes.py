@@ -1,4 +1,7 @@
-"""Assign job types by name, size, duration and user if the trace has none; rules are data."""
+"""Assign job types by name, size, duration and user, if the trace has no types.
+
+The rules are data, in `jobtypes.yaml` or in a file of the user.
+"""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,14 +18,14 @@ if TYPE_CHECKING:
 
 DEFAULT_RULES = Path(__file__).parent / "jobtypes.yaml"
 
-# Split the words of a name where a small letter meets a capital one: `LlamaPretrain2` has
-# `pretrain`.
+# Split the words of a name where a lower-case letter meets an upper-case one: `LlamaPretrain2`
+# contains the word `pretrain`.
 _NAME = "lower(regexp_replace(name, '([a-z0-9])([A-Z])', '\\1-\\2', 'g'))"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """A type and the conditions for a job of this type; see jobtypes.yaml."""
+    """A job type, and the conditions under which a job has it; see jobtypes.yaml."""
 
     type: str
     words: tuple[str, ...] = ()
@@ -36,10 +39,10 @@ class Rule:
 
     @property
     def needs(self) -> frozenset[str]:
-        """The columns of `jobs` that the conditions read."""
+        """Return the columns of `jobs` that the conditions read."""
         reads = {
-            # A guess needs names: it is for jobs whose names give no type, not for a trace without
-            # names.
+            # A guess is for jobs whose names do not show the type. It is not for a trace without
+            # any names, so a guess also requires the column.
             "name": self.words or self.guess,
             "pool": self.pools,
             "username": self.users,
@@ -49,7 +52,7 @@ class Rule:
         return frozenset(column for column, read in reads.items() if read)
 
     def condition(self) -> str:
-        """Return the conditions as SQL over the table of jobs."""
+        """Return the conditions as an SQL expression over the jobs table."""
         tests = []
         if self.words:
             tests.append(f"regexp_matches({_NAME}, '(^|[^a-z])({'|'.join(self.words)})([^a-z]|$)')")
@@ -68,13 +71,17 @@ class Rule:
 
     @property
     def told_by(self) -> str:
-        """The word for this rule's kind in the report."""
+        """Return how the report names the kind of this rule: `guess`, `name`, `pool` or `user`."""
         return "guess" if self.guess else "name" if self.words else "pool" if self.pools else "user"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """Rules in order, and when a user's other jobs decide the type."""
+    """The rules in order, and the conditions for adopting the type of a user's other jobs.
+
+    If at least `habit_jobs` jobs of a user have a type, and at least `habit_share` of them the same
+    type, the user's jobs of similar size get this type.
+    """
 
     rules: tuple[Rule, ...]
     habit_jobs: int | None
@@ -85,8 +92,7 @@ def read_rules(path: Path = DEFAULT_RULES) -> Rules:
     """Read a file of rules.
 
     Raises:
-        BadUse: the file is not valid; the message names the rule, the field and the allowed
-            values.
+        BadUse: the file is not valid; the message names the rule, the field and the allowed values.
     """
     try:
         content = yaml.safe_load(path.read_text())
@@ -112,14 +118,14 @@ def read_rules(path: Path = DEFAULT_RULES) -> Rules:
 
 
 def tell_types(connection: "duckdb.DuckDBPyConnection", reading: Reading, rules: Rules) -> Reading:
-    """Fill `type` and `type_rule` of a table that has no types.
+    """Add the columns `type` and `type_rule` to a table that has no types.
 
-    `type_rule` records the origin of the type: `name`, `pool`, `user` (a rule), `habit` or `guess`;
-    NULL if the type is unknown.
+    `type_rule` records how the type was found: `name`, `pool` or `user` for a rule, `habit` for the
+    user's other jobs, or `guess`. Both are NULL if the type is unknown.
 
     Returns:
-        The reading with its two new columns, or the same reading if no rule applies to its
-        columns.
+        The reading with the two new columns. If no rule can be applied to its columns, the reading
+        is returned unchanged.
     """
     usable = [rule for rule in rules.rules if reading.columns.issuperset(rule.needs)]
     if "type" in reading.columns or not usable:

@@ -33,23 +33,28 @@ if TYPE_CHECKING:
     import duckdb
 
 Progress = Callable[[str, float, float | None], None]
-"""`progress(description, done, total)`; `total` is None if the amount is unknown."""
+"""A function `progress(description, done, total)`; `total` is None if the amount is unknown."""
 
 BAD_ROWS: Final = ("fail", "drop")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions:
-    """Options for reading job records: the keywords of `load`, checked on construction.
+    """Options for reading job records. These are the keywords of `load`, checked on construction.
 
     Raises:
         BadUse: an option is wrong; the message lists the allowed values.
     """
 
     compare: Sequence[str | Path] | Mapping[str, str | Path] = ()
-    """Further traces for comparison only; the keys of a mapping name their clusters."""
+    """Additional traces that serve only for comparison.
+
+    The keys of a mapping are the names of their clusters.
+    """
     metrics: Sequence[str | Path] = ()
-    """Telemetry: files, folders, stores or Prometheus URLs. `NAME=WHERE` assigns one to a cluster.
+    """Telemetry: files, folders, stores or Prometheus URLs.
+
+    `NAME=WHERE` assigns one of them to the cluster NAME.
     """
     reasons: Sequence[str | Path] = ()
     """CSV files of failure reasons, for records without reasons.
@@ -58,44 +63,50 @@ class LoadOptions:
     cluster.
     """
     metrics_step_s: float = 15.0
-    """Seconds between the points requested from Prometheus, over the time of the jobs."""
+    """Seconds between the points requested from Prometheus, for the time span of the jobs."""
     metrics_folder: Path | None = None
-    """Folder of the store for Prometheus data; points already in the store are not fetched again.
+    """Folder of the store for data from Prometheus.
 
-    None: a folder below `$HOLDFAST_HOME/telemetry`, named after the server.
+    Points that are already in the store are not fetched again. None means a folder below
+    `$HOLDFAST_HOME/telemetry` that is named after the server.
     """
     format: str | None = None
-    """Name of the adapter for all paths; None: recognise each file by its header or first lines."""
-    column_map: Path | None = None
-    """TOML file that maps the columns of CSV or Parquet paths; see `sources.csv.mapped`."""
-    types: Path | None = None
-    """YAML file of rules that assign job types if the source has none; None: Holdfast's rules."""
-    capacity: Mapping[str, str] | Sequence[str] = ()
-    """Cluster sizes as `NODESxGPUS` with the GPUs of one node, such as `286x8`.
+    """Name of the adapter for all paths.
 
-    Give a mapping by cluster name, or texts `NAME=286x8`; NAME is optional if there is one cluster.
+    None recognises the adapter of each file by its header or first lines.
+    """
+    column_map: Path | None = None
+    """TOML file that maps the columns of CSV or Parquet files; see `sources.csv.mapped`."""
+    types: Path | None = None
+    """YAML file of rules that assign job types if the source has none; by default Holdfast's."""
+    capacity: Mapping[str, str] | Sequence[str] = ()
+    """Cluster sizes as `NODESxGPUS`, where GPUS is the number in one node, such as `286x8`.
+
+    Give a mapping by cluster name, or texts `NAME=286x8`. NAME is optional if there is only one
+    cluster.
     """
     zone: str | None = None
-    """IANA time zone of times without a zone, for adapters that have no zone of their own."""
+    """IANA time zone of times that have no zone, for adapters that define no zone of their own."""
     duration: str = "run"
     """Definition of a job's duration, one of `schema.DURATIONS`."""
     since: str | None = None
-    """Leave out jobs submitted before this time, ISO 8601 in UTC, and jobs without a submission
-    time.
+    """Leave out jobs submitted before this time (ISO 8601, UTC).
+
+    Jobs without a submission time are left out too.
     """
     until: str | None = None
-    """Leave out jobs submitted at this time or later, ISO 8601 in UTC."""
+    """Leave out jobs submitted at or after this time (ISO 8601, UTC)."""
     bad_rows: str = "fail"
-    """Action on an unreadable row: `fail`, or `drop` and count the row in a note."""
+    """Action on an unreadable row: `fail`, or `drop` the row and count it in a note."""
     memory_limit_mb: int = 700
-    """Memory limit of the database in MB; the database spills the rest to disk."""
+    """Memory limit of the database in MB; beyond this, the database spills to disk."""
     partial: bool = False
-    """True if the paths are one part of a trace.
+    """True if the paths are only one part of a trace.
 
-    Options for clusters outside this part are ignored.
+    Options that name clusters outside this part are then ignored.
     """
     now_s: float | None = None
-    """The present, seconds since the Unix epoch; None: read the clock."""
+    """The current time in seconds since the Unix epoch; None reads the clock."""
 
     def __post_init__(self) -> None:
         _check("bad_rows", self.bad_rows, BAD_ROWS)
@@ -110,11 +121,11 @@ class LoadOptions:
 
 
 def load(*paths: str | Path, progress: Progress | None = None, **options: Any) -> Trace:
-    """Read job records of one or more clusters.
+    """Read the job records of one or more clusters.
 
     Args:
         paths: files, folders of files, stores that `store.convert` wrote, or URLs of ledgers.
-            `NAME=PATH` names the cluster NAME. Files of one cluster are joined.
+            `NAME=PATH` names the cluster NAME. Files of the same cluster are joined.
         progress: called while files are read, with a description, bytes done and total bytes.
         options: the fields of `LoadOptions`.
 
@@ -196,11 +207,11 @@ def _read_all(
     chosen: Source | None,
     progress: Progress | None,
 ) -> tuple[list[Reading], frozenset[str]]:
-    """Read all inputs.
+    """Read the job records of all inputs.
 
     Returns:
-        One reading per cluster or group of clusters, and the names of clusters read for
-        comparison only.
+        One reading per cluster or group of clusters, and the names of the clusters that serve only
+        for comparison.
     """
     files: list[tuple[Input, Source]] = []
     passed_over: list[Path] = []
@@ -249,20 +260,22 @@ def by_cluster(
     *,
     partial: bool = False,
 ) -> list[tuple[str, str]]:
-    """Assign texts `NAME=VALUE` to clusters; NAME is optional if there is one cluster.
+    """Assign each text `NAME=VALUE` to its cluster.
+
+    NAME is optional if there is only one cluster.
 
     Args:
-        given: values by cluster name, or texts.
+        given: values by cluster name, or texts `NAME=VALUE`.
         known: names of all clusters.
-        compared: names of the clusters read for comparison only.
-        partial: True if `known` is a part of the clusters; values for other clusters are left
-            out.
+        compared: names of the clusters that serve only for comparison.
+        partial: True if `known` is only a part of the clusters; values for other clusters are then
+            skipped.
 
     Returns:
         Pairs of cluster name and value.
 
     Raises:
-        BadUse: a text names no cluster, and there are several.
+        BadUse: a text names no cluster although there are several.
     """
     if isinstance(given, Mapping):
         return [(name, what) for name, what in given.items() if name in known or not partial]
@@ -312,7 +325,7 @@ def _sized(readings: Sequence[Reading], capacity: Mapping[str, str]) -> list[Rea
 
 
 def is_url(where: str) -> bool:
-    """Return True if the telemetry is at a server, not in a file."""
+    """Return True if the telemetry is a URL and not a path."""
     return where.startswith(("http://", "https://"))
 
 
@@ -327,19 +340,19 @@ def attach_metrics(
 ) -> None:
     """Attach telemetry to one cluster of a trace.
 
-    A Prometheus server is read over the time of the cluster's jobs.
+    From a Prometheus server, the time span of the cluster's jobs is read.
 
     Args:
         trace: the trace that receives the telemetry.
         cluster: name of the cluster.
         where: a file, a folder, a store or a URL.
-        step_s: as `metrics_step_s` of `load`.
-        folder: as `metrics_folder` of `load`.
-        progress: as `progress` of `load`.
+        step_s: see `LoadOptions.metrics_step_s`.
+        folder: see `LoadOptions.metrics_folder`.
+        progress: see `load`.
 
     Raises:
-        BadUse: there is no telemetry, or the jobs have no times to query the server for.
-            Further errors are listed at `telemetry.attach`.
+        BadUse: there is no telemetry, or the jobs have no times, so the time span to read from a
+            server is unknown. Further errors are listed at `telemetry.attach`.
     """
     from holdfast.trace.telemetry import attach
     from holdfast.trace.telemetry.prometheus import Span
@@ -356,8 +369,7 @@ def attach_metrics(
         raise BadUse(
             f"The jobs of {cluster} have no times, so the span to fetch from {where} is unknown. Fetch it yourself."
         )
-    # Round to whole steps, so that a second run requests the same points and finds them in the
-    # store.
+    # Round to whole steps. A second run then requests the same points and finds them in the store.
     span = Span(
         start_s=first_s[0] // step_s * step_s, end_s=-(-last_s[0] // step_s) * step_s, step_s=step_s
     )

@@ -17,11 +17,11 @@ VERSION: Final = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """The content of a folder for one cluster."""
+    """Describe the content of a folder of results for one cluster."""
 
     cluster: Cluster
     compared: bool
-    """True if the cluster is there for comparison only."""
+    """True if the cluster serves only for comparison."""
     columns: frozenset[str]
     """The columns of `schema.JOB_COLUMNS` that the cluster's jobs have."""
     rows: int
@@ -29,27 +29,31 @@ class Held:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The content of a folder of results."""
+    """Describe the content of a folder of results."""
 
     kind: str
-    """`store`: jobs.parquet and optionally telemetry; `partial`: one agg_NAME.parquet for each of
-    `aggregates`.
+    """The kind of folder.
+
+    A `store` contains jobs.parquet and optionally telemetry. A `partial` contains one
+    agg_NAME.parquet for each of `aggregates`.
     """
     duration: str
-    """One of `schema.DURATIONS`: the definition of durations in the aggregates, or the option with
-    which the jobs were stored.
+    """One of `schema.DURATIONS`.
+
+    In a `partial`, this is how durations in the aggregates are defined. In a `store`, it is the
+    option with which the jobs were stored.
     """
     clusters: tuple[Held, ...]
     notes: tuple[Note, ...]
     aggregates: tuple[str, ...] = ()
     metrics: frozenset[str] = frozenset()
-    """Telemetry metrics."""
+    """Names of the telemetry metrics."""
     more: Mapping[str, Any] = field(default_factory=dict)
-    """Further entries of programs that add files to the folder; preserved."""
+    """Entries that other programs added, together with their files; they are preserved."""
 
 
 def is_folder_of(path: Path, kind: str) -> bool:
-    """Return True if the manifest at `path` is of this kind; never raises."""
+    """Return True if the folder at `path` has a manifest of this kind. Never raise an error."""
     try:
         content = json.loads((path / FILE).read_bytes())
     except (OSError, ValueError):
@@ -93,7 +97,7 @@ def read_manifest(folder: Path, kind: str) -> Manifest:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write or replace the manifest of a folder, whole or not at all."""
+    """Write or replace the manifest of a folder atomically."""
     content = {
         "schema": f"holdfast.trace.{manifest.kind}",
         "version": VERSION,

@@ -1,20 +1,20 @@
-"""Record findings about the input, for the report."""
+"""Define notes about the input, which the report shows."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
 class Note:
-    """A finding of reading or checking, with its count and the action taken."""
+    """A note of reading or checking the input: the problem, its count, and the action taken."""
 
     cluster: str
     check: str
-    """Name of the check or rule, a slug: `duplicate-job-id`."""
+    """Name of the check or rule as a slug, such as `duplicate-job-id`."""
     sentence: str
-    """The finding as text for the report."""
+    """The problem as text for the report."""
     rows: int
-    """Number of rows concerned."""
+    """Number of rows that have the problem."""
     action: str
-    """`kept`, `dropped` or `mended`."""
+    """The action taken on the rows: `kept`, `dropped` or `mended`."""
     examples: tuple[str, ...] = ()
-    """A few job ids or places."""
+    """A few ids of affected jobs, or places in the file."""

@@ -1,4 +1,4 @@
-"""Run every analysis on a trace, in the order of the report."""
+"""Run all analyses on a trace, in the order of the report."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -22,13 +22,15 @@ def characterize(
     title: str = "",
     progress: Progress | None = None,
 ) -> Report:
-    """Run every analysis; leave out an analysis whose input the trace lacks.
+    """Run all analyses on a trace.
+
+    If the trace lacks the input of an analysis, the report states the reason in place of a result.
 
     Args:
         trace: the trace.
-        analyses: the analyses, in the order of the report; None: all of them.
-        assumptions: values that no trace has; None: the study's values.
-        title: title of the page; the clusters' names by default.
+        analyses: the analyses, in the order of the report; None means all analyses.
+        assumptions: values that no trace contains; None means the study's values.
+        title: title of the page; by default the names of the clusters.
         progress: called before each analysis.
     """
     assumed = assumptions or Assumptions()
@@ -87,7 +89,7 @@ def _read(trace: "Trace") -> list[Read]:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """List names in words: `Seren`, `Seren and Kalos`, `A, B and C`."""
+    """Join names to a phrase: `Seren`, `Seren and Kalos`, `A, B and C`."""
     return (
         " and ".join(filter(None, (", ".join(names[:-1]), names[-1]))) if names else "the cluster"
     )

@@ -1,8 +1,8 @@
-"""The normalised tables, which every adapter writes and every analysis reads.
+"""Define the normalised tables, which every adapter writes and every analysis reads.
 
-Times are `TIMESTAMP`, UTC without a zone. A column that a source lacks is absent from the adapter's
-table and NULL in the view `jobs`; `Trace.has` returns False for the column. Sizes count GPUs (0.5
-is half a GPU); durations are seconds.
+Times have the type `TIMESTAMP` and are in UTC. A column that a source lacks is missing from the
+adapter's table and NULL in the view `jobs`, and `Trace.has` returns False for it. Sizes are numbers
+of GPUs, where 0.5 is half a GPU. Durations are in seconds.
 """
 
 from typing import Final
@@ -38,7 +38,7 @@ JOB_COLUMNS: Final = {
     # UTC offset of the submission time in the source, such as +08:00; '' where the source has none
     "zone_offset": "VARCHAR",
 }
-"""Name and DuckDB type of each job column; one row per attempt."""
+"""Name and DuckDB type of each column of jobs. A job has one row per attempt."""
 
 TYPES: Final = ("Pretrain", "Evaluation", "SFT", "MLLM", "Debug", "Other")
 """Workload types of the study (section 3.2), in the order of its figures."""
@@ -47,7 +47,7 @@ STATES: Final = (
     "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "RUNNING", "PENDING",
     "UNKNOWN",
 )  # fmt: skip
-"""Final states in Slurm's words; adapters translate to these."""
+"""Final states, with Slurm's names; adapters convert other names to these."""
 
 OUTCOMES: Final = {
     "COMPLETED": "completed",
@@ -58,10 +58,10 @@ OUTCOMES: Final = {
     "OUT_OF_MEMORY": "failed",
     "PREEMPTED": "preempted",
 }
-"""Outcome of each final state as the study counts (TIMEOUT and NODE_FAIL are failures: AcmeTrace,
-note 1).
+"""Outcome of each final state.
 
-Jobs in other states have not ended.
+As in the study, TIMEOUT and NODE_FAIL count as failures (AcmeTrace, note 1). Jobs in other states
+have not ended.
 """
 
 DEVICE_COLUMNS: Final = {
@@ -75,19 +75,19 @@ DEVICE_COLUMNS: Final = {
 DURATIONS: Final = ("run", "released")
 """Definitions of `duration_s` in the view `jobs`.
 
-`run` is end - start for every source. `released` is the source's own column, as
-in the study's figures (Kalos' column includes the queue time).
+`run` is end minus start, for every source. `released` is the source's own column, which the study's
+figures use (Kalos' column includes the queue time).
 """
 
 
 def jobs_view(tables: dict[str, frozenset[str]], *, duration: str) -> str:
-    """Return the SQL of the view `jobs`: all adapters' tables together, with derived columns.
+    """Return SQL that creates the view `jobs`, which combines all adapters' tables.
 
-    The derived columns are `duration_s` (see `DURATIONS`), `gpu_time_s` (GPUs times `duration_s`),
-    `is_gpu`, and `outcome` (one of `OUTCOMES`, or `unfinished`).
+    The view adds the columns `duration_s` (see `DURATIONS`), `gpu_time_s` (GPUs times
+    `duration_s`), `is_gpu`, and `outcome` (one of `OUTCOMES`, or `unfinished`).
 
     Args:
-        tables: name of each table and the columns of `JOB_COLUMNS` that the table has.
+        tables: for each table, its name and the columns of `JOB_COLUMNS` that it has.
         duration: one of `DURATIONS`.
     """
     parts = []

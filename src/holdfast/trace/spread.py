@@ -1,10 +1,12 @@
-"""Divide the reading of a trace among many workers and merge their aggregates.
+"""Divide the reading of a trace among many workers, and merge their aggregates.
 
-A part is a file, a month of a store, or a telemetry metric. Each worker reads its part as `load`
-does and writes the part's aggregates; for telemetry the worker writes a store with its aggregates.
-The merged trace lacks single jobs and samples, so analyses that need them are left out, with a
-sentence that gives the reason. Contradictions between jobs of different parts, such as a repeated
-id, are not found.
+The input is divided into parts: a file, a month of a store, or a telemetry metric. Each worker
+reads one part as `load` does, and writes the aggregates of the part. For telemetry, the worker
+writes a store together with its aggregates.
+
+The merged trace does not contain single jobs and samples. Analyses that need them are left out,
+with a sentence that states the reason. Contradictions between jobs of different parts, such as a
+repeated job id, are not found.
 """
 
 import hashlib
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from holdfast.trace.trace import Trace
 
 FAILED_LINES: Final = 5
-"""Lines from the end of a failed part's log in the error message."""
+"""Number of lines from the end of a failed part's log that the error message shows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,19 +46,20 @@ class Part:
     """The input of one worker: job records, or one telemetry file."""
 
     jobs: str = ""
-    """`NAME=PATH` or a path, as for `load`."""
+    """A path or `NAME=PATH` of job records, as for `load`."""
     compared: bool = False
     options: Mapping[str, Any]
-    """Further fields of `LoadOptions`."""
+    """Further options, as fields of `LoadOptions`."""
     telemetry: str = ""
-    """A telemetry file; the part then has no jobs."""
+    """Path of a telemetry file; the part then has no job records."""
     metric: str | None = None
 
     @property
     def name(self) -> str:
-        """Name the part's result; equal parts have equal names, so an interrupted run can resume.
+        """Return a name for the part's result.
 
-        The name depends on the file's size and time of change and on the SQL of the aggregates.
+        Equal parts have equal names, so an interrupted run can continue. The name depends on the
+        size and the modification time of the file, and on the SQL of the aggregates.
         """
         source = Path(self.telemetry) if self.telemetry else Input.of(self.jobs).path
         stat = source.stat()
@@ -88,24 +91,23 @@ def load_spread(
     """Read job records and telemetry with many workers.
 
     Args:
-        paths: paths as for `load`. Every file is a part; in a store, every month of submission
-            is a part.
-        compare: traces for comparison only, as for `load`.
-        metrics: telemetry, as for `load`; every file is a part. Stores and Prometheus servers
-            are read by this process after the parts: a store already has aggregates, and
-            Prometheus needs one client only.
-        metrics_step_s: as for `load`.
-        metrics_folder: as for `load`.
-        workers: the executor of the parts (`holdfast.cluster.workers`).
-        folder: folder for results and logs, shared by all workers; existing results are not
-            computed again.
+        paths: paths as for `load`. Every file is a part. In a store, every month of submission is a
+            part.
+        compare: traces that serve only for comparison, as for `load`.
+        metrics: telemetry, as for `load`. Every file is a part. This process itself reads stores
+            and Prometheus servers after the parts, because a store already has aggregates, and one
+            client is enough for Prometheus.
+        metrics_step_s: see `LoadOptions.metrics_step_s`.
+        metrics_folder: see `LoadOptions.metrics_folder`.
+        workers: the executor that runs the parts (`holdfast.cluster.workers`).
+        folder: folder for results and logs, which all workers share; existing results are reused.
         progress: called after each part with a description, parts done and total parts.
         options: further fields of `LoadOptions`.
 
     Raises:
         HoldfastError: a part failed; the message has the end of the part's log.
-        BadUse: as for `load`; or `paths` has the URL of a ledger, which cannot be divided into
-            parts.
+        BadUse: an argument is wrong, as for `load`, or `paths` has the URL of a ledger, which
+            cannot be divided into parts.
     """
     from holdfast.cluster import Task
 
@@ -194,9 +196,9 @@ def _job_parts(
 
 
 def _months(store: Path) -> list[tuple[str | None, str | None]]:
-    """List the months of submission in a store as (since, until).
+    """Return the months of submission in a store, as pairs (since, until).
 
-    The first has no start and the last no end, so no job is left out.
+    The first month has no start and the last month no end, so that no job is left out.
     """
     import duckdb
 
@@ -215,13 +217,13 @@ def _months(store: Path) -> list[tuple[str | None, str | None]]:
 
 
 def _place(given: str) -> str:
-    """Return WHERE of `NAME=WHERE`, or of WHERE alone, which may itself contain `=`."""
+    """Return the path in `NAME=PATH` or in a path alone, which may itself contain `=`."""
     _, equals, where = given.partition("=")
     return where if equals and not is_url(given) and not Path(given).exists() else given
 
 
 def _telemetry_parts(where: str) -> Iterator[Part]:
-    """Yield the telemetry files that workers read; none for a store, a server or an empty place."""
+    """Yield the telemetry files that workers read; none for a store, a server or an empty text."""
     if is_url(where) or not where:
         return
     for given in telemetry_in(Path(where)):
@@ -234,7 +236,7 @@ def _telemetry_parts(where: str) -> Iterator[Part]:
 
 
 def read_part(part: Part, result: Path) -> None:
-    """Read a part and write its result folder, whole or not at all, as a worker does."""
+    """Read a part and write its result folder atomically; this is what a worker does."""
     building = result.with_name(f".{result.name}.tmp")
     shutil.rmtree(building, ignore_errors=True)
     if part.telemetry:
@@ -249,7 +251,7 @@ def read_part(part: Part, result: Path) -> None:
 
 
 def _of_jobs(trace: "Trace") -> Iterator[str]:
-    """Return the names of the aggregates that the columns of these jobs permit."""
+    """Yield the names of the aggregates that can be computed from the columns of these jobs."""
     for name in aggregates.names():
         try:
             trace.prepare(name)
@@ -259,7 +261,7 @@ def _of_jobs(trace: "Trace") -> Iterator[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one part, as `python -m holdfast.trace.spread PART.json RESULT` in a worker."""
+    """Read one part, as `python -m holdfast.trace.spread PART.json RESULT` does in a worker."""
     described, result = map(Path, arguments)
     try:
         read_part(Part(**json.loads(described.read_text())), result)

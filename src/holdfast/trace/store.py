@@ -1,13 +1,13 @@
-"""Write traces to disk: jobs converted to Parquet once, and partial results of workers to merge.
+"""Write traces to disk: jobs as Parquet, so that later runs load faster, and partial results.
 
     STORE/jobs.parquet         the jobs, with the columns of `schema.JOB_COLUMNS` that any cluster has
     STORE/manifest.json        describes the store; telemetry may lie beside (`holdfast.trace.telemetry`)
     PARTIAL/agg_NAME.parquet   an aggregate of a part of the jobs
     PARTIAL/manifest.json
 
-The manifest is written last and makes the folder a store. A conversion that was killed before
-leaves no store, and the next conversion into that folder overwrites the remains. A complete store
-is never overwritten.
+Workers write partial results, which are then merged. The manifest is written last, and only a
+folder with a manifest is a store. A conversion that is killed before that leaves no store, and the
+next conversion into the folder overwrites the remains. A complete store is never overwritten.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import duckdb
 
 TELEMETRY: Final = ("telemetry.json", "devices.parquet", "samples")
-"""Files of a store's folder that may exist before the jobs are written."""
+"""Files in a store's folder that may exist before the jobs are written."""
 
 
 def convert(
@@ -39,11 +39,11 @@ def convert(
     *,
     progress: Callable[[str, float, float | None], None] | None = None,
 ) -> None:
-    """Write the jobs of a trace as a store for `load`, whole or not at all.
+    """Write the jobs of a trace as a store that `load` can read, atomically.
 
     Args:
         trace: the trace; its notes are written too.
-        folder: a new folder, an empty one, or one that holds telemetry only.
+        folder: a new folder, an empty folder, or one that holds only telemetry.
         progress: called before and after, with a description, done and total.
 
     Raises:
@@ -76,12 +76,12 @@ def convert(
 
 
 def write_partials(trace: Trace, folder: Path, names: Iterable[str]) -> None:
-    """Write aggregates of a trace that holds a part of the jobs, for `merge_partials`.
+    """Write aggregates of a trace that contains only a part of the jobs, for `merge_partials`.
 
     Args:
-        trace: a trace of some of the files or months. Work that spans the cut is lost as the
+        trace: a trace of some of the files or months. An event that spans two parts is lost, as the
             SQL file of each aggregate describes.
-        folder: created if absent; existing partial results are overwritten.
+        folder: created if it does not exist; existing partial results are overwritten.
         names: names of aggregates in `holdfast.trace.aggregates`.
 
     Raises:
@@ -98,15 +98,17 @@ def write_partials(trace: Trace, folder: Path, names: Iterable[str]) -> None:
 
 
 def merge_partials(folders: Sequence[Path], *, memory_limit_mb: int = 700) -> Trace:
-    """Merge partial results to a trace with every aggregate that all parts have, and without jobs.
+    """Merge partial results to a trace that has no single jobs.
+
+    The trace has every aggregate that all parts have.
 
     Args:
-        folders: folders that `write_partials` wrote, for parts that share no job.
-        memory_limit_mb: memory limit of the database.
+        folders: folders that `write_partials` wrote; no job may be in two of them.
+        memory_limit_mb: memory limit of the database in MB.
 
     Raises:
         BadTrace: a folder holds no partial results.
-        BadUse: `folders` is empty, or the durations of the parts have different definitions.
+        BadUse: `folders` is empty, or the parts define durations differently.
     """
     manifests = [read_manifest(folder, "partial") for folder in folders]
     if not manifests:
@@ -169,7 +171,7 @@ def _manifest(trace: Trace, kind: str, rows: dict[str, int]) -> Manifest:
 
 
 def _merged_readings(manifests: Sequence[Manifest]) -> list[Reading]:
-    """Make one reading per cluster, without a table."""
+    """Return one reading per cluster, without a table of jobs."""
     merged: dict[str, Held] = {}
     for held in (held for manifest in manifests for held in manifest.clusters):
         name = held.cluster.name
@@ -190,7 +192,7 @@ def _merged_readings(manifests: Sequence[Manifest]) -> list[Reading]:
 
 
 def _write_parquet(connection: "duckdb.DuckDBPyConnection", sql: str, path: Path) -> None:
-    """Write the result of a query to a file, whole or not at all."""
+    """Write the result of a query to a Parquet file atomically."""
     with replacing(path) as temporary:
         connection.execute(
             f"COPY ({sql}) TO {literal(temporary)} (FORMAT parquet, COMPRESSION zstd)"

@@ -1,4 +1,4 @@
-"""A small table of named columns: the result of every query and every analysis."""
+"""Define a small table with named columns: the result of every query and every analysis."""
 
 import csv
 import io
@@ -19,9 +19,9 @@ Column = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Table:
-    """Columns of equal length, in order; names carry units (`duration_s`, `gpu_time_h`).
+    """Hold columns of equal length, in order; their names carry units (`duration_s`, `gpu_time_h`).
 
-    A missing number is NaN; a missing text is None and a missing time NaT.
+    A missing number is NaN, a missing text is None, and a missing time is NaT.
     """
 
     columns: Mapping[str, Column]
@@ -32,9 +32,9 @@ class Table:
 
     @classmethod
     def of_rows(cls, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> "Table":
-        """Make a table from rows.
+        """Build a table from rows.
 
-        A column with text gets the dtype `object`; for others NumPy chooses the dtype.
+        A column that contains text gets the dtype `object`; for others, NumPy chooses the dtype.
         """
         columns = {}
         for number, name in enumerate(names):
@@ -57,16 +57,16 @@ class Table:
         return zip(*(column.tolist() for column in self.columns.values()), strict=True)
 
     def where(self, **equal: object) -> "Table":
-        """Return the rows whose columns equal the given values."""
+        """Return a table of the rows in which the named columns equal the given values."""
         keep = np.ones(len(self), dtype=bool)
         for name, value in equal.items():
             keep &= self[name] == value
         return Table({name: column[keep] for name, column in self.columns.items()})
 
     def csv(self) -> str:
-        """Write the table as CSV with a header.
+        """Return the table as CSV text with a header.
 
-        A missing value is an empty field. Times are ISO 8601, UTC.
+        A missing value is an empty field. Times are in ISO 8601, UTC.
         """
         target = io.StringIO()
         writer = csv.writer(target, lineterminator="\n")
@@ -76,13 +76,13 @@ class Table:
         return target.getvalue()
 
     def df(self) -> "pd.DataFrame":
-        """Convert to a pandas DataFrame; needs pandas."""
+        """Return the table as a pandas DataFrame; this needs pandas."""
         import pandas as pd
 
         return pd.DataFrame(dict(self.columns))
 
     def arrow(self) -> "pa.Table":
-        """Convert to a pyarrow Table; needs pyarrow."""
+        """Return the table as a pyarrow Table; this needs pyarrow."""
         import pyarrow as pa
 
         return pa.table(

@@ -1,4 +1,4 @@
-"""Hold the normalised tables of one or more clusters and their aggregates in a scratch database."""
+"""Hold the tables and aggregates of one or more clusters in a scratch database."""
 
 import fcntl
 import os
@@ -31,18 +31,21 @@ _AGGREGATES_READ: Final = re.compile(r"\b(?:FROM|JOIN)\s+agg_(\w+)")
 _TELEMETRY_READ: Final = re.compile(r"\b(?:FROM|JOIN)\s+(samples|devices|metrics)\b")
 _NO_SAMPLES: Final = re.compile(r"Table with name (samples|devices) does not exist")
 SCRATCH: Final = "holdfast-trace-"
-"""Prefix of the names of scratch folders."""
+"""Prefix of the names of scratch folders, in the system's folder for temporary files."""
 STALE_S: Final = 60.0
-"""Least age in seconds of a folder to sweep; a younger one may still be under construction."""
+"""Age in seconds from which on a scratch folder may be removed.
+
+A younger folder may belong to a process that is just creating it.
+"""
 MOST_THREADS: Final = 8
-"""More threads gain nothing here, and each holds its own buffers."""
+"""The most threads of the database. More threads gain nothing, and each needs its own buffers."""
 
 
 def open_scratch(*, memory_limit_mb: int) -> "tuple[duckdb.DuckDBPyConnection, Path]":
-    """Open a database on disk in a new folder, both for a `Trace` to own.
+    """Open a database on disk in a new scratch folder; a `Trace` must take over both.
 
     Args:
-        memory_limit_mb: memory limit of the database; the rest spills into the folder.
+        memory_limit_mb: memory limit of the database in MB; beyond this, it spills into the folder.
     """
     import duckdb
 
@@ -65,12 +68,15 @@ def open_scratch(*, memory_limit_mb: int) -> "tuple[duckdb.DuckDBPyConnection, P
 
 
 def sweep_scratch() -> None:
-    """Remove the scratch folders of killed processes; a live process locks its database."""
+    """Remove the scratch folders of processes that were killed.
+
+    A live process holds a lock on its database, so its folder is kept.
+    """
     own = f"{SCRATCH}{os.getpid()}-"
     for folder in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
         if folder.name.startswith(own):
-            # A process's own lock never refuses that process, and is lost when the process closes
-            # any handle of the file.
+            # A process can always lock a file that it has locked itself, so the lock shows nothing
+            # here. Moreover, closing any handle of the file would release the process's lock.
             continue
         try:
             if (
@@ -79,8 +85,8 @@ def sweep_scratch() -> None:
             ):
                 continue
             with (folder / "trace.duckdb").open("rb+") as file:
-                # DuckDB holds this lock while the database is open; the kernel drops the lock when
-                # the process ends.
+                # DuckDB holds this lock while the database is open. The kernel releases it when the
+                # process ends.
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)
         except OSError:
@@ -88,10 +94,10 @@ def sweep_scratch() -> None:
 
 
 class Trace:
-    """Job records and optional telemetry of one or more clusters.
+    """Hold job records, and optionally telemetry, of one or more clusters.
 
-    Made by `holdfast.trace.load`, or from partial results by `holdfast.trace.store.merge_partials`.
-    A trace owns a scratch folder: use the trace as a context manager, or call `close`.
+    `holdfast.trace.load` reads a trace, and `holdfast.trace.store.merge_partials` merges one from
+    partial results. A trace owns a scratch folder. Use it as a context manager, or call `close`.
     """
 
     def __init__(
@@ -111,15 +117,15 @@ class Trace:
             cluster.name: cluster for reading in readings for cluster in reading.clusters
         }
         self.compared = compared
-        """Names of the clusters that are read for comparison only."""
+        """Names of the clusters that serve only for comparison."""
         self.notes: list[Note] = [note for reading in readings for note in reading.notes]
-        """Findings of reading and checking so far."""
+        """Notes of reading and checking so far."""
         self.ledger_urls = [reading.ledger_url for reading in readings if reading.ledger_url]
-        """True if a source is a Holdfast ledger."""
+        """URLs of the Holdfast ledgers among the sources."""
         self.metrics: frozenset[str] = frozenset()
-        """Telemetry metrics in the views `samples` and `devices` or in adopted aggregates."""
+        """Telemetry metrics in the views `samples` and `devices`, or in adopted aggregates."""
         self.folders: list[Path] = []
-        """Folders whose Parquet files the views read; `select` may still read these."""
+        """Folders whose Parquet files the views read; `select` may read them too."""
         self._remove_scratch = weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
         self._locked = False
         self.columns: Mapping[str, frozenset[str]] = {
@@ -127,7 +133,7 @@ class Trace:
             for reading in readings
             for cluster in reading.clusters
         }
-        """The columns of `jobs` with values, by cluster."""
+        """For each cluster, the columns of `jobs` that have values."""
         self._prepared: set[str] = set()
         self._aggregated: dict[str, Table] = {}
         self._has_jobs = has_jobs
@@ -141,43 +147,43 @@ class Trace:
     def has(self, *columns: str, cluster: str | None = None) -> bool:
         """Return True if `cluster` has all of these columns of `jobs`.
 
-        Without `cluster`, return True if any one cluster has them all.
+        Without `cluster`, return True if at least one cluster has all of them.
         """
         names = [cluster] if cluster else list(self.columns)
         return any(self.columns.get(name, frozenset()).issuperset(columns) for name in names)
 
     def require(self, *columns: str) -> None:
-        """Leave the analysis out unless some cluster has all of these columns.
+        """Raise `LeftOut`, unless at least one cluster has all of these columns.
 
         Raises:
-            LeftOut: the message names the missing columns.
+            LeftOut: no cluster has all columns; the message names the missing ones.
         """
         if not self.has(*columns):
             missing = [column for column in columns if not self.has(column)] or list(columns)
             raise LeftOut(f"Left out: the trace has no {' and no '.join(missing)}.")
 
     def has_metrics(self, *metrics: str) -> bool:
-        """Return True if there is telemetry of all these metrics."""
+        """Return True if the trace has telemetry of all these metrics."""
         return self.metrics.issuperset(metrics)
 
     def require_metrics(self, *metrics: str) -> None:
-        """Leave the analysis out unless there is telemetry of all these metrics.
+        """Raise `LeftOut`, unless the trace has telemetry of all these metrics.
 
         Raises:
-            LeftOut: the message names the missing metrics.
+            LeftOut: a metric is missing; the message names the missing ones.
         """
         if missing := [metric for metric in metrics if metric not in self.metrics]:
             raise LeftOut(f"Left out: no telemetry of {' and '.join(missing)} was given.")
 
     def prepare(self, name: str) -> str:
-        """Compute the aggregate `name` of `holdfast.trace.aggregates` once.
+        """Compute an aggregate of `holdfast.trace.aggregates`, unless it was computed before.
 
         Returns:
-            The name of the aggregate's table, for SQL.
+            The name of the aggregate's table, for use in SQL.
 
         Raises:
-            LeftOut: the trace lacks the telemetry or the single samples that the aggregate
-                reads, or the trace was merged from partial results without this aggregate.
+            LeftOut: the trace lacks the telemetry or the single samples that the aggregate reads,
+                or the trace was merged from partial results that lack this aggregate.
         """
         if name not in self._prepared:
             if not self._has_jobs:
@@ -196,17 +202,17 @@ class Trace:
         return {row[0] for row in self.connection.execute("SHOW TABLES").fetchall()}
 
     def adopt(self, name: str, sql: str) -> None:
-        """Store the result of `sql` as the aggregate `name`, in place of the SQL file.
+        """Store the result of a SELECT as an aggregate, in place of the result of its SQL file.
 
-        Use `adopt` for aggregates computed elsewhere, such as streamed telemetry and merged partial
-        results.
+        Use `adopt` for aggregates that were computed elsewhere, such as streamed telemetry and
+        merged partial results.
         """
         self.connection.execute(f"CREATE OR REPLACE TABLE agg_{name} AS {sql}")
         self._prepared.add(name)
         self._aggregated.pop(name, None)
 
     def aggregate(self, name: str) -> Table:
-        """Return all rows of the aggregate `name`; compute the aggregate if needed."""
+        """Return all rows of an aggregate; compute the aggregate if needed."""
         if name not in self._aggregated:
             self._aggregated[name] = self.query(f"SELECT * FROM {self.prepare(name)} ORDER BY ALL")
         return self._aggregated[name]
@@ -219,12 +225,12 @@ class Trace:
     def select(self, sql: str) -> Table:
         """Run a user's SELECT, which can change nothing and read only this trace's files.
 
-        From then on the trace has no access to other files: it can be queried and aggregated, but
-        not written elsewhere.
+        After the first call, the database cannot access any other file. The trace can still be
+        queried and aggregated, but not be written elsewhere.
 
         Raises:
-            BadUse: the text is not a single SELECT, or the database refuses it; the message
-                gives the reason.
+            BadUse: the text is not a single SELECT, or the database refuses it; the message has the
+                reason.
         """
         import duckdb
 
@@ -235,8 +241,8 @@ class Trace:
                     "Expected one SELECT over jobs, samples, devices or an agg_ table. Give a single SELECT."
                 )
             self._shut()
-            # Only this thread handles signals, and a query in it would block them for minutes. So
-            # run the query in another thread.
+            # The query runs in another thread, because only this thread can handle signals, and a
+            # query in it would block them for minutes.
             with ThreadPoolExecutor(1) as pool:
                 answer = pool.submit(self.query, sql)
                 try:
@@ -285,7 +291,7 @@ class Trace:
 
 
 def _filled(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace the missing values of NumPy's masked columns by NaN, NaT or None."""
+    """Replace the missing values in NumPy's masked columns by NaN, NaT or None."""
     return {name: _unmasked(column) for name, column in columns.items()}
 
 

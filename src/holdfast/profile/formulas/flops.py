@@ -1,4 +1,7 @@
-"""Compute FLOPs a token, MFU and HFU, from peaks that vendors state and never from a guess."""
+"""Compute FLOPs per token, MFU and HFU.
+
+Peaks come from the vendors' data sheets or from the user. No peak is guessed.
+"""
 
 import re
 from dataclasses import dataclass
@@ -8,8 +11,8 @@ from holdfast.core.errors import BadUse
 from holdfast.profile.formulas.shape import Model, Recompute
 
 PEAK_TFLOPS: Final[tuple[tuple[str, str, float], ...]] = (
-    # Name, pattern of what the driver calls the device, dense BF16 TFLOP/s of the vendor's data
-    # sheet. The first match counts, so a narrower pattern stands above a wider one.
+    # Name, pattern of the device name that the driver reports, dense BF16 TFLOP/s from the vendor's
+    # data sheet. The first match counts, so a narrower pattern stands above a wider one.
     ("H100 NVL", r"\bH100\b.*\bNVL\b", 835),
     ("H100 PCIe", r"\bH100\b.*\bPCIe\b", 756),
     ("H100 SXM", r"\bH100\b.*(\bSXM|\bHBM3\b)", 989),
@@ -31,23 +34,25 @@ PEAK_TFLOPS: Final[tuple[tuple[str, str, float], ...]] = (
 
 @dataclass(frozen=True)
 class Peak:
-    """Hold a peak and its source."""
+    """Hold a GPU's peak throughput and the source of the number."""
 
     tflops: float
-    """Dense BF16, TFLOP/s a GPU."""
+    """Dense BF16 throughput of one GPU, in TFLOP/s."""
     source: str
 
 
 def peak_of(device: str | None, stated_tflops: float | None = None) -> Peak:
-    """Return the peak of a GPU: the stated one, else the vendor's for the name of the device.
+    """Return the peak throughput of a GPU.
+
+    The peak is `stated_tflops` if given, else the vendor's number for the device name.
 
     Args:
-        device: the name that the driver gives; None if the name is not known.
+        device: the device name that the driver reports; None if unknown.
         stated_tflops: dense TFLOP/s that the user states, in the precision of the job.
 
     Raises:
-        BadUse: the device is not in the table, or is a MIG slice or a virtual GPU, and no peak is
-            stated.
+        BadUse: no peak is stated, and the device is not in the table, or is a MIG slice or a
+            virtual GPU.
     """
     if stated_tflops is not None:
         if not stated_tflops > 0:
@@ -68,14 +73,14 @@ def flops_per_token(model: Model, sequence: int, *, causal: bool) -> float:
     """Return the model's FLOPs for one token, forward and backward.
 
     6·N + 12·L·H·Q·T (PaLM, arXiv:2204.02311, appendix B). N is `Model.matmul_parameters`, L the
-    layers, H·Q the heads' sizes together, T the sequence length. The attention term counts each
-    pair of tokens. With `causal` the term is halved, as Megatron-LM does, because a token attends
-    to no later token.
+    number of layers, H the number of heads, Q the size of a head, T the sequence length. The
+    attention term counts each pair of tokens. With `causal` the term is halved, as in Megatron-LM,
+    because a token attends to no later token.
 
     Args:
         model: the model's shape.
-        sequence: tokens a sequence.
-        causal: whether attention counts half.
+        sequence: tokens per sequence.
+        causal: True halves the attention term.
     """
     attention = _attention_flops(model, sequence, causal=causal)
     return 6.0 * model.matmul_parameters + attention
@@ -84,11 +89,11 @@ def flops_per_token(model: Model, sequence: int, *, causal: bool) -> float:
 def hardware_flops_per_token(
     model: Model, sequence: int, *, causal: bool, recompute: Recompute
 ) -> float:
-    """Return the FLOPs that the hardware executes for one token, recomputed ones too.
+    """Return the FLOPs that the hardware executes for one token, including recomputation.
 
-    HFU divides these by the peak (PaLM, arXiv:2204.02311, appendix B). A forward pass is a third
-    of forward and backward. `full` computes it again for the whole model, `selective` for the
-    attention matrices alone.
+    HFU divides these FLOPs by the peak (PaLM, arXiv:2204.02311, appendix B). A forward pass is a
+    third of forward and backward together. Recompute `full` runs the forward pass a second time for
+    the whole model, `selective` only for the attention matrices.
     """
     model_flops = flops_per_token(model, sequence, causal=causal)
     again = {
@@ -100,9 +105,10 @@ def hardware_flops_per_token(
 
 
 def utilization(flops_a_token: float, tokens_per_s_per_gpu: float, peak_tflops: float) -> float:
-    """Return MFU or HFU as a share: FLOPs a token times tokens/s a GPU over the peak.
+    """Return MFU or HFU as a share of the peak, from 0 to 1.
 
-    PaLM, arXiv:2204.02311, appendix B.
+    FLOPs per token times tokens per second and GPU, divided by the peak (PaLM, arXiv:2204.02311,
+    appendix B).
     """
     return flops_a_token * tokens_per_s_per_gpu / (peak_tflops * 1e12)
 

@@ -6,16 +6,16 @@ from holdfast.profile.formulas.pipeline import chunks_in_flight
 from holdfast.profile.formulas.shape import Layout, Model
 
 WEIGHT_BYTES = 2
-"""bf16."""
+"""Bytes of one weight in bf16."""
 OPTIMIZER_BYTES = 12
-"""Adam: fp32 weights, first and second moments, 4 bytes each."""
+"""Bytes of Adam's state per weight: fp32 weight, first and second moment, 4 bytes each."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageMemory:
-    """Hold the bytes that each GPU of a pipeline stage holds at its fullest.
+    """Hold the peak memory of each GPU of a pipeline stage, in bytes by kind.
 
-    Not counted: the CUDA context, buffers of NCCL, workspaces, fragmentation.
+    The CUDA context, NCCL buffers, workspaces and fragmentation are not counted.
     """
 
     stage: int
@@ -24,19 +24,19 @@ class StageMemory:
     optimizer: float
     activations: float
     output: float
-    """Input of the output layer, and the loss; the last stage alone has them."""
+    """The input of the output layer, and the logits of the loss. Only the last stage has them."""
     gathered: float
-    """Two whole layers that ZeRO-3 gathers, one in use and one on its way."""
+    """Two whole layers that ZeRO-3 gathers: the one in use and the prefetched next one."""
     in_flight: int
-    """Forward passes of a model chunk that wait for their backward pass."""
+    """Forward passes of a model chunk that still await their backward pass."""
 
     @property
     def total(self) -> float:
-        """Return the bytes of all kinds."""
+        """Return the total bytes of all kinds."""
         return sum(self.by_kind().values())
 
     def by_kind(self) -> dict[str, float]:
-        """Return the bytes of each kind, in the order of drawing."""
+        """Return the bytes of each kind, in the order in which a chart stacks them."""
         return {
             "weights": self.weights,
             "gradients": self.gradients,
@@ -50,12 +50,17 @@ class StageMemory:
 def state_bytes_per_parameter(
     *, zero: int = 0, shards: int = 1, fp32_gradients: bool = False
 ) -> tuple[float, float, float]:
-    """Return the bytes a parameter of weights, gradients and optimizer.
+    """Return the bytes per parameter of weights, of gradients and of the optimizer state.
 
-    bf16 and Adam hold 2 + 2 + 12 = 16 (Rajbhandari et al., ZeRO, arXiv:1910.02054, section 3.1).
-    Megatron-LM keeps gradients in fp32: 18. ZeRO divides by the shards d the optimizer (stage 1:
-    4 + 12/d), the gradients too (stage 2: 2 + 14/d), the weights too (stage 3: 16/d). Megatron's
-    distributed optimizer is stage 1 with fp32 gradients: 6 + 12/d.
+    bf16 with Adam takes 2 + 2 + 12 = 16 bytes (Rajbhandari et al., ZeRO, arXiv:1910.02054, section
+    3.1). Megatron-LM keeps gradients in fp32, which makes 18 bytes. ZeRO divides parts of these
+    bytes by the number of shards d:
+
+    - Stage 1 divides the optimizer state: 4 + 12/d.
+    - Stage 2 divides the gradients too: 2 + 14/d.
+    - Stage 3 divides the weights too: 16/d.
+
+    Megatron's distributed optimizer is stage 1 with fp32 gradients: 6 + 12/d.
     """
     gradient_bytes = 4 if fp32_gradients else 2
     return (
@@ -66,13 +71,19 @@ def state_bytes_per_parameter(
 
 
 def activation_bytes_per_layer(model: Model, layout: Layout) -> float:
-    """Return the bytes that one layer of one microbatch keeps for the backward pass, on one GPU.
+    """Return the bytes that one GPU keeps of one layer and microbatch for the backward pass.
 
-    Korthikanti et al. (arXiv:2205.05198), table 2, with s tokens, b sequences, h hidden, a heads,
-    t tensor-parallel: none: s·b·h·(34 + 5·a·s/h); tensor parallel: s·b·h·(10 + 24/t +
-    5·a·s/(h·t)); with sequence parallel: s·b·h/t·(34 + 5·a·s/h); selective recompute drops the
-    term of a; full recompute keeps 2·s·b·h. The 24 is 8 + 4·f/h with an inner size f of the
-    feed-forward layer other than 4·h, as in Megatron-LM's `theoretical_memory_usage.py`.
+    The formulas are from Korthikanti et al. (arXiv:2205.05198), table 2, with s tokens, b
+    sequences, hidden size h, a heads, and t tensor-parallel ranks:
+
+    - no parallelism: s·b·h·(34 + 5·a·s/h)
+    - tensor parallel: s·b·h·(10 + 24/t + 5·a·s/(h·t))
+    - tensor and sequence parallel: s·b·h/t·(34 + 5·a·s/h)
+    - selective recompute: the same without the term that contains a
+    - full recompute: 2·s·b·h
+
+    The 24 holds for a feed-forward layer of inner size 4·h. For another inner size f it becomes 8 +
+    4·f/h, as in Megatron-LM's `theoretical_memory_usage.py`.
     """
     sbh = layout.sequence * layout.microbatch * model.hidden
     if layout.recompute == "full":
@@ -88,18 +99,18 @@ def activation_bytes_per_layer(model: Model, layout: Layout) -> float:
 def output_bytes(model: Model, layout: Layout) -> float:
     """Return the bytes of the output layer's input and of the logits: 4·s·b·h·(1 + v/h)/t.
 
-    Korthikanti et al. (arXiv:2205.05198), section 4.3, with a vocabulary of v. The last stage
-    alone holds them.
+    The formula is from Korthikanti et al. (arXiv:2205.05198), section 4.3, with a vocabulary of v
+    tokens. Only the last stage holds these bytes.
     """
     sbh = layout.sequence * layout.microbatch * model.hidden
     return 4 * sbh * (1 + model.vocabulary / model.hidden) / layout.tensor
 
 
 def stage_parameters(model: Model, layout: Layout, stage: int) -> float:
-    """Return the parameters on one GPU of a stage, before ZeRO shards them.
+    """Return the number of parameters on one GPU of a stage, before ZeRO shards them.
 
-    The first stage has the input embedding, the last one the output layer. Tied weights are on
-    both.
+    The first stage holds the input embedding, the last stage the output layer. Both hold a copy if
+    the two share weights.
     """
     last = layout.pipeline - 1
     whole = model.layers / layout.pipeline * model.layer_parameters
@@ -113,12 +124,13 @@ def stage_parameters(model: Model, layout: Layout, stage: int) -> float:
 
 
 def stage_memory(model: Model, layout: Layout, stage: int) -> StageMemory:
-    """Return the bytes on each GPU of a pipeline stage at its fullest.
+    """Return the peak memory of each GPU of a pipeline stage.
 
-    A stage holds L/(p·v) layers of each forward pass in flight (`pipeline.chunks_in_flight`).
+    For each forward pass in flight (`pipeline.chunks_in_flight`), a stage holds the activations of
+    L/(p·v) layers: L layers over p stages with v model chunks each.
 
     Raises:
-        ValueError: the stage is not one of the layout's.
+        ValueError: the layout has no such stage.
     """
     in_flight = chunks_in_flight(stage, layout.pipeline, layout.microbatches, layout.chunks)
     parameters = stage_parameters(model, layout, stage)

@@ -6,10 +6,10 @@ from typing import Literal
 from holdfast.core.errors import BadUse
 
 Recompute = Literal["none", "selective", "full"]
-"""Activations that the backward pass computes again.
+"""The activations that the backward pass computes again.
 
-`selective` stands for the attention matrices alone, `full` for whole layers. Flash attention
-keeps no attention matrices, so a job with flash attention counts as `selective`.
+`selective` recomputes only the attention matrices, `full` whole layers. Flash attention never
+stores the attention matrices, so a job with flash attention counts as `selective`.
 """
 
 
@@ -18,8 +18,8 @@ class Model:
     """Hold the shape of a decoder-only transformer.
 
     Raises:
-        BadUse: a size is not positive, or the heads do not divide the hidden size and there is no
-        head size.
+        BadUse: a size is not positive, or no head size is given and the number of heads does not
+            divide the hidden size.
     """
 
     layers: int
@@ -27,11 +27,11 @@ class Model:
     heads: int
     vocabulary: int
     ffn: int = 0
-    """Inner size of the feed-forward layer; 0 stands for four times `hidden`."""
+    """Inner size of the feed-forward layer; 0 means four times `hidden`."""
     kv_heads: int = 0
-    """Heads of keys and values; 0 stands for `heads`."""
+    """Number of key and value heads; 0 means as many as `heads`."""
     head_size: int = 0
-    """The size of a head; 0 stands for `hidden / heads`."""
+    """Size of one head; 0 means `hidden / heads`."""
     gated: bool = False
     """True if the feed-forward layer has a third matrix, as SwiGLU has."""
     tied: bool = False
@@ -54,12 +54,12 @@ class Model:
 
     @property
     def attention_size(self) -> int:
-        """Return the heads' sizes together: H·Q of the formula for FLOPs."""
+        """Return the number of heads times their size: H·Q in the FLOPs formula."""
         return self.heads * (self.head_size or self.hidden // self.heads)
 
     @property
     def layer_parameters(self) -> int:
-        """Return the parameters of one layer: attention, feed-forward, two norms, no biases."""
+        """Return one layer's parameter count: attention, feed-forward, two norms, no biases."""
         keys = self.attention_size * (self.kv_heads or self.heads) // self.heads
         attention = self.hidden * (2 * self.attention_size + 2 * keys)
         feed_forward = (3 if self.gated else 2) * self.hidden * self.ffn_size
@@ -67,55 +67,56 @@ class Model:
 
     @property
     def embedding_parameters(self) -> int:
-        """Return the parameters of the input embedding, as many as the output layer has."""
+        """Return the number of parameters of the input embedding; the output layer has as many."""
         return self.vocabulary * self.hidden
 
     @property
     def parameters(self) -> int:
-        """Return the parameters of the whole model, with the last norm."""
+        """Return the number of parameters of the whole model, including the final norm."""
         embeddings = self.embedding_parameters * (1 if self.tied else 2)
         return self.layers * self.layer_parameters + embeddings + self.hidden
 
     @property
     def matmul_parameters(self) -> int:
-        """Return N of the formula for FLOPs: the parameters without the input embedding.
+        """Return N of the FLOPs formula: the number of parameters without the input embedding.
 
-        Tied weights count once, because the output layer multiplies by them.
+        If the output layer shares the embedding's weights, these count once, because the output
+        layer multiplies by them.
         """
         return self.parameters - (0 if self.tied else self.embedding_parameters)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Hold how a job spreads a model over GPUs, and the batch.
+    """Hold the parallel layout of a job: how a model is spread over GPUs, and the batch size.
 
     Raises:
-        BadUse: a degree is not positive, or degrees do not fit each other.
+        BadUse: a degree of parallelism is not positive, or the degrees are incompatible.
     """
 
     sequence: int
-    """Tokens a sequence."""
+    """Tokens per sequence."""
     microbatch: int = 1
-    """Sequences a microbatch."""
+    """Sequences per microbatch."""
     microbatches: int = 1
-    """Microbatches a step on each data-parallel replica."""
+    """Microbatches per step on each data-parallel replica."""
     data: int = 1
-    """Data-parallel replicas."""
+    """Number of data-parallel replicas."""
     tensor: int = 1
     pipeline: int = 1
     chunks: int = 1
-    """Model chunks a stage; above 1: interleaved 1F1B."""
+    """Model chunks per stage; more than 1 means interleaved 1F1B."""
     sequence_parallel: bool = False
     recompute: Recompute = "selective"
     zero: int = 0
-    """ZeRO stage; 1 is also Megatron's distributed optimizer."""
+    """ZeRO stage, 0 to 3. Megatron's distributed optimizer counts as stage 1."""
     shards: int = 0
-    """Ranks that share one copy of a sharded state; 0 stands for `data`.
+    """Number of ranks over which ZeRO shards one copy of a state; 0 means `data`.
 
-    Hierarchical ZeRO has fewer than `data`.
+    Hierarchical ZeRO shards over fewer ranks than `data`.
     """
     fp32_gradients: bool = False
-    """True if gradients are kept in 4 bytes, as Megatron does, and not in 2."""
+    """True if gradients take 4 bytes each, as in Megatron; False if they take 2."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -148,15 +149,15 @@ class Layout:
 
     @property
     def gpus(self) -> int:
-        """Return the GPUs of the job."""
+        """Return the number of GPUs of the job."""
         return self.data * self.tensor * self.pipeline
 
     @property
     def tokens_a_step(self) -> int:
-        """Return the tokens of one optimizer step over all replicas."""
+        """Return the number of tokens in one optimizer step, over all replicas."""
         return self.sequence * self.microbatch * self.microbatches * self.data
 
     @property
     def shard_count(self) -> int:
-        """Return the ranks that share one copy of a sharded state."""
+        """Return the number of ranks over which ZeRO shards one copy of a state."""
         return self.shards or self.data

@@ -1,16 +1,17 @@
-"""Report on one recording: a summary, a page, an object for programs, a Perfetto trace.
+"""Report on one recording: a summary, an HTML page, a JSON object, a Perfetto trace.
 
-The input is a recording and, if known, the job that was recorded. The stages, in order:
+The input is a recording and, if known, the shape of the job that was recorded. The modules, in the
+order in which data flow through them:
 
 | module | one idea |
 |---|---|
-| `summary` | speed, MFU, phases, idle valleys, memory beside theory, energy, gaps |
-| `charts` | the drawings |
-| `view` | the sentences and the rows of the page, of the terminal and of two runs side by side |
-| `write` | the page and the object |
+| `summary` | compute speed, MFU, phases, idle valleys, memory beside theory, energy |
+| `charts` | draw the charts |
+| `view` | phrase the sentences and rows for the page, the terminal and the comparison of two runs |
+| `write` | write the page and the JSON object |
 
-This package is the second face of `holdfast.profile`: reports need matplotlib and jinja2, which
-the sampler does not load.
+This package is the second public face of `holdfast.profile`. It is separate because reports need
+matplotlib and jinja2, which the sampler must not load.
 """
 
 from holdfast.profile.job import Job

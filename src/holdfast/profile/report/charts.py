@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 DEVICES_LIMIT: Final = 4
-"""Devices drawn; of more, some that are spread evenly."""
+"""The most devices drawn. Of a larger number of devices, an evenly spaced selection is drawn."""
 POINTS_LIMIT: Final = 700
 STRIP_LIMIT: Final = 200
-"""The most phases drawn below one curve; more phases could not be distinguished."""
+"""The most phases drawn below one curve, since more could not be told apart."""
 BARS_LIMIT: Final = 32
 LEAST_POINTS: Final = 4
-"""Samples below which a curve shows nothing."""
+"""The fewest samples for which a curve is drawn."""
 GB: Final = 1e9
 
 KINDS: Final = {
@@ -32,7 +32,7 @@ KINDS: Final = {
     "activations": "activations",
     "output": "output layer and loss",
 }
-"""The kinds of memory of a stage, in the order of stacking, and their names."""
+"""The kinds of memory of a pipeline stage and their display names, in stacking order."""
 PHASE_COLOURS: Final = (
     "data",
     "forward",
@@ -55,7 +55,7 @@ VARIABLES: Final = (
     *(f"phase-{name}" for name in PHASE_COLOURS),
     *(f"memory-{name}" for name in KINDS),
 )
-"""The page's CSS variables."""
+"""The CSS variables for colours that the page defines."""
 COLOUR: Final = page.stand_ins(VARIABLES)
 
 
@@ -65,10 +65,10 @@ def activity(
     """Draw the devices' activity over time, with phases below and idle valleys shaded by cause.
 
     Args:
-        summary: the run.
-        name: unique on the page.
-        narrow: True for a telephone.
-        window_ns: the part of the run to draw, in Unix ns; None: the whole run.
+        summary: the summary of the run.
+        name: an id for the chart, unique on the page.
+        narrow: True to draw for the width of a phone.
+        window_ns: the part of the run to draw, in Unix ns; None draws the whole run.
 
     Returns:
         An SVG element; None if no utilisation was recorded.
@@ -148,7 +148,7 @@ def activity(
 def side_by_side(
     one: ProfileSummary, other: ProfileSummary, *, name: str, narrow: bool
 ) -> str | None:
-    """Draw the first device of two runs over the same length of time, one above the other."""
+    """Draw the first device of two runs, one run above the other, over the same time span."""
     runs = [run for run in (one, other) if run.valleys.metric is not None]
     if len(runs) < 2:
         return None
@@ -190,7 +190,10 @@ def side_by_side(
 
 
 def memory_over_time(summary: ProfileSummary, *, name: str, narrow: bool) -> str | None:
-    """Draw allocated, reserved and peak memory of the fullest rank, above the bands of theory."""
+    """Draw allocated, reserved and peak memory of the rank with the highest peak.
+
+    Bands in the background show the theoretical memory by kind.
+    """
     if not summary.memory:
         return None
     fullest = max(summary.memory, key=lambda one: one.peak_bytes)
@@ -236,7 +239,7 @@ def memory_over_time(summary: ProfileSummary, *, name: str, narrow: bool) -> str
 
 
 def memory_by_rank(summary: ProfileSummary, *, name: str, narrow: bool) -> str | None:
-    """Draw the measured peak of each stage or rank beside the stack that theory gives."""
+    """Draw the measured peak memory of each stage or rank beside the theory, stacked by kind."""
     rows = one_a_stage(summary.memory)
     if not rows:
         return None
@@ -271,7 +274,10 @@ def memory_by_rank(summary: ProfileSummary, *, name: str, narrow: bool) -> str |
 
 
 def one_a_stage(rows: Sequence[RankMemory]) -> list[RankMemory]:
-    """Return the fullest rank of each stage, or the first ranks where stages are not known."""
+    """Return the rank with the highest peak memory of each stage.
+
+    If the stages are unknown, or there is only one, return the first `BARS_LIMIT` ranks.
+    """
     if any(row.stage is None for row in rows) or len({row.stage for row in rows}) < 2:
         return list(rows[:BARS_LIMIT])
     fullest: dict[int | None, RankMemory] = {}
@@ -282,14 +288,17 @@ def one_a_stage(rows: Sequence[RankMemory]) -> list[RankMemory]:
 
 
 def spread(series: Sequence[Series], limit: int) -> list[Series]:
-    """Return at most `limit` series, spread evenly."""
+    """Return at most `limit` series, evenly spaced in the given sequence."""
     if len(series) <= limit:
         return list(series)
     return [series[at * (len(series) - 1) // (limit - 1)] for at in range(limit)]
 
 
 def thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return at most `POINTS_LIMIT` points: the lowest and the highest of each stretch of time."""
+    """Reduce a curve to at most `POINTS_LIMIT` points.
+
+    The points are split into equal groups, and each group keeps its lowest and highest point.
+    """
     if len(points) <= POINTS_LIMIT:
         return list(points)
     buckets = POINTS_LIMIT // 2
@@ -325,7 +334,10 @@ def _valleys(axes: "Axes", summary: ProfileSummary, series: Series, at: Any) -> 
 def _strip(
     axes: "Axes", stretches: Sequence[Stretch], window_ns: tuple[int, int], at: Any, top: float
 ) -> bool:
-    """Draw the phases of a rank below its curve; return False if there are too many to draw."""
+    """Draw the phases of one rank as a strip below its curve.
+
+    Return False, and draw nothing, if there is no phase or more than `STRIP_LIMIT` phases.
+    """
     start_ns, end_ns = window_ns
     inside = [one for one in stretches if one.end_ns > start_ns and one.start_ns < end_ns]
     if not 0 < len(inside) <= STRIP_LIMIT:
@@ -346,7 +358,7 @@ def _strip(
 
 
 def _scale(start_ns: int, unit_s: float) -> Callable[[float], float]:
-    """Return what turns a moment, in Unix ns, into a place on the axis of time."""
+    """Return a function that maps Unix ns to a position on the time axis."""
     return lambda moment_ns: (moment_ns - start_ns) / 1e9 / unit_s
 
 
@@ -359,6 +371,6 @@ def _svg(figure: Any, name: str, label: str) -> str:
 
 
 def legend(summary: ProfileSummary) -> Mapping[str, str]:
-    """Return the phases and causes that the drawings of a run show, and their names."""
+    """Return the names of the phases and causes that a run's charts show, with display names."""
     shown = {phase.name for phase in summary.phases} | set(summary.valleys.seconds_by_cause())
     return {name: name.replace("_", " ") for name in PHASE_COLOURS if name in shown}

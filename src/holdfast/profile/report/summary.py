@@ -1,4 +1,4 @@
-"""Add up a recording: speed, MFU, phases, idle valleys, memory beside theory, energy, gaps."""
+"""Summarize a recording: speed, MFU, phases, idle valleys, memory beside theory, energy, gaps."""
 
 import bisect
 import statistics
@@ -39,7 +39,10 @@ UNCOVERED: Final = "between phases"
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Hold one step of the reference rank, in Unix ns; a step that ran twice is two."""
+    """Hold one execution of a training step on the reference rank, in Unix ns.
+
+    A step that was repeated, for example after a restart, counts as two.
+    """
 
     number: int
     start_ns: int
@@ -48,13 +51,15 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """Hold the speed of the steps.
+    """Hold the speed of training.
 
     Attributes:
-        steps: steps that were recorded whole.
-        median_step_s: the median time from one step's start to the next step's start.
-        tokens_a_step: None if the job's layout is not given.
-        tokens_per_s: tokens a step over the median step, of the whole job.
+        steps: the number of steps that were recorded.
+        median_step_s: the median time in seconds from the start of one step to the start of the
+            next.
+        tokens_a_step: tokens per step; None if the layout of the job is unknown.
+        tokens_per_s: tokens per second of the whole job, computed from the median step; None if the
+            layout of the job is unknown.
         source: `phases`, `log`, or the metric whose rise and fall shows the steps.
     """
 
@@ -67,7 +72,10 @@ class Speed:
 
 @dataclass(frozen=True, kw_only=True)
 class Utilization:
-    """Hold MFU and HFU as shares, with attention counted in full and causally, and the peak."""
+    """Hold MFU and HFU as shares from 0 to 1, and the peak that they are based on.
+
+    `full` counts attention between all pairs of tokens, `causal` counts half of it.
+    """
 
     peak: Peak
     mfu_full: float
@@ -79,12 +87,12 @@ class Utilization:
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """Hold the time of one phase, in the mean of the ranks.
+    """Hold the time of one phase, averaged over the ranks.
 
     Attributes:
-        seconds: the seconds of the phase, without the phases that lie inside.
-        share: the share of the recorded time.
-        idle_share: the part of the phase's sampled time in which the device was idle; None if no
+        seconds: seconds in the phase, without the seconds in phases inside it.
+        share: share of the recorded time.
+        idle_share: share of the phase's sampled time in which the device was idle; None if no
             utilisation was sampled.
     """
 
@@ -96,7 +104,7 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True)
 class RankMemory:
-    """Hold the peak memory of one rank's PyTorch beside the theory for its pipeline stage."""
+    """Hold the peak memory of one rank's PyTorch, and the theory for its pipeline stage."""
 
     rank: int
     stage: int | None
@@ -106,17 +114,18 @@ class RankMemory:
 
     @property
     def residual_bytes(self) -> float | None:
-        """Return the measured peak minus the theory; None without a theory."""
+        """Return the measured peak minus the theoretical total; None if there is no theory."""
         return None if self.theory is None else self.peak_bytes - self.theory.total
 
 
 @dataclass(frozen=True, kw_only=True)
 class Energy:
-    """Hold the energy of the recorded GPUs.
+    """Hold the energy that the recorded GPUs used.
 
     Attributes:
-        joules_a_step: None if no step was recorded.
-        source: the energy counter, or power times time.
+        joules_a_step: joules per step of all recorded GPUs; None if no step was recorded.
+        source: a description of the source: the GPU's energy counter, or power times the sample
+            interval.
     """
 
     joules: float
@@ -127,7 +136,10 @@ class Energy:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileSummary:
-    """Hold what a recording shows; each part is None if `missing` has a reason."""
+    """Hold all figures that a report shows about one recording.
+
+    A figure that cannot be computed is None or empty, and `missing` gives the reasons.
+    """
 
     name: str
     recording: Recording
@@ -145,7 +157,7 @@ class ProfileSummary:
 
     @property
     def wall_s(self) -> float:
-        """Return the recorded seconds."""
+        """Return the length of the recording in seconds."""
         return (self.end_ns - self.start_ns) / 1e9
 
     @property
@@ -156,7 +168,7 @@ class ProfileSummary:
 
     @property
     def idle_share(self) -> float | None:
-        """Return the share of the devices' sampled time that is idle valleys."""
+        """Return the share of the devices' sampled time that was spent in idle valleys."""
         if not self.valleys.watched_s:
             return None
         return sum(self.valleys.seconds_by_cause().values()) / self.valleys.watched_s
@@ -168,10 +180,11 @@ def summarize(
     """Summarize a recording.
 
     Args:
-        recording: the run.
-        name: the run's name.
-        job: the model, its layout and the GPU; None: no tokens, no MFU, no theory of memory.
-        peak_tflops: the GPU's dense peak, which counts before the job's.
+        recording: the recording of a run.
+        name: the name of the run.
+        job: the model, its layout and the GPU. Without them, the summary has no tokens, no MFU and
+            no theoretical memory.
+        peak_tflops: the dense peak of a GPU in TFLOP/s; takes precedence over the peak in `job`.
 
     Raises:
         BadUse: `peak_tflops` is not above 0.
@@ -218,10 +231,10 @@ def summarize(
 
 
 def steps_of(spans: Sequence[Span]) -> Sequence[Step]:
-    """Return the steps of the rank that recorded most of them, in the order of time.
+    """Return the steps of the rank that recorded the most steps, in chronological order.
 
     Args:
-        spans: of all ranks, in the order of `Recording.spans`.
+        spans: the spans of all ranks, in the order of `Recording.spans`.
     """
     found, steps = _Steps(), _Steps()
     rank_before: int | None = None
@@ -237,7 +250,7 @@ def steps_of(spans: Sequence[Span]) -> Sequence[Step]:
 
 
 class _Steps:
-    """Collects the steps of one rank in columns."""
+    """Collect the steps of one rank in columns."""
 
     def __init__(self) -> None:
         self._numbers, self._starts_ns, self._ends_ns = array("q"), array("q"), array("q")
@@ -246,7 +259,7 @@ class _Steps:
         return len(self._numbers)
 
     def extend(self, number: int, start_ns: int, end_ns: int) -> None:
-        """Add a phase to its step; a phase of another step than the last begins a step."""
+        """Extend the last step by a phase, or start a new step if the step number differs."""
         if self._numbers and self._numbers[-1] == number:
             self._ends_ns[-1] = max(self._ends_ns[-1], end_ns)
             return
@@ -310,9 +323,9 @@ def _missing(recording: Recording, valleys: Valleys) -> list[str]:
 
 
 def _steps(recording: Recording) -> tuple[Sequence[Step], str]:
-    """Return the steps and their source.
+    """Return the steps of a recording and their source.
 
-    If no rank recorded steps, the utilisation may show them.
+    If no rank recorded any phase, the steps are estimated from the utilisation.
     """
     if steps := steps_of(recording.spans):
         logged = STEP_PHASE in column(recording.spans, "phase")
@@ -409,7 +422,7 @@ def _phases(recording: Recording, valleys: Valleys, wall_s: float) -> tuple[Phas
 def _idle_by_phase(
     recording: Recording, valleys: Valleys, stretches: Mapping[int, Sequence[Stretch]]
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the idle and the sampled nanoseconds of each phase."""
+    """Return, for each phase, its idle and its sampled time in nanoseconds."""
     idle: dict[str, float] = {}
     sampled: dict[str, float] = {}
     if valleys.metric is None:
@@ -448,7 +461,11 @@ def _labelled(
 
 
 def stage_of(rank: int, job: Job) -> int | None:
-    """Return the pipeline stage of a rank in Megatron's order: tensor, then data, then pipeline."""
+    """Return the pipeline stage of a rank, or None if the layout has no such stage.
+
+    Ranks are numbered in Megatron's order: the tensor index varies fastest, then data, then
+    pipeline.
+    """
     stage = rank // (job.layout.tensor * job.layout.data)
     return stage if stage < job.layout.pipeline else None
 
@@ -491,10 +508,11 @@ def _energy(recording: Recording, steps: Sequence[Step]) -> Energy | None:
 
 
 def joules_between(series: Series, start_ns: int | None = None, end_ns: int | None = None) -> float:
-    """Return the joules of one GPU in a time, from its energy counter or from its power.
+    """Return the joules that one GPU used between two times.
 
-    A sample counts with the part of its interval that lies in the time. If the counter fell, the
-    driver was restarted; this interval counts as 0.
+    The series is the GPU's energy counter or its power. A sample interval that lies partly outside
+    the two times counts in proportion. If the energy counter decreases, the driver was restarted,
+    and that interval counts as 0.
     """
     joules = 0.0
     for (before_ns, before), (at_ns, value) in pairwise(

@@ -1,4 +1,4 @@
-"""Put a summary into sentences and rows: for the page, the terminal, and two runs side by side."""
+"""Phrase a summary as sentences and table rows, for the page, the terminal and a comparison."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from holdfast.profile.report.charts import PHASE_COLOURS, one_a_stage
 from holdfast.profile.report.summary import FORMULA, ProfileSummary
 
 LONGEST_LIMIT: Final = 10
-"""Valleys that are listed one by one."""
+"""The most valleys that are listed individually."""
 MEANINGS: Final = {
     "data": "waiting for the next batch",
     "forward": "forward pass",
@@ -35,7 +35,7 @@ MEANINGS: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class ValleyRow:
-    """Hold one long idle valley, as text."""
+    """Hold one idle valley, formatted as text."""
 
     at: str
     length: str
@@ -46,7 +46,7 @@ class ValleyRow:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryRow:
-    """Hold the memory of one rank beside the theory, as text."""
+    """Hold the memory of one rank beside the theory, formatted as text."""
 
     rank: str
     stage: str
@@ -58,7 +58,7 @@ class MemoryRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """Hold one figure of two runs, as text."""
+    """Hold one figure of two runs, formatted as text."""
 
     name: str
     one: str
@@ -67,7 +67,7 @@ class Compared:
 
 
 def headline(summary: ProfileSummary) -> str:
-    """Return the answer: how fast, how much of the peak, how much of the time idle."""
+    """Return the main result in one line: speed, share of the peak, share of idle time."""
     parts = [f"{percent(share)} {name}" for name, share in evaluation_shares(summary)]
     if summary.utilization is not None:
         parts.append(f"{percent(summary.utilization.mfu_causal)} MFU (causal)")
@@ -100,7 +100,11 @@ def context(summary: ProfileSummary) -> str:
 
 
 def evaluation_shares(summary: ProfileSummary) -> list[tuple[str, float]]:
-    """Return an evaluation's shares of loading, inference and scoring; none for training."""
+    """Return the shares of an evaluation's time: loading, inference and scoring.
+
+    Returns:
+        A name and a share from 0 to 1 for each; empty if the recording is of training.
+    """
     if not summary.evaluation:
         return []
     shares = {phase.name: phase.share for phase in summary.phases}
@@ -113,7 +117,7 @@ def evaluation_shares(summary: ProfileSummary) -> list[tuple[str, float]]:
 
 
 def key_figures(summary: ProfileSummary) -> list[KeyFigure]:
-    """Return the figures that stand on top."""
+    """Return the key figures for the top of the page."""
     figures = [
         KeyFigure(name, percent(share), "of the time") for name, share in evaluation_shares(summary)
     ]
@@ -144,7 +148,7 @@ def key_figures(summary: ProfileSummary) -> list[KeyFigure]:
 
 
 def valley_bars(summary: ProfileSummary) -> TimeBars:
-    """Return the seconds of idle valleys by cause."""
+    """Return the seconds of idle valleys by cause, as bars."""
     return time_bars(
         [
             (_colour(cause), cause.replace("_", " "), MEANINGS.get(cause, ""), seconds)
@@ -154,7 +158,7 @@ def valley_bars(summary: ProfileSummary) -> TimeBars:
 
 
 def longest_valleys(summary: ProfileSummary) -> list[ValleyRow]:
-    """Return the longest valleys, the longest first."""
+    """Return the `LONGEST_LIMIT` longest valleys, the longest first."""
     longest = sorted(summary.valleys.found, key=lambda one: (-one.seconds, one.start_ns))
     return [
         ValleyRow(
@@ -170,7 +174,7 @@ def longest_valleys(summary: ProfileSummary) -> list[ValleyRow]:
 
 
 def phase_bars(summary: ProfileSummary) -> TimeBars:
-    """Return the seconds of phases, in the mean of the ranks, with the share of idle time."""
+    """Return the seconds of each phase, averaged over the ranks, with the share of idle time."""
     return time_bars(
         [
             (
@@ -190,7 +194,10 @@ def phase_bars(summary: ProfileSummary) -> TimeBars:
 
 
 def memory_rows(summary: ProfileSummary) -> list[MemoryRow]:
-    """Return the fullest rank of each stage, or the first ranks where stages are not known."""
+    """Return the table of memory: the rank with the highest peak of each stage.
+
+    If the stages are unknown, the table has the first ranks.
+    """
     return [
         MemoryRow(
             rank=str(one.rank),
@@ -208,7 +215,7 @@ def memory_rows(summary: ProfileSummary) -> list[MemoryRow]:
 
 
 def formulas(summary: ProfileSummary) -> list[tuple[str, str]]:
-    """Return what the figures were computed with."""
+    """Return the formulas and inputs behind the figures, as pairs of a name and a text."""
     valleys = summary.valleys
     rows = []
     if valleys.metric is not None:
@@ -246,7 +253,7 @@ def sources(summary: ProfileSummary) -> list[tuple[str, str, str, str]]:
 
 
 def comparison(one: ProfileSummary, other: ProfileSummary) -> list[Compared]:
-    """Return the figures of two runs side by side, without those that neither run has."""
+    """Return the figures of two runs side by side, except figures that neither run has."""
     rows = []
     for name, of, shown in _figures():
         left, right = of(one), of(other)
@@ -281,7 +288,7 @@ def comparison(one: ProfileSummary, other: ProfileSummary) -> list[Compared]:
 
 
 def sentences(summary: ProfileSummary) -> Iterator[str]:
-    """Yield the lines of the terminal."""
+    """Yield the lines that the terminal shows."""
     yield f"{summary.name}: {headline(summary)}"
     yield context(summary)
     for figure in key_figures(summary):
@@ -323,7 +330,7 @@ def _figures() -> tuple[
 
 
 def mean_activity(summary: ProfileSummary) -> float | None:
-    """Return the mean of all samples of the metric of activity, in %."""
+    """Return the mean of all samples of the activity metric, in %; None without samples."""
     if summary.valleys.metric is None:
         return None
     series = summary.recording.of(summary.valleys.metric)

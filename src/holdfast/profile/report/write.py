@@ -1,4 +1,4 @@
-"""Write the page of a recording, and make the object for programs."""
+"""Write the HTML page of a recording, and build its JSON object."""
 
 from pathlib import Path
 from typing import Any
@@ -9,30 +9,31 @@ from holdfast.profile.report.summary import ProfileSummary
 
 TEMPLATES = Path(__file__).parent / "templates"
 CLOSE_UP_STEPS = 2
-"""Steps that the close-up shows."""
+"""The number of steps that the close-up chart shows."""
 
 
 def write_report(
     path: Path, summary: ProfileSummary, compared: ProfileSummary | None = None
 ) -> None:
-    """Write one self-contained page about a recording, and about a second one beside it.
+    """Write an HTML page about a recording, and optionally compare a second recording with it.
 
-    The page needs no network and runs no script. Equal recordings give equal bytes.
+    The page is self-contained: it loads nothing from the network and runs no script. Equal
+    recordings give equal bytes.
 
     Args:
-        path: where the page goes; its folder is made.
+        path: the file to write; its folder is created if needed.
         summary: the recording.
-        compared: the other recording; None: the page is about one.
+        compared: a second recording to compare; None for a page about one recording.
 
     Raises:
         HoldfastError: jinja2 or matplotlib is not installed.
-        OSError: the page could not be written; an earlier one at `path` is untouched.
+        OSError: the page could not be written; an earlier file at `path` is unchanged.
     """
     write_page(path, render(summary, compared))
 
 
 def render(summary: ProfileSummary, compared: ProfileSummary | None = None) -> str:
-    """Return the page as text; see `write_report`."""
+    """Return the HTML page as text; see `write_report`."""
     other = None
     if compared is not None:
         other = {
@@ -73,7 +74,11 @@ def render(summary: ProfileSummary, compared: ProfileSummary | None = None) -> s
 
 
 def close_up_ns(summary: ProfileSummary) -> tuple[int, int] | None:
-    """Return the time of the middle steps; None if the run has too few to be worth a close-up."""
+    """Return the start and end of the middle steps in Unix ns.
+
+    Returns:
+        The start and end; None if the run has too few steps for a close-up to add anything.
+    """
     steps = summary.steps
     if len(steps) < CLOSE_UP_STEPS + 2:
         return None
@@ -82,7 +87,7 @@ def close_up_ns(summary: ProfileSummary) -> tuple[int, int] | None:
 
 
 def _both(draw: Any, name: str, *arguments: Any, **options: Any) -> list[tuple[str, Any]]:
-    """Draw for a wide and for a narrow screen; nothing where there is nothing to draw."""
+    """Draw a chart twice, for a wide and for a narrow screen; empty if there is no data to draw."""
     from markupsafe import Markup
 
     drawn = []
@@ -94,7 +99,7 @@ def _both(draw: Any, name: str, *arguments: Any, **options: Any) -> list[tuple[s
 
 
 def as_json(summary: ProfileSummary) -> dict[str, Any]:
-    """Return the object that `profile.schema.json` describes, without its name and version."""
+    """Return the object that `profile.schema.json` describes, except `schema` and `version`."""
     speed, use, energy = summary.speed, summary.utilization, summary.energy
     return {
         "name": summary.name,

@@ -1,1 +1,1 @@
-"""Measure a node's counters: GPUs by the best source that answers, the host by /proc."""
+"""Measure a node's counters: GPUs by the best available source, the host by /proc and /sys."""

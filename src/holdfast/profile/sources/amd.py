@@ -1,6 +1,6 @@
-"""Read AMD GPUs by the wheel `amdsmi`, which needs ROCm's library on the host.
+"""Read AMD GPUs with the package `amdsmi`, which needs ROCm's library on the host.
 
-AMD counts no SM activity.
+AMD's library has no counter of SM activity.
 """
 
 import contextlib
@@ -30,15 +30,15 @@ def import_amdsmi() -> Any:
 
 
 class Amd:
-    """The GPUs of this node, as AMD's library describes them."""
+    """The AMD GPUs of this node, as AMD's library reports them."""
 
     name = AMDSMI
 
     def __init__(self, amdsmi: Any, *, interval_s: float = 1.0) -> None:
-        """Find the GPUs.
+        """Find the AMD GPUs of this node.
 
         Raises:
-            CannotRead: the library has no GPU here.
+            CannotRead: the library finds no GPU.
         """
         self._amdsmi = amdsmi
         self._interval_s = interval_s

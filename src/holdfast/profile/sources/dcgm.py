@@ -1,6 +1,7 @@
-"""Read NVIDIA GPUs by DCGM: from the command `dcgmi dmon`, or from the page of a dcgm-exporter on this node.
+"""Read NVIDIA GPUs through DCGM, from the command `dcgmi dmon` or from a dcgm-exporter.
 
-Fields are matched by number for `dcgmi`, whose names have changed between versions. The exporter's page has names only.
+The exporter serves its values on an HTTP page of this node. For `dcgmi`, fields are matched by
+number, because their names have changed between versions. The exporter's page contains only names.
 """
 
 import contextlib
@@ -34,7 +35,7 @@ FIELDS: Final = {
     150: ("gpu_temperature", 1.0),
     100: ("gpu_sm_clock", 1.0),
 }
-"""For each number of a DCGM field: the metric's name, and the factor from DCGM's unit to the metric's.
+"""For each DCGM field number: the name of the metric, and the factor that converts DCGM's unit.
 
 DCGM's units are 0 to 1 for counters, MiB for memory and mJ for energy.
 """
@@ -55,16 +56,16 @@ NAMES: Final = {
     "DCGM_FI_DEV_GPU_TEMP_CELSIUS": 150,
     "DCGM_FI_DEV_SM_CLOCK": 100,
 }
-"""The number of each field that an exporter names, in old and new versions."""
+"""The field number for each name that an exporter uses, in old and new versions."""
 EXPORTER_INTERVAL_S: Final = 30.0
-"""The exporter's own default; a value between two of its updates is the same value again."""
+"""The exporter's default update interval in seconds. Between updates its values do not change."""
 ANSWER_S: Final = 5.0
 LAST_WAIT_S: Final = 1.0
-"""Seconds from the end of a command's output, or from SIGKILL, until its own end."""
+"""Seconds to wait for a command to end, after SIGKILL or after its output was closed."""
 
 
 class Dcgmi:
-    """The stream of `dcgmi dmon`, which prints a line for each GPU and interval."""
+    """The running command `dcgmi dmon`, which prints one line per GPU and interval."""
 
     name = DCGM
 
@@ -73,12 +74,12 @@ class Dcgmi:
     ) -> None:
         """Start the command, and wait for the header of its table.
 
-        Without a host engine the command prints an error in place of the header.
+        If DCGM's host engine is not running, the command prints an error instead of the header.
 
         Args:
             interval_s: seconds between two lines of a GPU.
-            command: the program.
-            answer_s: seconds for which the header is waited for.
+            command: the name or path of the program.
+            answer_s: seconds to wait for the header.
 
         Raises:
             CannotRead: the command is missing, or prints no header.
@@ -104,7 +105,7 @@ class Dcgmi:
         self._has_header = self._is_at_end = False
         self._last_line = ""
         self._newest: dict[int, list[str]] = {}
-        """For each GPU, the words of the newest line that no `read` has returned."""
+        """For each GPU, the columns of its newest line that `read` has not returned yet."""
         try:
             self._wait_for_header(command, answer_s)
         except CannotRead:
@@ -123,7 +124,7 @@ class Dcgmi:
                 raise CannotRead(self._ending())
 
     def read(self, now_ns: int) -> dict[SeriesId, float]:  # noqa: ARG002 - the command has its own clock
-        """See `Source.read`; empty between two lines of the command."""
+        """See `Source.read`; empty if the command has printed nothing since the last call."""
         self._take_lines()
         newest, self._newest = self._newest, {}
         if not newest and self._is_at_end:
@@ -147,7 +148,7 @@ class Dcgmi:
         return SeriesId(metric, DCGM, device=device, interval_s=self._interval_s)
 
     def _take_lines(self) -> None:
-        """Take what the command has printed, without waiting."""
+        """Parse the lines that the command has printed so far, without waiting for more."""
         for line in self._lines():
             words = line.split()
             if line.startswith("#"):
@@ -179,19 +180,19 @@ class Dcgmi:
 
 
 class Exporter:
-    """The page of a dcgm-exporter."""
+    """The metrics page of a dcgm-exporter on this node."""
 
     name = EXPORTER
 
     def __init__(self, fetch: Callable[[], bytes] | None = None) -> None:
-        """Read the page once.
+        """Fetch the page once, to check that it has values of a GPU.
 
         Args:
-            fetch: returns the page; None: from the URL in `$HOLDFAST_DCGM_EXPORTER`, else from port
-                9400.
+            fetch: returns the page. By default the page is fetched from the URL in
+                `$HOLDFAST_DCGM_EXPORTER`, else from port 9400 of this node.
 
         Raises:
-            CannotRead: there is no page, or it names no GPU.
+            CannotRead: the page cannot be fetched, or has no values of a GPU.
         """
         self._fetch = fetch or _fetch_page
         self._due_ns = 0
@@ -199,7 +200,7 @@ class Exporter:
             raise CannotRead("the exporter's page names no GPU")
 
     def read(self, now_ns: int) -> dict[SeriesId, float]:
-        """See `Source.read`; empty until the exporter's next update."""
+        """See `Source.read`; empty until the exporter's next update is due."""
         if now_ns < self._due_ns:
             return {}
         self._due_ns = now_ns + round(EXPORTER_INTERVAL_S * 1e9)
@@ -210,7 +211,7 @@ class Exporter:
 
 
 def parse_page(page: bytes) -> dict[SeriesId, float]:
-    """Return the values of an exporter's page; values of MIG instances are left out."""
+    """Return the values on an exporter's page, except values of MIG instances."""
     found: list[tuple[SeriesId, float | None]] = []
     for name, labels, word in samples(page):
         number = NAMES.get(name)

@@ -11,29 +11,32 @@ from holdfast.profile.recording import SeriesId
 from holdfast.profile.sources.source import CannotRead, Rates, plausible
 
 SECTOR_BYTES: Final = 512
-"""The unit of /proc/diskstats on every device (Linux, Documentation/admin-guide/iostats.rst)."""
+"""Bytes per sector in /proc/diskstats, for every device.
+
+Source: Linux, Documentation/admin-guide/iostats.rst.
+"""
 INFINIBAND_WORD_BYTES: Final = 4
-"""The unit of `port_rcv_data` and `port_xmit_data` (InfiniBand 1.4, PortCounters)."""
+"""Bytes per unit of `port_rcv_data` and `port_xmit_data` (InfiniBand 1.4, PortCounters)."""
 _TICKS_S: Final = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _PARTS_AND_STACKS: Final = re.compile(r"^(loop|ram|dm-|md|zram|sr)|^(sd|hd|vd|xvd)[a-z]+\d+$|p\d+$")
-"""Names of block devices whose bytes another device counts too."""
+"""Names of partitions and stacked block devices, whose bytes another device counts already."""
 
 
 class Host:
-    """The host, and the processes of the ranks on it."""
+    """The counters of this host, and of the ranks' processes on it."""
 
     name = HOST
 
     def __init__(
         self, *, interval_s: float = 1.0, proc: Path = Path("/proc"), sys: Path = Path("/sys")
     ) -> None:
-        """Read nothing yet.
+        """Store where to read the counters.
 
         Args:
             interval_s: seconds between two reads.
-            proc: the folder of the kernel's files about processes.
-            sys: the folder of the kernel's files about devices.
+            proc: the folder where procfs is mounted.
+            sys: the folder where sysfs is mounted.
         """
         self._interval_s = interval_s
         self._proc = proc
@@ -41,7 +44,7 @@ class Host:
         self._rates = Rates()
         self._cpu: tuple[int, int] | None = None
         self.pids: Mapping[int, int] = {}
-        """The process of each rank on this node, by rank."""
+        """The process id of each rank on this node, by rank."""
 
     def read(self, now_ns: int) -> dict[SeriesId, float]:
         """See `Source.read`."""
@@ -84,9 +87,9 @@ class Host:
         return SeriesId(metric, HOST, rank=rank, interval_s=self._interval_s)
 
     def _cpu_share(self) -> float | None:
-        """Return the busy share since the call before, in percent.
+        """Return the busy share of all CPUs since the previous call, in percent.
 
-        `guest` is part of `user` already.
+        Guest time is not added, because the kernel already includes it in `user`.
         """
         line = (self._proc / "stat").read_text().split("\n", 1)[0]
         ticks = [int(word) for word in line.split()[1:9]]

@@ -1,6 +1,8 @@
-"""Read NVIDIA GPUs by NVML, through `nvidia-ml-py`: with GPM the SM counters too, without root, DCGM or CUDA.
+"""Read NVIDIA GPUs through NVML, with the package `nvidia-ml-py`.
 
-GPM measures between two samples. At least 100 ms must lie between them; the sampler's interval is longer.
+On GPUs with GPM, NVML also reads the SM counters, and needs neither root nor DCGM nor CUDA for
+this. GPM computes a counter from two samples, which must be at least 100 ms apart. The sampler's
+interval is longer.
 """
 
 import contextlib
@@ -23,7 +25,7 @@ GPM_METRICS: Final = {
     60: ("gpu_nvlink_rx", MIB),
     61: ("gpu_nvlink_tx", MIB),
 }
-"""By id of a GPM metric: its name, and the factor from NVML's unit (%, MiB/s) to its own."""
+"""For each GPM metric id: the metric's name, and the factor that converts NVML's %, MiB/s."""
 
 
 def import_nvml() -> Any:
@@ -40,24 +42,25 @@ def import_nvml() -> Any:
 
 
 class Nvidia:
-    """The GPUs of this node, as NVML describes them."""
+    """The NVIDIA GPUs of this node, as NVML reports them."""
 
     def __init__(self, nvml: Any, *, with_gpm: bool, interval_s: float = 1.0) -> None:
-        """Find the GPUs.
+        """Find the NVIDIA GPUs of this node.
 
         Args:
             nvml: the module `pynvml`, or `holdfast.testing.nvml.FakeNvml`.
-            with_gpm: read the SM counters too; else the source is plain NVML.
+            with_gpm: True to read the SM counters too; the source is then named `gpm`, otherwise
+                `nvml`.
             interval_s: seconds between two reads.
 
         Raises:
-            CannotRead: NVML has no GPU here, or no GPU supports GPM where it is wanted.
+            CannotRead: NVML finds no GPU, or `with_gpm` is True and no GPU supports GPM.
         """
         self.name = GPM if with_gpm else NVML
         self._nvml = nvml
         self._interval_s = interval_s
         self._samples: dict[int, tuple[int, Any, Any]] = {}
-        """For each GPU with GPM: the time of the last sample, that sample, and a free one."""
+        """For each GPU with GPM: the time of the last sample, that sample, and a spare sample."""
         try:
             nvml.nvmlInit()
             self._handles = [

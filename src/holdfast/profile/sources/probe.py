@@ -1,4 +1,4 @@
-"""Choose the source of the GPUs' counters: the first one that answers, the best one first."""
+"""Choose the source of GPU counters: the best one that works on this node."""
 
 import os
 import time
@@ -16,12 +16,15 @@ Open = Callable[[], Source]
 
 
 def has_gpu(drivers: Sequence[Path] = DRIVERS) -> bool:
-    """Return True if a probe is worth its cost: a driver is loaded, or an exporter named."""
+    """Return True if a GPU driver is loaded or the URL of a dcgm-exporter is configured.
+
+    Otherwise a probe of the sources cannot succeed.
+    """
     return bool(os.environ.get(ENV_EXPORTER)) or any(one.exists() for one in drivers)
 
 
 def gpu_sources(interval_s: float) -> dict[str, Open]:
-    """Return what opens each source of GPU counters, in the order of the probe."""
+    """Return a function that opens each source of GPU counters, by name, the best source first."""
 
     def nvidia(*, with_gpm: bool) -> Source:
         from holdfast.profile.sources.nvidia import Nvidia, import_nvml
@@ -53,13 +56,15 @@ def gpu_sources(interval_s: float) -> dict[str, Open]:
 
 
 def gpu_memory(sources: dict[str, Open] | None = None) -> tuple[dict[int, float], dict[str, str]]:
-    """Read the memory of each GPU once.
+    """Read the total memory of each GPU once.
 
     Args:
-        sources: what opens each source; None: the sources that give the memory at their first read.
+        sources: functions that open a source, by name. By default NVML and AMD's library, because
+            these two return the memory at the first read.
 
     Returns:
-        the bytes of each GPU, by its number; and for each source that does not answer, the reason.
+        Two dicts: the bytes of each GPU, by its index, and the reason for each source that does not
+            work.
     """
     if sources is None:
         opened = gpu_sources(1.0)
@@ -81,10 +86,10 @@ def gpu_memory(sources: dict[str, Open] | None = None) -> tuple[dict[int, float]
 
 
 def probe(sources: dict[str, Open]) -> tuple[Source | None, dict[str, str]]:
-    """Open the first source that answers.
+    """Open the first source that works.
 
     Returns:
-        the source, None if no source answers; and for each source that did not answer, the reason.
+        The source, or None if no source works; and the reason for each source that does not work.
     """
     missing: dict[str, str] = {}
     for name, open_source in sources.items():

@@ -1,10 +1,11 @@
-"""Read the GPUs in a process of its own, because a call of a driver may never return.
+"""Read the GPUs in a process of its own, because a call into a GPU driver may never return.
 
-`reader INTERVAL_S` opens the first source that answers and prints JSON lines: `{"source": …,
-"missing": …}` once, then for each byte of its standard input one line with the values. A source
-that ends makes the reader open the next one, and print the first line again. The sampler waits for
-each answer with a deadline, goes on without it, and replaces a reader that stays silent. The
-process ends with its standard input, or with its parent.
+`reader INTERVAL_S` opens the first source that works and prints JSON lines. The first line is
+`{"source": …, "missing": …}`. After that, each byte on the standard input requests one line with
+values. If the source ends, the reader opens the next one and prints a new first line.
+
+The sampler waits for each answer only up to a deadline, and replaces a reader that does not answer.
+The reader ends when its standard input is closed or its parent process ends.
 """
 
 import json
@@ -20,13 +21,13 @@ from holdfast.profile.sources.source import CannotRead, SourceEnded
 
 
 def main() -> None:
-    """Serve until the standard input ends."""
+    """Serve requests until the standard input is closed."""
     die_with_parent()
     serve(gpu_sources(float(sys.argv[1])))
 
 
 def serve(sources: dict[str, Open]) -> None:
-    """Answer each byte of the standard input with a line of values; end with the standard input."""
+    """Answer each byte on the standard input with a line of values, until the input is closed."""
     source, missing = probe(sources)
     _print_line({"source": None if source is None else source.name, "missing": missing})
     has_given = False
@@ -56,7 +57,7 @@ def serve(sources: dict[str, Open]) -> None:
 
 
 def values_of(answer: dict[str, Any]) -> dict[SeriesId, float]:
-    """Return the values of a line that `serve` printed."""
+    """Parse the values in a line that `serve` printed."""
     return {
         SeriesId(metric, source, device=device, interval_s=interval_s): float(value)
         for metric, source, device, interval_s, value in answer["values"]

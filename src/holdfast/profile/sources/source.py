@@ -1,4 +1,4 @@
-"""The seam of all sources, and the check that keeps sentinels out of a recording."""
+"""Define the protocol of all sources, and filter values that no device can have."""
 
 import math
 from collections.abc import Iterable
@@ -16,45 +16,45 @@ MOST: Final = {
     "B": 2.0**46,
     "J": 2.0**43,
 }
-"""The largest value of each unit that a device can have.
+"""The largest plausible value for each unit; larger values mark a missing value.
 
-DCGM marks a missing value by 2^31 - 16, 2^47 or 2^63 - 16 and above. AMD's library does so by 2^16
-- 1 and 2^32 - 1, and NVML by 2^32 - 1 or 2^64 - 1.
+DCGM marks a missing value by 2^31 - 16, 2^47 or 2^63 - 16 and above. AMD's library uses 2^16 - 1
+and 2^32 - 1, and NVML uses 2^32 - 1 or 2^64 - 1.
 """
 
 
 class CannotRead(Exception):
-    """A source gives no values; the message states the reason."""
+    """A source returned no values; the message states the reason."""
 
 
 class SourceEnded(CannotRead):
-    """A source gives no values any more; another source may."""
+    """A source has stopped for good; another source may still work."""
 
 
 class Source(Protocol):
-    """Measures some metrics of one node."""
+    """Measure some metrics of one node."""
 
     name: str
 
     def read(self, now_ns: int) -> dict[SeriesId, float]:
-        """Return the values of this moment; rates are of the time since the read before.
+        """Return the current values. A rate is the average since the previous call.
 
         Args:
-            now_ns: the monotonic clock, in nanoseconds.
+            now_ns: the current monotonic time in nanoseconds.
 
         Raises:
-            CannotRead: the source gives no values.
-            SourceEnded: the source gives no values any more.
+            CannotRead: the source returned no values this time.
+            SourceEnded: the source has stopped for good.
         """
         ...
 
     def close(self) -> None:
-        """Release what the source holds."""
+        """Release the resources of the source, such as processes and library handles."""
         ...
 
 
 def plausible(values: Iterable[tuple[SeriesId, float | None]]) -> dict[SeriesId, float]:
-    """Return the values that a device can have: no sentinels, no NaN, nothing negative."""
+    """Return the values that a device can have, without sentinels, NaN and negative values."""
     found = {}
     for key, value in values:
         if value is None or not math.isfinite(value) or value < 0:
@@ -68,13 +68,16 @@ def plausible(values: Iterable[tuple[SeriesId, float | None]]) -> dict[SeriesId,
 
 
 class Rates:
-    """Turns totals that only grow into rates a second."""
+    """Convert counters that only increase into rates per second."""
 
     def __init__(self) -> None:
         self._before: dict[SeriesId, tuple[int, float]] = {}
 
     def of(self, key: SeriesId, now_ns: int, total: float) -> float | None:
-        """Return the growth per second since the last call; None at first and after a reset."""
+        """Return the increase per second since the previous call for this series.
+
+        Return None at the first call, and if the counter has been reset.
+        """
         before = self._before.get(key)
         self._before[key] = now_ns, total
         if before is None or now_ns <= before[0] or total < before[1]:

@@ -1,10 +1,15 @@
-"""Mergeable aggregates: the only queries that read whole tables.
+"""Run the only queries that read whole tables; their results can be merged.
 
-Each `NAME.sql` of this folder is one SELECT over `jobs` (or `samples` and `devices`) with a small
-result for any size of input. The column names define how two results merge: `n`, `n_…` and `sum_…`
-add up, `min_…` and `max_…` keep the least and the greatest, and all others are keys. So a trace may
-be divided anywhere (by file, month, metric-day), aggregated by many workers, and merged. The
-analyses read only aggregates.
+Each `NAME.sql` in this folder is one SELECT over `jobs` (or over `samples` and `devices`). Its
+result is small for any size of input, and is called an aggregate. The column names define how two
+results are merged:
+
+- `n`, `n_…` and `sum_…` are added.
+- `min_…` and `max_…` keep the smaller and the larger value.
+- All other columns are keys.
+
+A trace can therefore be divided anywhere (by file, by month, by day of one metric), aggregated by
+many workers, and merged. The analyses read only aggregates.
 """
 
 from functools import cache
@@ -20,12 +25,17 @@ def names() -> tuple[str, ...]:
 
 
 def sql(name: str) -> str:
-    """Read the SELECT of an aggregate."""
+    """Return the SELECT statement of an aggregate."""
     return (FOLDER / f"{name}.sql").read_text().strip().rstrip(";")
 
 
 def merge_sql(columns: list[str], source: str) -> str:
-    """Make SQL that merges partial results: `columns` of `source`, one row per key."""
+    """Return SQL that merges partial results into one row per key.
+
+    Args:
+        columns: names of the columns of the results.
+        source: SQL of the table with the rows of all results.
+    """
     keys = [f'"{column}"' for column in columns if _merge(column) is None]
     measures = [
         f'{merge}("{column}") AS "{column}"' for column in columns if (merge := _merge(column))
@@ -34,7 +44,7 @@ def merge_sql(columns: list[str], source: str) -> str:
 
 
 def _merge(column: str) -> str | None:
-    """Return the SQL function that merges a measure; None for a key."""
+    """Return the SQL function that merges a column, or None if the column is a key."""
     if column == "n" or column.startswith(("n_", "sum_")):
         return "sum"
     if column.startswith("min_"):

@@ -1,4 +1,4 @@
-"""Pure functions from a trace to a table, a chart and named numbers; one module per question."""
+"""Compute a table, a chart and named numbers from a trace: pure functions, by question."""
 
 SECTIONS = (
     "The cluster and its jobs",
@@ -9,4 +9,4 @@ SECTIONS = (
     "Power, heat and carbon",
     "People",
 )
-"""Sections of the report, in order."""
+"""The sections of the report, in order."""

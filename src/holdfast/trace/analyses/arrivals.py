@@ -30,16 +30,16 @@ DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 NOT_SUBMITTED = "no GPU job has a time of submission"
 QUARTERS_AN_HOUR = 4
 EPOCH_WEEKDAY = 3
-"""1 January 1970 was a Thursday."""
+"""Weekday of 1 January 1970, a Thursday; Monday is 0."""
 
 
 def hourly_arrivals(trace: "Trace", cluster: str) -> tuple[int, dict[str, Values]]:
     """Count the GPU jobs submitted in each local hour, by type, from the first hour to the last.
 
     Returns:
-        The number of the first local hour since 1 January 1970, and the counts of each type,
-        all of one length. There are no types if nothing was submitted. Jobs without a type are
-        `UNKNOWN`.
+        The first local hour, counted in hours since 1 January 1970, and for each type an array with
+        one count per hour. Jobs without a type are counted as `UNKNOWN`. If nothing was submitted,
+        there are no types.
     """
     table = trace.query(
         f"SELECT coalesce(type, '{UNKNOWN}') AS type, "
@@ -63,12 +63,12 @@ def hourly_arrivals(trace: "Trace", cluster: str) -> tuple[int, dict[str, Values
 def arrival_rhythm(trace: "Trace") -> Result:
     """Chart GPU jobs submitted per hour over the local hour of the day, by weekday and by type.
 
-    Table: `cluster`, `by` (`weekday` or `type`), `row`, `hour_of_day`, `jobs`, `jobs_an_hour`.
-    `jobs_an_hour` is the count divided by the number of such hours between the first and the last
-    submission.
+    Columns of the table: `cluster`, `by` (`weekday` or `type`), `row`, `hour_of_day`, `jobs`,
+    `jobs_an_hour`. `jobs_an_hour` is `jobs` divided by how often this hour occurred between the
+    first and the last submission.
 
     Raises:
-        LeftOut: no GPU job has a time of submission.
+        LeftOut: no GPU job has a submission time.
     """
     rows: list[tuple[object, ...]] = []
     panels, sentences = [], []
@@ -131,12 +131,13 @@ def arrival_rhythm(trace: "Trace") -> Result:
 
 
 def submissions_per_day(trace: "Trace") -> Result:
-    """Chart GPU jobs submitted on each local day by type, one panel per cluster; empty days are 0.
+    """Chart GPU jobs submitted on each local day by type, with one panel per cluster.
 
-    Table: `cluster`, `type`, `day_start_s` (Unix epoch, start of the local day), `jobs`.
+    Days without a submission count 0. Columns of the table: `cluster`, `type`, `day_start_s` (Unix
+    epoch, start of the local day), `jobs`.
 
     Raises:
-        LeftOut: no GPU job has a time of submission.
+        LeftOut: no GPU job has a submission time.
     """
     tables, panels, sentences = [], [], []
     numbers: dict[str, float] = {}
@@ -199,12 +200,13 @@ def submissions_per_day(trace: "Trace") -> Result:
 def burstiness(trace: "Trace") -> Result:
     """Chart the index of dispersion of hourly submissions of GPU jobs, by type.
 
-    The index is variance over mean of the counts of whole hours from the cluster's first submission
-    to its last (Fano factor; Cox and Lewis, The Statistical Analysis of Series of Events, 1966).
-    The index is 1 for independent arrivals (Poisson) and greater for bursts.
+    The index is the variance of the hourly counts divided by their mean (Fano factor; Cox and
+    Lewis, The Statistical Analysis of Series of Events, 1966). The counts cover the whole hours
+    from the cluster's first submission to its last. The index is 1 for independent arrivals
+    (Poisson) and greater for bursts.
 
-    There is one panel per cluster. Table: `cluster`, `type`, `hours`, `jobs`, `mean_jobs_an_hour`,
-    `dispersion`, `max_jobs_an_hour`.
+    There is one panel per cluster. Columns of the table: `cluster`, `type`, `hours`, `jobs`,
+    `mean_jobs_an_hour`, `dispersion`, `max_jobs_an_hour`.
 
     Raises:
         LeftOut: no cluster has GPU jobs submitted over two hours or more.
@@ -260,17 +262,19 @@ def burstiness(trace: "Trace") -> Result:
 
 
 def evaluation_batches(trace: "Trace", *, checkpoint_datasets: int = 60) -> Result:
-    """Chart the CDF of the number of evaluations submitted within one minute, over evaluations.
+    """Chart how many evaluations are submitted together, within the same minute.
 
-    Table: `cluster`, `part`, `weight`, `batch`, `share_at_most`: the share of evaluations in
-    minutes with at most `batch` evaluations.
+    The chart is a CDF over evaluations. Columns of the table: `cluster`, `part`, `weight`, `batch`,
+    `share_at_most`. `share_at_most` is the share of evaluations that were submitted in a minute
+    with at most `batch` evaluations.
 
     Args:
         trace: the trace.
-        checkpoint_datasets: evaluations of one checkpoint, about 60 in the study (section 3.2).
+        checkpoint_datasets: the number of evaluations that one checkpoint needs, about 60 in the
+            study (section 3.2).
 
     Raises:
-        LeftOut: no evaluation has a time of submission.
+        LeftOut: no evaluation has a submission time.
     """
     groups, sentences = [], []
     numbers: dict[str, float] = {}
@@ -317,9 +321,9 @@ def evaluation_batches(trace: "Trace", *, checkpoint_datasets: int = 60) -> Resu
 def _cells(
     count: Values, row: npt.NDArray[np.int64], column: npt.NDArray[np.int64], rows: int
 ) -> tuple[Values, Values]:
-    """Return sums and hourly means by row and hour of the day, each shape (rows, 24).
+    """Return sums and hourly means by row and hour of the day, each of shape (rows, 24).
 
-    Means are NaN where there was no such hour.
+    A mean is NaN if that hour did not occur.
     """
     place, cells = row * 24 + column, rows * 24
     sums = np.bincount(place, weights=count, minlength=cells).reshape(rows, 24).astype(float)

@@ -33,13 +33,12 @@ NO_TIMES = "no GPU job has both a start and an end"
 def gpus_in_use(trace: "Trace", cluster: str) -> tuple[int, dict[str, Values]]:
     """Return the mean number of GPUs in use in each hour, by type.
 
-    The hours reach from the first start to the last submission. The hours after the last submission
-    are left out, because the trace has no arrivals there. Jobs that still run (state RUNNING, no
-    end) count to the end.
+    The hours range from the first start to the last submission, because the trace has no arrivals
+    after that. Jobs that are still running (state RUNNING, no end) count up to the last hour.
 
     Returns:
-        The first hour since the Unix epoch, and the means of each type, all of one length.
-        There are no types if no job has times.
+        The first hour, counted from the Unix epoch, and for each type an array with one mean per
+        hour. If no job has a start and an end, there are no types.
     """
     found = hourly(trace, cluster, "busy", "type")
     used = [] if found is None else np.flatnonzero(found.hours.sum(axis=0) > 0).tolist()
@@ -57,19 +56,20 @@ def gpus_in_use(trace: "Trace", cluster: str) -> tuple[int, dict[str, Values]]:
 
 
 def capacity_or_peak(trace: "Trace", cluster: str, in_use: Values) -> tuple[float, str]:
-    """Return the limit of GPUs in use, and its meaning in words.
+    """Return the limit for the number of GPUs in use, and a text that describes the limit.
 
-    The limit is the cluster's GPUs, or if unknown the most GPUs in use in any hour.
+    The limit is the number of GPUs of the cluster. If this number is unknown, the limit is the
+    largest number of GPUs in use in any hour.
     """
     known = capacity_gpus(trace, cluster)
     return (known, "capacity") if known is not None else (float(in_use.max()), "busiest hour seen")
 
 
 def beyond_capacity(trace: "Trace") -> tuple[Note, ...]:
-    """Make a note for each cluster whose jobs hold more GPUs than the cluster has.
+    """Return a note for each cluster whose jobs hold more GPUs than the cluster has.
 
-    GPUs in use are hourly means as in `gpus_in_use`. The jobs and the size contradict each other,
-    which checks of single jobs cannot find.
+    GPUs in use are hourly means as in `gpus_in_use`. In such a cluster the jobs contradict the
+    stated size, which no check of a single job can find.
     """
     notes = []
     for cluster in in_order(trace):
@@ -98,17 +98,19 @@ def beyond_capacity(trace: "Trace") -> tuple[Note, ...]:
 
 
 def gpus_over_time(trace: "Trace", *, points: int = 1000) -> Result:
-    """Chart GPUs in use over time, stacked by type, with the capacity or the busiest hour as limit.
+    """Chart GPUs in use over time, stacked by type, with the capacity as a limit line.
 
-    Table: `cluster`, `type`, `at_s` (Unix epoch, start of the mean), `gpus` (mean in use). Compared
-    clusters are left out.
+    If the capacity is unknown, the line shows the busiest hour. Clusters that serve only for
+    comparison are left out. Columns of the table: `cluster`, `type`, `at_s` (Unix epoch, start of
+    the mean), `gpus` (mean in use).
 
     Args:
         trace: the trace.
-        points: maximum points of a curve; each mean is over as many hours as this needs.
+        points: the most points of a curve. If there are more hours, each point is the mean of
+            several hours.
 
     Raises:
-        LeftOut: no GPU job has times.
+        LeftOut: no GPU job has a start and an end.
     """
     tables, panels, sentences = [], [], []
     numbers: dict[str, float] = {}
@@ -163,14 +165,14 @@ def gpus_over_time(trace: "Trace", *, points: int = 1000) -> Result:
 
 
 def allocation(trace: "Trace") -> Result:
-    """Chart the CDF over hours of the share of GPUs in use.
+    """Chart the share of GPUs in use, as a CDF over hours.
 
-    The share is the GPUs in use divided by the capacity, or by the busiest hour if the capacity is
-    unknown. Table: `cluster`, `part` (`capacity` or `busiest hour seen`), `weight`, `share_in_use`,
-    `share_at_most`.
+    The share is the GPUs in use divided by the capacity. If the capacity is unknown, the GPUs in
+    use in the busiest hour take its place. Columns of the table: `cluster`, `part` (`capacity` or
+    `busiest hour seen`), `weight`, `share_in_use`, `share_at_most`.
 
     Raises:
-        LeftOut: no GPU job has times.
+        LeftOut: no GPU job has a start and an end.
     """
     groups, sentences = [], []
     numbers: dict[str, float] = {}
@@ -221,7 +223,7 @@ def allocation(trace: "Trace") -> Result:
 
 
 def last_submission_hour(trace: "Trace", cluster: str, otherwise: int) -> int:
-    """Return the hour of the last submission, or `otherwise` if no submission has a time."""
+    """Return the hour of the last submission, or `otherwise` if no job has a submission time."""
     table = trace.query(
         f"SELECT coalesce(floor(epoch(max(max_submit_at)) / {HOUR_S})::INTEGER, ?) AS hour "
         f"FROM {trace.prepare('job_counts')} WHERE cluster = ?",

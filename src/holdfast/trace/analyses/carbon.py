@@ -28,17 +28,19 @@ INTENSITY_T_PER_MWH = 0.478
 def emissions_t(
     energy_mwh: float, *, intensity_t_per_mwh: float = INTENSITY_T_PER_MWH, pue: float = 1.0
 ) -> float:
-    """Return the tonnes of CO2-equivalent of an energy.
+    """Return the tonnes of CO2-equivalent emitted for an amount of energy.
 
-    The study's 673 MWh of Seren in May 2023 and 321.7 t agree as 673 x 0.478, without the PUE of
-    1.25 and without the carbon-free share of 30.61%. The intensity is an average over all sources,
-    so the carbon-free share must not be subtracted again. 286 GPU servers at their mean of 2,930 W
-    draw 624 MWh in a month of 31 days, so the 673 MWh are the computers' and not the facility's.
+    The formula follows from the study's numbers for Seren in May 2023: 321.7 t for 673 MWh is 673 x
+    0.478. The study therefore applies neither the PUE of 1.25 nor the carbon-free share of 30.61%.
+    The carbon-free share must not be subtracted, because the intensity is an average over all
+    sources. The 673 MWh are the energy of the computers and not of the facility, because 286 GPU
+    servers at their mean of 2,930 W use 624 MWh in a month of 31 days.
 
     Args:
-        energy_mwh: MWh.
+        energy_mwh: energy in MWh.
         intensity_t_per_mwh: tonnes per MWh, averaged over all sources.
-        pue: 1 for an energy of the facility, or to count as the study does.
+        pue: facility energy divided by computer energy. Give 1 if `energy_mwh` is the energy of the
+            facility, or to count as the study does.
     """
     return energy_mwh * pue * intensity_t_per_mwh
 
@@ -51,22 +53,23 @@ def energy_by_month(
     intensity_t_per_mwh: float = INTENSITY_T_PER_MWH,
     gpu_share: float = STUDY_SHARES["GPUs"],
 ) -> Result:
-    """Chart energy and emissions of each UTC month, as the study counts and with the PUE applied.
+    """Chart energy and emissions of each UTC month, with and without the PUE.
 
-    The energy of an hour is the mean power of its samples x devices. The power is that of servers
-    (GPU_SERVER_POWER and CPU_SERVER_POWER) if measured, else the power of GPUs (POWER_USAGE)
-    divided by `gpu_share`. Hours without samples have no energy; the caption gives their number.
+    The study counts without the PUE. The energy of an hour is the mean power of its samples times
+    the number of devices. The power of servers is used (GPU_SERVER_POWER and CPU_SERVER_POWER) if
+    measured, else the power of GPUs (POWER_USAGE) divided by `gpu_share`. Hours without samples
+    count as no energy; the caption gives their number.
 
     Args:
-        trace: a trace with one of these metrics.
+        trace: a trace with at least one of these metrics.
         pue: facility energy divided by computer energy.
-        carbon_free_share: share of the electricity; used for the carbon-free energy, not for
-            emissions.
+        carbon_free_share: carbon-free share of the electricity, 0 to 1. It is used for the
+            carbon-free energy and not for emissions.
         intensity_t_per_mwh: tonnes of CO2-equivalent per MWh.
-        gpu_share: GPUs' share of a server's power, used if servers are not measured.
+        gpu_share: GPUs' share of a server's power, 0 to 1; used if servers are not measured.
 
     Raises:
-        LeftOut: there is no telemetry of power.
+        LeftOut: the trace has no telemetry of power.
     """
     hours = measured(trace, "metric_hours")
     devices = measured(trace, "metric_devices")

@@ -1,4 +1,4 @@
-"""List every analysis of the report in order, with the assumptions."""
+"""List every analysis of the report, in order, with the assumptions that they need."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -39,7 +39,7 @@ _MODULES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Assumptions:
-    """Values that no trace has and some analyses need; the defaults are the study's."""
+    """Set values that some analyses need and no trace contains; the defaults are the study's."""
 
     pue: float = carbon.PUE
     """Power usage effectiveness: facility energy divided by computer energy."""
@@ -49,7 +49,7 @@ class Assumptions:
     """Tonnes of CO2-equivalent per MWh, averaged over all sources of the grid."""
 
     def in_words(self) -> dict[str, str]:
-        """Return the name and value of each assumption, for the report's notes on methods."""
+        """Return name and value of each assumption as text, for the report's notes on methods."""
         return {
             "Power usage effectiveness (PUE)": f"{self.pue:g}",
             "Carbon-free share of the electricity": f"{self.carbon_free_share:.2%}",
@@ -58,7 +58,7 @@ class Assumptions:
 
 
 def catalogue(assumptions: Assumptions | None = None) -> tuple[Analysis, ...]:
-    """List the analyses, section by section."""
+    """Return the analyses, section by section."""
     assumed = assumptions or Assumptions()
     energy = partial(
         carbon.energy_by_month,

@@ -1,4 +1,7 @@
-"""Empirical CDFs of groups of jobs, weighted by jobs and by GPU time: panels and their table."""
+"""Build panels and tables of empirical CDFs over groups of jobs.
+
+Each CDF is weighted by jobs or by GPU time.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,19 +24,19 @@ OF = {"jobs": "jobs", "gpu_time": "GPU time"}
 
 @dataclass(frozen=True, kw_only=True)
 class Counted:
-    """Value counts of a quantity over a group of jobs: jobs and GPU time (s) at each value."""
+    """Count jobs and GPU time (s) at each value of a quantity, over a group of jobs."""
 
     jobs: Distribution
     gpu_time: Distribution
 
     def under(self, weight: Weight) -> Distribution:
-        """Return the distribution by one of the weights."""
+        """Return the distribution weighted by jobs or by GPU time."""
         return self.jobs if weight == "jobs" else self.gpu_time
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """A curve: the jobs of one cluster, or of a part of the cluster."""
+    """A group of jobs that makes one curve: the jobs of a cluster, or a part of them."""
 
     label: str
     cluster: str
@@ -63,10 +66,17 @@ def counted(
 def cdf_panel(
     groups: Sequence[Group], *, x: Axis, weight: Weight = "jobs", title: str = "", of: str = ""
 ) -> Lines:
-    """Make a panel with the CDF of each group of positive weight.
+    """Return a panel with the CDF of each group whose total weight is positive.
 
-    Values below the low end of the axis are drawn at that end. The legend has n, or the GPU time in
-    hours. `of` names the counted things if they are not jobs.
+    Values below the low end of the axis are drawn at that end. The legend shows the number of jobs
+    of each group, or its GPU time in hours.
+
+    Args:
+        groups: the groups of jobs.
+        x: the axis of the values.
+        weight: the weight of the CDF, jobs or GPU time.
+        title: the title of the panel.
+        of: a noun for the counted things in the axis label, if they are not jobs.
     """
     low = x.low if x.low is not None else -np.inf
     series = []
@@ -97,9 +107,10 @@ def cdf_panel(
 
 
 def cdf_table(groups: Sequence[Group], *, column: str, weights: Sequence[Weight] = BOTH) -> Table:
-    """Return the vertices of the curves, each on the exact CDF.
+    """Return the vertices of the curves; each vertex lies on the exact CDF.
 
-    Table: `cluster`, `part`, `weight`, `column` and `share_at_most`.
+    Columns of the table: `cluster`, `part`, `weight`, the values under the name `column`, and
+    `share_at_most`.
     """
     parts: list[tuple[Group, Weight]] = [(group, weight) for group in groups for weight in weights]
     curves = [group.counted.under(weight).curve(log=True) for group, weight in parts]
@@ -119,10 +130,11 @@ def cdf_table(groups: Sequence[Group], *, column: str, weights: Sequence[Weight]
 
 
 def headline(group: Group, quantity: str, *, kind: str) -> dict[str, float]:
-    """Return n, mean, median, p90, p95 and maximum over a group's jobs, and the median over GPU time.
+    """Return the main statistics of a group of jobs, for the named numbers.
 
-    Keys are `CLUSTER.KIND.STATISTIC_QUANTITY`, such as `seren.gpu_job.median_duration_s`.
-    `quantity` includes the unit.
+    These are the number of jobs n, the mean, median, p90, p95 and maximum over jobs, and the median
+    over GPU time. Keys are `CLUSTER.KIND.STATISTIC_QUANTITY`, such as
+    `seren.gpu_job.median_duration_s`. `quantity` includes the unit.
     """
     jobs, key = group.counted.jobs, f"{slug(group.cluster)}.{slug(kind)}"
     numbers = {

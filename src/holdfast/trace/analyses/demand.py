@@ -1,4 +1,4 @@
-"""Analyze what jobs request: GPUs per job, by type, and CPUs and memory per GPU."""
+"""Analyze which resources jobs request: GPUs, and CPUs and memory per GPU."""
 
 from typing import TYPE_CHECKING
 
@@ -25,21 +25,22 @@ if TYPE_CHECKING:
 Values = npt.NDArray[np.float64]
 
 LARGE_GPUS = 256
-"""Least GPUs per job that the study calls large (section 3.1)."""
+"""The study calls a job large from this number of GPUs on (section 3.1)."""
 FIVE = ("whisker_low", "q1", "median", "q3", "whisker_high")
 
 
 def gpu_demand(trace: "Trace", *, large_gpus: int = LARGE_GPUS) -> Result:
-    """Chart the CDF of GPUs per job, by jobs (study: Fig 3a) and by GPU time (Fig 3b).
+    """Chart the CDF of GPUs per job, weighted by jobs (study: Fig 3a) and by GPU time (Fig 3b).
 
-    All clusters share a panel. Table: `cluster`, `part`, `weight`, `gpu_num`, `share_at_most`.
+    All clusters share a panel. Columns of the table: `cluster`, `part`, `weight`, `gpu_num`,
+    `share_at_most`.
 
     Args:
         trace: the trace.
-        large_gpus: least GPUs of a large job in the caption and the numbers.
+        large_gpus: the caption and the numbers call a job large from this number of GPUs on.
 
     Raises:
-        LeftOut: there is no GPU job.
+        LeftOut: the trace has no GPU job.
     """
     groups = [
         Group(
@@ -92,12 +93,13 @@ def gpu_demand(trace: "Trace", *, large_gpus: int = LARGE_GPUS) -> Result:
 
 
 def gpu_demand_by_type(trace: "Trace") -> Result:
-    """Chart box plots of GPUs per job by workload type (study: Fig 5); whiskers within 1.5 IQR.
+    """Chart box plots of GPUs per job by workload type (study: Fig 5).
 
-    There is one panel per cluster. Table: `cluster`, `type`, `n`, and the five numbers of the box.
+    The whiskers end at the furthest value within 1.5 IQR of the box. There is one panel per
+    cluster. Columns of the table: `cluster`, `type`, `n`, and the five numbers of the box.
 
     Raises:
-        LeftOut: no cluster has types.
+        LeftOut: no cluster has job types.
     """
     trace.require("type")
     rows: list[tuple[object, ...]] = []
@@ -149,12 +151,13 @@ def gpu_demand_by_type(trace: "Trace") -> Result:
 
 
 def host_demand(trace: "Trace") -> Result:
-    """Chart the CDF of requested CPUs and host memory per GPU, by jobs and by GPU time.
+    """Chart the CDF of requested CPUs and host memory per GPU, weighted by jobs and by GPU time.
 
-    Table: `cluster`, `part` (`CPUs` or `memory (GB)`), `weight`, `per_gpu`, `share_at_most`.
+    Columns of the table: `cluster`, `part` (`CPUs` or `memory (GB)`), `weight`, `per_gpu`,
+    `share_at_most`.
 
     Raises:
-        LeftOut: no GPU job has a record of its CPUs or its memory.
+        LeftOut: no GPU job records its CPUs or its memory.
     """
     groups_of: dict[str, list[Group]] = {}
     numbers: dict[str, float] = {}

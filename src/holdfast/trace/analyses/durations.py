@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def durations(trace: "Trace", cluster: str, *, gpu: bool = True, type: str | None = None) -> Group:  # noqa: A002
-    """Return the durations in seconds of a cluster's GPU (or CPU) jobs, of all types or of one."""
+    """Return the durations in seconds of a cluster's GPU or CPU jobs, optionally of one type."""
     where, parameters = f"cluster = ? AND is_gpu = {gpu}", [cluster]
     if type is not None:
         where, parameters = f"{where} AND type = ?", [cluster, type]
@@ -28,9 +28,10 @@ def durations(trace: "Trace", cluster: str, *, gpu: bool = True, type: str | Non
 
 
 def gpu_job_duration(trace: "Trace") -> Result:
-    """Chart the CDF of GPU job durations of every cluster, by jobs (study: Fig 2a) and by GPU time.
+    """Chart the CDF of GPU job durations, weighted by jobs (study: Fig 2a) and by GPU time.
 
-    Table: `cluster`, `part`, `weight`, `duration_s`, `share_at_most`.
+    All clusters are shown. Columns of the table: `cluster`, `part`, `weight`, `duration_s`,
+    `share_at_most`.
 
     Raises:
         LeftOut: no GPU job has a duration.
@@ -53,7 +54,7 @@ def gpu_job_duration(trace: "Trace") -> Result:
 def cpu_job_duration(trace: "Trace") -> Result:
     """Chart the CDF of durations of jobs without a GPU, for every cluster (study: appendix).
 
-    Table: `cluster`, `part`, `weight`, `duration_s`, `share_at_most`.
+    Columns of the table: `cluster`, `part`, `weight`, `duration_s`, `share_at_most`.
 
     Raises:
         LeftOut: no CPU job has a duration.
@@ -72,13 +73,14 @@ def cpu_job_duration(trace: "Trace") -> Result:
 
 
 def duration_by_type(trace: "Trace") -> Result:
-    """Chart the CDF of GPU job durations by workload type, by jobs and by GPU time.
+    """Chart the CDF of GPU job durations by workload type, weighted by jobs and by GPU time.
 
-    The charts by jobs are the study's Fig 6a and 6c. There is one row per cluster. Table:
-    `cluster`, `part` (the type), `weight`, `duration_s`, `share_at_most`.
+    The charts weighted by jobs are the study's Fig 6a and 6c. There is one row of panels per
+    cluster. Columns of the table: `cluster`, `part` (the type), `weight`, `duration_s`,
+    `share_at_most`.
 
     Raises:
-        LeftOut: no cluster has types of jobs with durations.
+        LeftOut: no cluster has job types and durations.
     """
     trace.require("type")
     types = types_in_order(
@@ -147,7 +149,10 @@ def _medians(groups: Sequence[Group], what: str) -> str:
 
 
 def _against(groups: Sequence[Group], numbers: dict[str, float]) -> str:
-    """Compare the medians with the compared traces' in a sentence; add the ratios to `numbers`."""
+    """Return a sentence that compares the median durations with the compared traces.
+
+    The ratios are added to `numbers`.
+    """
     medians = [group.counted.jobs.median for group in groups if group.role == "compared"]
     sentence = ""
     for group in groups if medians else ():

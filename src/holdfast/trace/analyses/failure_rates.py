@@ -1,10 +1,11 @@
-"""Analyze how often jobs fail by size: rates, time to failure and completion.
+"""Analyze how often jobs fail by size: failure rate, time to failure, share that completes.
 
-If each of N GPUs fails at the same constant rate, the mean time to the first failure falls as 1/N:
-the line in the figures. Failures of users' scripts do not scale with size, so infrastructure
-failures (reasons of that category, NODE_FAIL) are shown separately. Kokolis et al. study the same
-scaling, "Revisiting Reliability in Large-Scale Machine Learning Research Clusters" (HPCA 2025,
-arXiv 2410.21680, abstract).
+If each of N GPUs fails at the same constant rate, the mean time to the first failure falls as 1/N,
+which is the line in the figures. Failures of users' scripts do not depend on the size of a job.
+Infrastructure failures are therefore also shown by themselves; these are reasons of the category
+Infrastructure and the state NODE_FAIL. Kokolis et al. study the same scaling in "Revisiting
+Reliability in Large-Scale Machine Learning Research Clusters" (HPCA 2025, arXiv 2410.21680,
+abstract).
 """
 
 from collections.abc import Mapping
@@ -30,7 +31,7 @@ Values = npt.NDArray[np.float64]
 
 CONFIDENCE = 0.95
 MOSTLY_UNKNOWN = 0.5
-"""Share of failures without a cause above which counts by cause are too small."""
+"""If more than this share of failures has no cause, counts by cause are misleadingly small."""
 KINDS = ("all", "infrastructure")
 SIZE = Axis(label="GPUs of the job", scale="log2")
 SECTION = "Failures and what they cost"
@@ -38,7 +39,7 @@ SECTION = "Failures and what they cost"
 
 @dataclass(frozen=True, kw_only=True)
 class SizeCounts:
-    """A cluster's GPU jobs in the power-of-two buckets of `selection.size_of`.
+    """Count a cluster's GPU jobs in the power-of-two size buckets of `selection.size_of`.
 
     All arrays have the shape (buckets,).
     """
@@ -46,19 +47,19 @@ class SizeCounts:
     gpus: Values
     """Upper end of each bucket."""
     ran: Values
-    """Jobs that ran and ended, in any final state."""
+    """Number of jobs that ran and ended, in any final state."""
     completed: Values
     gpu_time_h: Values
     run_time_h: Values
-    """Sum of the jobs' run times."""
+    """Sum of the jobs' run times, in hours."""
     failures: dict[str, Values]
-    """Failures of each of `KINDS`."""
+    """Number of failures, for each kind in `KINDS`."""
     unknown_share: float
-    """Share of failures without a recorded cause."""
+    """Share of failures without a recorded cause, 0 to 1."""
 
 
 def buckets(gpu_num: npt.ArrayLike) -> Values:
-    """Return `selection.size_of` for each number."""
+    """Return the size bucket of each number of GPUs; see `selection.size_of`."""
     return np.array([size_of(number) for number in np.asarray(gpu_num, dtype=float).tolist()])
 
 
@@ -108,7 +109,7 @@ def _summed(values: npt.NDArray[Any], bucket: npt.NDArray[np.intp]) -> Values:
 
 
 def caveat(found: Mapping[str, SizeCounts]) -> str:
-    """Return a caveat about infrastructure failures if most causes are unknown, else ""."""
+    """Return a caveat for the caption if most failures have no recorded cause, else ""."""
     unknown = {
         cluster: jobs.unknown_share
         for cluster, jobs in found.items()
@@ -126,15 +127,15 @@ def caveat(found: Mapping[str, SizeCounts]) -> str:
 def failure_rate_by_size(trace: "Trace", *, confidence: float = CONFIDENCE) -> Result:
     """Chart failures per 1,000 GPU-hours by job size, with exact Poisson intervals.
 
-    The table also has failures per 1,000 node-days. Node-days are GPU-hours divided by 24 x the
-    cluster's GPUs per node, NaN if that number is unknown.
+    The table also has failures per 1,000 node-days. Node-days are GPU-hours divided by 24 times the
+    cluster's GPUs per node, or NaN if that number is unknown.
 
     Args:
         trace: a trace with states, sizes and run times.
-        confidence: confidence of the intervals, 0 to 1.
+        confidence: confidence level of the intervals, 0 to 1.
 
     Raises:
-        LeftOut: as `by_size`.
+        LeftOut: the data are missing, as in `by_size`.
     """
     found = by_size(trace)
     rows, series, numbers, captions = [], [], {}, {}
@@ -210,19 +211,19 @@ def failure_rate_by_size(trace: "Trace", *, confidence: float = CONFIDENCE) -> R
 def time_to_failure_by_size(
     trace: "Trace", *, confidence: float = 0.9, fit_least_gpus: float = 1.0
 ) -> Result:
-    """Chart the mean time to failure by job size, with gamma intervals and the 1/N line.
+    """Chart the mean time to failure (MTTF) by job size, with gamma intervals and the 1/N line.
 
-    The MTTF is the run time of all jobs of a size divided by their failures. The line assumes a
-    constant rate: GPU-hours of all jobs of at least `fit_least_gpus`, divided by their failures and
-    by N.
+    The MTTF is the run time of all jobs of a size divided by their failures. The line assumes that
+    each GPU fails at a constant rate. Its height is the GPU-hours of all jobs of at least
+    `fit_least_gpus` GPUs, divided by their failures and by N.
 
     Args:
         trace: a trace with states, sizes and run times.
-        confidence: confidence of the intervals, 0 to 1.
-        fit_least_gpus: least size of the jobs that the line is fitted to.
+        confidence: confidence level of the intervals, 0 to 1.
+        fit_least_gpus: the line is fitted to jobs of at least this number of GPUs.
 
     Raises:
-        LeftOut: as `by_size`, or nothing failed.
+        LeftOut: the data are missing, as in `by_size`, or nothing failed.
     """
     found = by_size(trace)
     rows, series, numbers = [], [], {}
@@ -301,14 +302,14 @@ def time_to_failure_by_size(
 
 
 def completion_by_size(trace: "Trace", *, confidence: float = CONFIDENCE) -> Result:
-    """Chart the share of jobs that complete by job size, with Wilson intervals.
+    """Chart the share of jobs that complete, by job size, with Wilson intervals.
 
     Args:
         trace: a trace with states, sizes and run times.
-        confidence: confidence of the intervals, 0 to 1.
+        confidence: confidence level of the intervals, 0 to 1.
 
     Raises:
-        LeftOut: as `by_size`.
+        LeftOut: the data are missing, as in `by_size`.
     """
     rows, series, numbers, captions = [], [], {}, {}
     for cluster, jobs in by_size(trace).items():

@@ -1,4 +1,7 @@
-"""Analyze why jobs fail, at what cost and when: the study's Table 3, for any source of causes."""
+"""Analyze why jobs fail, what the failures cost, and when they occur.
+
+The tables follow the study's Table 3, for any source of failure causes.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,11 +24,10 @@ if TYPE_CHECKING:
 
 ALL = "all"
 ALL_SAID = "All clusters"
-"""Name of the row for all clusters together, if there are several: Table 3 pools Seren and Kalos.
-"""
+"""Name of the row for all clusters together, since Table 3 pools Seren and Kalos."""
 NONE_FAILED = "Left out: no job of this trace failed."
 STUDIED = ("Infrastructure", "Framework", "Script")
-"""The study's categories. Table 3 counts only failures with a cause in one of them."""
+"""The study's categories. Table 3 counts only failures whose cause is in one of them."""
 
 COLUMNS = (
     "cluster",
@@ -47,14 +49,14 @@ COLUMNS = (
 
 @dataclass(frozen=True, kw_only=True)
 class _Failures:
-    """The failures of one cause."""
+    """Hold the failures of one cause."""
 
     number: float
     gpu_time_s: float
     gpus: Distribution
     run_s: Distribution
     restart_s: Distribution
-    """Restart times of the failures after which work continued in time."""
+    """Times to restart, of the failures after which work continued within the limit."""
 
 
 def failure_table(
@@ -62,17 +64,17 @@ def failure_table(
 ) -> Result:
     """Tabulate failures by cause: number, job size, time to failure, GPU time and time to restart.
 
-    The study's Table 3. Failures without a recorded cause are `unknown`, shown with their share.
-    Times to restart are of GPU jobs only: until the next attempt, or until the same user's next job
-    with the same name and GPUs starts.
+    This is the study's Table 3. Failures without a recorded cause appear as `unknown`, with their
+    share. The time to restart is measured for GPU jobs only. It ends when the job's next attempt
+    starts, or when the same user's next job with the same name and number of GPUs starts.
 
     Args:
         trace: a trace with the column `state`.
-        cpu_jobs: whether to count failed jobs without GPUs.
-        restart_within_h: hours after which a restart no longer counts.
+        cpu_jobs: True to count failed jobs without GPUs too.
+        restart_within_h: a restart after more than this number of hours does not count.
 
     Raises:
-        LeftOut: there are no states, or no job failed.
+        LeftOut: the trace has no states, or no job failed.
     """
     found = _by_cause(trace, cpu_jobs=cpu_jobs, restart_within_s=3600 * restart_within_h)
     if not found:
@@ -109,10 +111,10 @@ def failure_table(
 
 
 def lost_gpu_time(trace: "Trace", *, by: str = "state") -> Result:
-    """Chart the GPU time of jobs that did not complete, by `state`, `category` of cause or `type`.
+    """Chart the GPU time of jobs that did not complete, by state, category of cause, or type.
 
-    The study counts cancelled jobs too: 6 to 7% of jobs and over 60% of GPU time (section 3.3). Not
-    all of that time is lost, because a cancelled run keeps its checkpoints.
+    Cancelled jobs count too, as in the study: they are 6 to 7% of jobs and over 60% of GPU time
+    (section 3.3). Not all of that time is lost, because a cancelled run keeps its checkpoints.
 
     Args:
         trace: a trace with the column `state`.
@@ -186,12 +188,12 @@ def lost_gpu_time(trace: "Trace", *, by: str = "state") -> Result:
 def failures_by_month(trace: "Trace", *, cpu_jobs: bool = False, top: int = 15) -> Result:
     """Chart the jobs that failed in each UTC month, by reason.
 
-    In the study NVLink and ECC errors cluster in the hottest month.
+    In the study, NVLink and ECC errors cluster in the hottest month.
 
     Args:
         trace: a trace with the columns `state` and `end_at`.
-        cpu_jobs: whether to count failed jobs without GPUs.
-        top: number of the most frequent reasons in the chart; the table has all.
+        cpu_jobs: True to count failed jobs without GPUs too.
+        top: the number of most frequent reasons in the chart; the table has all reasons.
 
     Raises:
         LeftOut: a column is missing, or no job failed.
@@ -258,7 +260,10 @@ def failures_by_month(trace: "Trace", *, cpu_jobs: bool = False, top: int = 15) 
 def _by_cause(
     trace: "Trace", *, cpu_jobs: bool, restart_within_s: float
 ) -> dict[str, dict[Cause, _Failures]]:
-    """Group failures by cluster and cause; add the row `ALL` if several clusters are not compared."""
+    """Group failures by cluster and cause.
+
+    The row `ALL` is added if more than one cluster is not merely a comparison.
+    """
     trace.require("state")
     causes, jobs = _failed(trace.aggregate("failure_causes"), cpu_jobs=cpu_jobs)
     run_causes, runs = _failed(trace.aggregate("failure_durations"), cpu_jobs=cpu_jobs)
@@ -291,7 +296,7 @@ def _by_cause(
 
 
 def _failed(table: Table, *, cpu_jobs: bool) -> tuple[np.ndarray[Any, Any], Table]:
-    """Return the rows of failures of an aggregate, and the cause of each."""
+    """Return the rows of an aggregate that count failures, and the cause of each row."""
     keep = np.ones(len(table), dtype=bool)
     if "outcome" in table:
         keep &= table["outcome"] == "failed"
@@ -325,7 +330,10 @@ def _row(
 
 
 def _recorded(cluster: str, causes: dict[Cause, _Failures], number: float) -> dict[str, float]:
-    """Name the numbers of failures with a cause in the study's categories, as Table 3 counts."""
+    """Return named numbers of the failures that Table 3 counts, for one cluster.
+
+    These are failures whose cause is in one of the study's categories.
+    """
     recorded = {cause: failures for cause, failures in causes.items() if cause.category in STUDIED}
     of_them, gpu_time_s = (
         sum(getattr(failures, what) for failures in recorded.values())
@@ -375,7 +383,7 @@ def _shares(
 
 
 def _bars(table: Table, clusters: Sequence[str], *, top: int = 20) -> Figure:
-    """Make a panel per cluster: each reason's share of failures and of their GPU time."""
+    """Return one panel per cluster: each reason's share of failures and of their GPU time."""
     panels = []
     for cluster in clusters:
         own = table.where(cluster=cluster)

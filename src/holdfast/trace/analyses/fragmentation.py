@@ -1,4 +1,7 @@
-"""Analyze how scattered the free GPUs are: partly used nodes, their free GPUs, the largest fit."""
+"""Analyze how scattered the free GPUs are over the nodes.
+
+The measures are the number of partly used nodes, their free GPUs, and the largest job that fits.
+"""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,36 +25,37 @@ Values = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """State of a cluster's nodes at whole hours; each array has the shape (hours,)."""
+    """The state of a cluster's nodes at each whole hour; each array has the shape (hours,)."""
 
     first_hour: int
-    """Hours since the Unix epoch."""
+    """First hour, counted from the Unix epoch."""
     nodes: float
     partly_used: Values
     """Number of nodes with some GPUs in use and some free."""
     free_on_partly_used: Values
-    """Free GPUs on the partly used nodes."""
+    """Number of free GPUs on the partly used nodes."""
     free_nodes: Values
     """Number of nodes with no GPU in use."""
     largest_fit: Values
-    """GPUs of the largest job that would fit: all free nodes together, or the free GPUs of one
-    node.
+    """Number of GPUs of the largest job that would fit.
+
+    Such a job gets all GPUs of the free nodes together, or the free GPUs of one node.
     """
 
 
 def placement(trace: "Trace", cluster: str) -> Placement | None:
-    """Compute the nodes' state at every whole hour from the first start to the last submission.
+    """Compute the state of the nodes at every whole hour, from first start to last submission.
 
-    A node has `gpus_per_node` GPUs, or if unknown the most that it ever had in use. A job's GPUs
-    are evenly spread over its nodes. Nodes that no job
-    ever holds at a whole hour are free; they count if the cluster's `node_num` is known.
+    A node has `gpus_per_node` GPUs. If this number is unknown, a node has as many as it ever had in
+    use at once. A job's GPUs are spread evenly over its nodes. Nodes that no job holds at any whole
+    hour are free. They can only be counted if the cluster's `node_num` is known.
 
     Returns:
-        The state, or None if no job names nodes.
+        The state of the nodes, or None if no job names its nodes.
     """
     known = trace.clusters[cluster]
-    # Count the nodes that reach and leave a level of use by each hour, and the nodes of each size
-    # (no hour). The result has few rows for any number of nodes.
+    # Count, for each hour, the nodes that enter and leave each number of used GPUs. Rows without an
+    # hour count the nodes of each size. The result has few rows for any number of nodes.
     table = trace.query(
         f"""
         WITH used AS (
@@ -120,9 +124,9 @@ def _rows(table: Table, kept: npt.NDArray[np.bool_]) -> Table:
 def fragmentation(trace: "Trace", *, points: int = 1000) -> Result:
     """Chart partly used nodes, their free GPUs, and the largest job that would fit, at whole hours.
 
-    Table: `cluster`, `at_s` (Unix epoch), `share_of_nodes_partly_used`,
-    `free_gpus_on_partly_used_nodes`, `largest_fit_gpus`. Values are means over several hours if
-    there are more hours than `points`.
+    Columns of the table: `cluster`, `at_s` (Unix epoch), `share_of_nodes_partly_used`,
+    `free_gpus_on_partly_used_nodes`, `largest_fit_gpus`. If there are more hours than `points`,
+    each value is the mean of several hours.
 
     Raises:
         LeftOut: no cluster records the nodes of its jobs.

@@ -1,4 +1,7 @@
-"""Analyze GPU and memory temperatures (study: appendix), and failures by temperature (section 5.2)."""
+"""Analyze temperatures of GPUs and their memory, and failures by temperature.
+
+The study has temperatures in its appendix, and failures by temperature in section 5.2.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -23,11 +26,11 @@ METRICS = {"GPU_TEMP": "gpu_temp", "MEMORY_TEMP": "memory_temp"}
 def temperature(trace: "Trace", *, hot_c: float = 65.0) -> Result:
     """Chart the CDF of GPU and GPU memory temperatures, and the shares above `hot_c`.
 
-    The study has the figure in its appendix.
+    The study has this figure in its appendix.
 
     Args:
         trace: a trace with the metrics GPU_TEMP or MEMORY_TEMP.
-        hot_c: degrees Celsius.
+        hot_c: the temperature in degrees Celsius above which a sample counts as hot.
 
     Raises:
         LeftOut: the telemetry has neither metric.
@@ -78,14 +81,15 @@ def temperature(trace: "Trace", *, hot_c: float = 65.0) -> Result:
 def failures_and_heat(trace: "Trace", *, metric: str = "GPU_TEMP") -> Result:
     """Chart each month's infrastructure failures against the month's mean temperature.
 
-    A month counts if telemetry covers at least one day of it.
+    A month is included if telemetry covers at least one day of it.
 
     Args:
-        trace: a trace with the metric, and with states and ends of jobs.
+        trace: a trace with the metric, and with final states and ends of jobs.
         metric: GPU_TEMP or MEMORY_TEMP.
 
     Raises:
-        LeftOut: jobs or telemetry lack a column or metric, or fewer than two months have both.
+        LeftOut: a column or the metric is missing, or fewer than two months have both failures and
+            temperatures.
     """
     hours = measured(trace, "metric_hours").where(metric=metric)
     if not len(hours):

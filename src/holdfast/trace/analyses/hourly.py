@@ -1,4 +1,7 @@
-"""Compute exact hourly integrals from the changes in the hourly aggregates."""
+"""Integrate GPUs in use, and jobs waiting, over each hour, exactly.
+
+The integrals are computed from the changes in the hourly aggregates.
+"""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -17,13 +20,13 @@ HOUR_S = 3600
 
 @dataclass(frozen=True, kw_only=True)
 class Hourly:
-    """A quantity integrated over each hour, by kind."""
+    """A quantity integrated over each hour, for each kind of job."""
 
     first_hour: int
-    """The first hour, numbered from the Unix epoch."""
+    """First hour, counted from the Unix epoch."""
     kinds: list[str]
     hours: Values
-    """Shape (kinds, hours): GPU-hours in use, job-hours waited or GPU-hours waited in each hour."""
+    """Shape (kinds, hours): GPU-hours in use, job-hours waited, or GPU-hours waited."""
 
 
 def hourly(
@@ -32,21 +35,22 @@ def hourly(
     measure: Literal["busy", "waiting", "wanted"],
     by: Literal["type", "pool", "gpu_num"],
 ) -> Hourly | None:
-    """Return GPUs in use, or waiting, in each hour of a cluster from its first change to its last.
+    """Return the GPUs in use, or the jobs waiting, in each hour of a cluster.
 
-    All measures, and every `by`, have the same hours. Jobs that still run (state RUNNING, no end)
-    are in use to the last hour.
+    The hours range from the first change of any measure to the last, so all calls for a cluster
+    return the same hours. Jobs that are still running (state RUNNING, no end) are in use up to the
+    last hour.
 
     Args:
         trace: the trace.
-        cluster: one of its clusters.
-        measure: `busy`: GPU-hours in use; `waiting`: job-hours waited; `wanted`: GPU-hours
-            waited, where an hour of a job counts once per GPU.
-        by: column of the kinds; a missing value is `UNKNOWN`. `gpu_num` supports only
-            `waiting`.
+        cluster: one of the trace's clusters.
+        measure: `busy` for GPU-hours in use, `waiting` for job-hours waited, or `wanted` for
+            GPU-hours waited, in which an hour counts once for each GPU that the job requests.
+        by: the column that defines the kinds of jobs; a missing value is `UNKNOWN`. `gpu_num` can
+            only be combined with `waiting`.
 
     Returns:
-        The hours, or None if the cluster has no change.
+        The integrals, or None if no job of the cluster started, ended or was submitted.
     """
     all_hours = trace.query(
         f"SELECT min(hour) AS first, max(hour) AS last FROM {trace.prepare('job_hours')} WHERE "
@@ -81,16 +85,17 @@ def integrals(
     hour: npt.NDArray[np.int64],
     shape: tuple[int, int],
 ) -> Values:
-    """Return the integrals over each hour of step functions, given their changes, in unit-seconds.
+    """Integrate step functions over each hour, given their changes; the unit is step times seconds.
 
-    The result is exact: a change counts for the rest of its own hour and for all later hours.
+    The result is exact, because a change counts for the rest of its own hour and for all later
+    hours.
 
     Args:
-        step: sum of the changes within an hour.
-        rest_s: sum of each change times the seconds left of its hour.
-        row: index of the function of each change.
-        hour: hour of each change, from 0.
-        shape: (functions, hours) of the result.
+        step: for each entry, the sum of a function's changes within one hour.
+        rest_s: for each entry, the sum of each change times the seconds left in the hour after it.
+        row: for each entry, the index of the function.
+        hour: for each entry, the hour of the changes, from 0.
+        shape: the shape (functions, hours) of the result.
     """
     place = row * shape[1] + hour
     steps, rests = (
@@ -105,21 +110,24 @@ def integrals(
 
 
 def coarser(values: Values, step: int) -> Values:
-    """Average over `step` hours along the last axis; the last mean covers the remaining hours."""
+    """Average over groups of `step` hours along the last axis.
+
+    The last group may have fewer hours.
+    """
     starts = np.arange(0, values.shape[-1], step)
     lengths = np.diff(np.append(starts, values.shape[-1]))
     return np.asarray(np.add.reduceat(values, starts, axis=-1) / lengths)
 
 
 def starts_s(first_hour: int, hours: int, step: int) -> Values:
-    """Return the start of each mean of `step` hours, seconds since the Unix epoch."""
+    """Return the start of each group of `step` hours, in seconds since the Unix epoch."""
     return np.arange(first_hour, first_hour + hours, step, dtype=np.float64) * HOUR_S
 
 
 def step_for(hours: int, points: int) -> int:
-    """Return the fewest hours per point with at most `points` points.
+    """Return the smallest number of hours per point that needs at most `points` points.
 
-    The hours divide a day or are whole days.
+    The result divides a day, or is a number of whole days.
     """
     for step in (1, 2, 3, 4, 6, 8, 12, 24):
         if hours <= step * points:

@@ -1,8 +1,8 @@
-"""Analyze how many GPUs stand idle while a job holds them, from hourly sums alone.
+"""Estimate how many GPUs are idle while a job holds them, from hourly sums.
 
-The join of single jobs and samples (`joined`) needs names of nodes and single samples. This
-analysis needs neither. In an hour in which a share `i` of the GPUs is idle and a share `f` is not
-allocated, at least `i - f` of the GPUs are idle while allocated.
+`joined` computes the exact number, but needs the names of each job's nodes and single samples of
+the telemetry. This estimate needs neither. If a share `i` of the GPUs is idle in an hour and a
+share `f` is not allocated, at least the share `i - f` is idle while allocated.
 """
 
 from typing import TYPE_CHECKING
@@ -30,10 +30,10 @@ MEANING = (
 
 
 def idle_while_allocated(trace: "Trace") -> Result:
-    """Chart GPUs in use over time, and how many of them are idle at least.
+    """Chart GPUs in use over time, and a lower bound for how many of them are idle.
 
-    Compared clusters are left out. Table: `cluster`, `at_s` (start of the hour), `gpus_in_use`,
-    `share_idle` (of all measured GPUs), `idle_gpus_at_least`.
+    Clusters that serve only for comparison are left out. Columns of the table: `cluster`, `at_s`
+    (start of the hour), `gpus_in_use`, `share_idle` (of all measured GPUs), `idle_gpus_at_least`.
 
     Raises:
         LeftOut: there is no telemetry of GPU_UTIL, no job has times, the number of GPUs is unknown,

@@ -1,8 +1,9 @@
-"""Analyze how jobs used their GPUs: job records joined with telemetry.
+"""Analyze how jobs used their GPUs, by joining job records with telemetry.
 
-A job's GPUs are those in its record. Without GPU names they are all GPUs of its nodes, if the job
-held all. GPU jobs that shared a node are left out, because their GPUs are unknown; the caption
-gives their number. CPUs and host memory of a node count for a job that had the node alone.
+A job's GPUs are those that its record names. If the record names none, they are all GPUs of its
+nodes, provided that the job held all of these. Other GPU jobs that shared a node are left out,
+because it is unknown which GPUs they held; the caption gives their number. The CPUs and host memory
+of a node count for a job that had the node to itself.
 """
 
 from typing import TYPE_CHECKING
@@ -23,14 +24,14 @@ if TYPE_CHECKING:
 
 SECTION = "Utilisation"
 IDLE_PCT = 5.0
-"""A GPU is idle below this GPU_UTIL; the aggregate `joined_use` has the same limit."""
+"""A GPU is idle if its GPU_UTIL in % is lower; the aggregate `joined_use` uses the same limit."""
 METRICS = {"GPU_UTIL": "gpu_util", "SM_ACTIVE": "sm_active"}
 
 
 def job_utilisation(trace: "Trace") -> Result:
     """Chart the CDF over GPU jobs of mean GPU_UTIL and SM_ACTIVE, and the medians by type.
 
-    The CDFs are by jobs and by GPU time.
+    The CDFs are weighted by jobs and by GPU time.
 
     Raises:
         LeftOut: jobs name no nodes, there is no telemetry, or the two have no node in common.
@@ -97,16 +98,17 @@ def job_utilisation(trace: "Trace") -> Result:
 
 
 def idle_by_user(trace: "Trace", *, top: int = 20) -> Result:
-    """Chart each user's GPU-hours held while idle, and jobs that never used a GPU.
+    """Chart the GPU-hours that each user held while the GPUs were idle, and jobs that used no GPU.
 
-    Idle is GPU_UTIL below 5%.
+    A GPU is idle if its GPU_UTIL is below 5%.
 
     Args:
         trace: a trace whose jobs name nodes of the telemetry.
-        top: number of users shown, by idle GPU-hours; the numbers cover all users.
+        top: the number of users shown, those with the most idle GPU-hours; the named numbers cover
+            all users.
 
     Raises:
-        LeftOut: as `job_utilisation`, or the telemetry has no GPU_UTIL.
+        LeftOut: the telemetry has no GPU_UTIL, or cannot be joined; see `job_utilisation`.
     """
     _prepare(trace)
     table = trace.query(
@@ -168,16 +170,19 @@ def idle_by_user(trace: "Trace", *, top: int = 20) -> Result:
 def overallocation_by_user(trace: "Trace", *, top: int = 20) -> Result:
     """Tabulate what each user's jobs held and used: GPUs, GPU memory, CPUs and host memory.
 
-    - `unused_gpus_share`: share of a job's GPUs that never reached 5% GPU_UTIL, weighted by GPU time.
-    - `peak_gpu_memory_share`: greatest FB_USED of a job over the memory of a GPU, NaN if unknown.
-    - CPU and host memory: means over nodes that a job had alone, in percent of the node.
+    - `unused_gpus_share`: share of a job's GPUs that never reached 5% GPU_UTIL, weighted by GPU
+      time.
+    - `peak_gpu_memory_share`: largest FB_USED of a job divided by the memory of a GPU, NaN if
+      unknown.
+    - CPU and host memory: means over nodes that a job had to itself, in percent of the node.
 
     Args:
         trace: a trace whose jobs name nodes of the telemetry.
-        top: number of users shown, by GPU time; the numbers cover all users.
+        top: the number of users shown, those with the most GPU time; the named numbers cover all
+            users.
 
     Raises:
-        LeftOut: as `job_utilisation`, or the telemetry has no GPU_UTIL.
+        LeftOut: the telemetry has no GPU_UTIL, or cannot be joined; see `job_utilisation`.
     """
     _prepare(trace)
     memory = {
@@ -254,10 +259,10 @@ def overallocation_by_user(trace: "Trace", *, top: int = 20) -> Result:
 
 
 def _prepare(trace: "Trace") -> None:
-    """Make `agg_joined_places` and `agg_joined_use`.
+    """Create the tables `agg_joined_places` and `agg_joined_use`.
 
     Raises:
-        LeftOut: the aggregates would be empty.
+        LeftOut: jobs and telemetry cannot be joined, so the tables would be empty.
     """
     if not trace.metrics:
         raise LeftOut(NO_TELEMETRY)
@@ -289,7 +294,7 @@ def _has_samples(trace: "Trace") -> bool:
 
 
 def _left_out(trace: "Trace") -> str:
-    """Return a sentence with the number of GPU jobs without known GPUs, else ""."""
+    """Return a sentence with the number of GPU jobs whose GPUs are unknown, or "" if none."""
     jobs = trace.query(
         "SELECT count(*) FILTER (how = 'shared') AS shared, count(*) AS n FROM "
         "(SELECT DISTINCT cluster, job_id, attempt, start_at, how FROM agg_joined_places WHERE how "

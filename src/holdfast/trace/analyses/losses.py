@@ -1,4 +1,4 @@
-"""Analyze whose jobs lose GPU time to failures, and why."""
+"""Analyze which users lose GPU time to failures, and why."""
 
 from collections import defaultdict
 from typing import TYPE_CHECKING
@@ -23,14 +23,14 @@ COLUMNS = (
 
 
 def lost_by_person(trace: "Trace", *, top: int = 15) -> Result:
-    """Chart the GPU time of failed jobs by person and cause, the largest first.
+    """Chart the GPU time of failed jobs by user and cause, the largest first.
 
-    Compared clusters are left out. Table: `cluster`, `user`, `category`, `reason`, `jobs`,
-    `lost_gpu_time_h`, `share_of_lost_gpu_time`.
+    Clusters that serve only for comparison are left out. Columns of the table: `cluster`, `user`,
+    `category`, `reason`, `jobs`, `lost_gpu_time_h`, `share_of_lost_gpu_time`.
 
     Args:
         trace: a trace with the column `state`.
-        top: number of pairs of person and cause in the chart; the table has all.
+        top: the number of bars in the chart, one for each user and cause; the table has all.
 
     Raises:
         LeftOut: the trace has no states, or no failed job held a GPU for a known time.

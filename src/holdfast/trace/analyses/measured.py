@@ -1,4 +1,4 @@
-"""Provide telemetry as exact distributions to the analyses; check that there is telemetry."""
+"""Return telemetry as exact distributions, and refuse a trace without telemetry."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -29,7 +29,9 @@ def measured(trace: "Trace", aggregate: str) -> Table:
 
 
 def distributions(trace: "Trace", metric: str) -> dict[str, Distribution]:
-    """Return the distribution of a metric over all samples, by cluster, in the trace's order.
+    """Return the distribution of a metric over all samples of each cluster.
+
+    The clusters are in the order of the trace.
 
     Raises:
         LeftOut: no cluster has the metric.
@@ -59,12 +61,12 @@ def optional(trace: "Trace", metric: str) -> dict[str, Distribution]:
 
 
 def scaled(distribution: Distribution, factor: float) -> Distribution:
-    """Convert samples to another unit."""
+    """Multiply the values by a factor, to convert samples to another unit."""
     return Distribution(distribution.values * factor, distribution.weights)
 
 
 def over(distribution: Distribution, value: float) -> float:
-    """Return the share of the samples (0 to 1) above `value`."""
+    """Return the share of samples above `value`, 0 to 1."""
     return float(1 - distribution.at_most(value))
 
 
@@ -76,14 +78,14 @@ def cdf(
     *,
     unit: str,
 ) -> tuple[Lines, Table]:
-    """Make a panel and a table of empirical CDFs.
+    """Return a panel and a table of empirical CDFs.
 
     Args:
-        trace: the trace, for the compared clusters.
-        title: title of the panel.
-        axis: axis of the values.
-        curves: distributions by cluster and metric.
-        unit: unit of the values, for the name of the table's column: `value_pct`.
+        trace: the trace, which defines the clusters that serve only for comparison.
+        title: the title of the panel.
+        axis: the axis of the values.
+        curves: the distributions by cluster and metric.
+        unit: the unit of the values, used in the name of the table's column, such as `value_pct`.
     """
     series, parts = [], []
     many = len({metric for _, metric in curves}) > 1
@@ -114,14 +116,17 @@ def cdf(
 
 
 def stacked(tables: Sequence[Table]) -> Table:
-    """Concatenate the rows of tables with equal columns."""
+    """Concatenate tables that have the same columns."""
     return Table(
         {name: np.concatenate([table[name] for table in tables]) for name in tables[0].columns}
     )
 
 
 def sentences(words: Mapping[str, str]) -> str:
-    """Join texts by cluster to `Seren: …; Kalos: ….`; a single text stands without its cluster."""
+    """Join the texts of the clusters to `Seren: …; Kalos: ….`.
+
+    A single text is returned without the name of its cluster.
+    """
     if len(words) == 1:
         (only,) = words.values()
         return f"{only[:1].upper()}{only[1:]}."

@@ -24,15 +24,16 @@ Values = npt.NDArray[np.float64]
 
 
 def month_by_month(trace: "Trace") -> Result:
-    """Chart the share of GPUs in use, the 95th percentile of waits, and lost GPU time by UTC month.
+    """Chart the share of GPUs in use, 95th percentile of waits, and lost GPU time by UTC month.
 
-    GPUs in use are means over the hours of a month that the trace covers (`gpus_in_use`). Waits
-    belong to the month of the submission, lost GPU time to the month in which a failed job ended.
-    Compared clusters are left out. Table: `cluster`, `month`, `gpus_in_use`, `share_in_use`,
-    `p95_queue_s`, `lost_gpu_time_h`.
+    GPUs in use are means over the hours of a month that the trace covers (`gpus_in_use`). A wait
+    counts for the month of the submission. Lost GPU time is the GPU time of failed jobs, and counts
+    for the month in which the job ended. Clusters that serve only for comparison are left out.
+    Columns of the table: `cluster`, `month`, `gpus_in_use`, `share_in_use`, `p95_queue_s`,
+    `lost_gpu_time_h`.
 
     Raises:
-        LeftOut: no GPU job has times.
+        LeftOut: no GPU job has a start and an end.
     """
     rows: list[tuple[object, ...]] = []
     panels: list[Panel] = []

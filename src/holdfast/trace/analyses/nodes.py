@@ -1,4 +1,4 @@
-"""Find nodes that fail more than their share, and the Xid errors of GPUs."""
+"""Find nodes that fail unusually often, and the Xid errors of GPUs."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -22,19 +22,20 @@ SECTION = "Failures and what they cost"
 
 
 def failing_nodes(trace: "Trace", *, false_discovery_rate: float = 0.05, top: int = 20) -> Result:
-    """Find nodes whose jobs fail more often than jobs on the other nodes for the same time.
+    """Find nodes on which jobs fail more often than on the other nodes in the same time.
 
-    A node's expected failures are its hours with jobs of each size (powers of two of nodes) times
-    the cluster's failure rate for that size. So large jobs do not count against a node. The p-value
-    is the upper tail of a Poisson count; q-values control the share of false alarms (Benjamini &
-    Hochberg 1995). A failed job of many nodes counts for each node, because its record does not
-    name the faulty one. Only infrastructure failures
-    count if the cluster has any, else all.
+    The expected failures of a node depend on the hours that it ran jobs of each size. Sizes are
+    numbers of nodes, grouped by powers of two. The hours of each size are multiplied by the
+    cluster's failure rate for that size, so running large jobs does not count against a node. The
+    p-value is the upper tail of a Poisson count. The q-value limits the share of false alarms
+    (Benjamini & Hochberg 1995). A failed job counts for each of its nodes, because its record does
+    not name the faulty one. If the cluster has any infrastructure failure, only infrastructure
+    failures count, otherwise all failures.
 
     Args:
         trace: a trace with states, run times and the column `nodes`.
-        false_discovery_rate: largest q-value of the nodes named in the caption.
-        top: number of nodes in the chart; the table has all.
+        false_discovery_rate: the caption names the nodes with a q-value of at most this.
+        top: the number of nodes in the chart; the table has all nodes.
 
     Raises:
         LeftOut: a column is missing, or nothing failed.
@@ -98,21 +99,22 @@ def failing_nodes(trace: "Trace", *, false_discovery_rate: float = 0.05, top: in
 def xid_errors(
     trace: "Trace", *, burst_gap_s: float = 60.0, gpu_hours: float | None = None
 ) -> Result:
-    """Analyze Xid onsets of GPUs by code, day and node, with bursts and GPU-hours per onset.
+    """Count the Xid errors of GPUs by code, day and node, with bursts and GPU-hours per error.
 
-    An onset is a change into an error; later samples of the same code do not count, because the
-    gauge holds its last code. A burst is a series of onsets, each at most `burst_gap_s` after the
-    one before. One fault of a network or a job causes onsets on many GPUs, so GPU-hours per burst
-    are reported too. Xid 43 and 31 are mostly caused by the application (NVIDIA's Xid catalogue).
+    The telemetry reports a GPU's last Xid code in every sample. An error is therefore counted only
+    at its onset, when the code changes from 0. A burst is a series of onsets, each at most
+    `burst_gap_s` after the previous one. One fault of a network or a job causes onsets on many
+    GPUs, so GPU-hours per burst are reported too. Xid 43 and 31 are mostly caused by the
+    application (NVIDIA's Xid catalogue).
 
     Args:
         trace: a trace with onsets from the metric XID_ERRORS.
-        burst_gap_s: seconds.
-        gpu_hours: observed GPU-hours of a trace of one cluster; default: GPUs x hours from the
-            first to the last hour with telemetry of a GPU.
+        burst_gap_s: the longest time between two onsets of a burst, in seconds.
+        gpu_hours: the observed GPU-hours, for a trace of one cluster. By default the number of GPUs
+            times the hours from the first to the last hour with telemetry of a GPU.
 
     Raises:
-        LeftOut: there is no such telemetry, or it has no onset.
+        LeftOut: the trace has no telemetry of XID_ERRORS, or it has no onset.
     """
     onsets = measured(trace, "xid_onsets")
     if not len(onsets):
@@ -202,7 +204,10 @@ def xid_errors(
 
 
 def _excess(table: Table, own: npt.NDArray[np.bool_], counted: npt.NDArray[np.bool_]) -> Table:
-    """Make a row per node, by rising p-value: hours, failures, expected failures, p and q."""
+    """Return one row per node: hours, failures, expected failures, p-value and q-value.
+
+    The rows are sorted by p-value, the smallest first.
+    """
     names, node = np.unique(table["node"][own].astype(str), return_inverse=True)
     _, size = np.unique(table["job_nodes"][own], return_inverse=True)
     shape = (len(names), int(size.max()) + 1)

@@ -1,4 +1,7 @@
-"""Analyze how jobs end: final states by jobs and by GPU time, by cluster, type and size."""
+"""Analyze how jobs end: shares of final states, by cluster, type and size.
+
+The shares are weighted by jobs and by GPU time.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,15 +39,15 @@ MEANING = "TIMEOUT, NODE_FAIL and OUT_OF_MEMORY are failures; jobs without an en
 
 @dataclass(frozen=True, kw_only=True)
 class Ends:
-    """Ended jobs and their GPU time (s) by outcome; each shape (4,), in the order of `ENDS`."""
+    """Count ended jobs and their GPU time (s) by outcome; arrays are in the order of `ENDS`."""
 
     jobs: Values
     gpu_time_s: Values
     unfinished: float = 0.0
-    """Jobs left out: still running or waiting, or of unknown state."""
+    """Number of jobs that are not counted: still running or waiting, or of unknown state."""
 
     def shares(self) -> tuple[Values, Values]:
-        """Return shares of the ended jobs and of their GPU time; zeros if there is no job."""
+        """Return each outcome's share of the ended jobs and of their GPU time; 0 without jobs."""
         return self.jobs / max(self.jobs.sum(), 1.0), self.gpu_time_s / max(
             self.gpu_time_s.sum(), 1e-300
         )
@@ -53,9 +56,9 @@ class Ends:
 def ends_by(
     trace: "Trace", cluster: str, column: str = "''", *, gpu: bool = True
 ) -> dict[object, Ends]:
-    """Return final states of a cluster's GPU (or CPU) jobs by a column of `job_counts`.
+    """Return the final states of a cluster's GPU or CPU jobs, by a column of `job_counts`.
 
-    Without a column all jobs are under ''.
+    Without a column, all jobs are under the key ''.
     """
     found = trace.query(
         f"SELECT {column} AS part, coalesce(state, '{UNKNOWN}') AS state, sum(n)::DOUBLE AS n, "
@@ -86,9 +89,9 @@ def ends_by(
 def final_states(trace: "Trace") -> Result:
     """Chart shares of GPU jobs that completed, were cancelled, failed or were preempted.
 
-    The shares are by jobs and by GPU time, among jobs that ended, as in the study's figure of job
-    states. Table: `cluster`, `part`, `outcome`, `jobs`, `gpu_time_h`, `share_of_jobs`,
-    `share_of_gpu_time`.
+    The shares are among jobs that ended, weighted by jobs and by GPU time, as in the study's figure
+    of job states. Columns of the table: `cluster`, `part`, `outcome`, `jobs`, `gpu_time_h`,
+    `share_of_jobs`, `share_of_gpu_time`.
 
     Raises:
         LeftOut: no GPU job has a final state.
@@ -120,10 +123,10 @@ def final_states(trace: "Trace") -> Result:
 
 
 def final_states_by_type(trace: "Trace") -> Result:
-    """Chart final states of GPU jobs by workload type, by jobs and by GPU time.
+    """Chart final states of GPU jobs by workload type, weighted by jobs and by GPU time.
 
-    There is one row of panels per cluster. The table has the columns of `final_states`; `part` is
-    the type.
+    There is one row of panels per cluster. The table has the columns of `final_states`, where
+    `part` is the type.
 
     Raises:
         LeftOut: no cluster has both types and final states.
@@ -140,10 +143,10 @@ def final_states_by_type(trace: "Trace") -> Result:
 
 
 def final_states_by_size(trace: "Trace") -> Result:
-    """Chart final states of GPU jobs by number of GPUs, by jobs and by GPU time.
+    """Chart final states of GPU jobs by number of GPUs, weighted by jobs and by GPU time.
 
-    Buckets reach up to powers of two. The table has the columns of `final_states`; `part` is the
-    bucket.
+    Sizes are grouped into buckets that end at powers of two. The table has the columns of
+    `final_states`, where `part` is the bucket.
 
     Raises:
         LeftOut: no GPU job has a final state.
@@ -206,7 +209,10 @@ def _by_part(by_cluster: Mapping[str, Mapping[str, Ends]], word: str) -> Result:
 
 
 def _bars(parts: Mapping[str, Ends], title: str = "") -> list[Bars]:
-    """Make stacked bars by jobs and by GPU time; the legend omits outcomes without a job."""
+    """Return stacked bars, weighted by jobs and by GPU time.
+
+    The legend omits outcomes that no job has.
+    """
     seen = [
         place for place in range(len(ENDS)) if any(ends.jobs[place] > 0 for ends in parts.values())
     ]

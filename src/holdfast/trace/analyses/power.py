@@ -26,15 +26,16 @@ Memory, fans, drives and mainboard draw the rest.
 def gpu_power(trace: "Trace", *, idle_w: float = 70.0) -> Result:
     """Chart the CDF of GPU power, with the idle share and the share above the rated power.
 
-    The study's Fig 8a. An idle A100 draws about 60 W; single GPUs draw 55 to 69 W. In the study's
-    released data, 30% of samples are at most 70 W, the share that the study calls idle.
+    The chart is the study's Fig 8a. An idle A100 draws about 60 W, and single GPUs 55 to 69 W. In
+    the study's released data, 30% of samples are at most 70 W, which is the share that the study
+    calls idle.
 
     Args:
-        trace: a trace with the metric POWER_USAGE; `Cluster.gpu_tdp_w` is the rated power.
-        idle_w: greatest power of an idle GPU.
+        trace: a trace with the metric POWER_USAGE. The rated power is `Cluster.gpu_tdp_w`.
+        idle_w: a GPU counts as idle up to this power, in watts.
 
     Raises:
-        LeftOut: there is no such telemetry.
+        LeftOut: the trace has no telemetry of POWER_USAGE.
     """
     found = distributions(trace, "POWER_USAGE")
     numbers: dict[str, float] = {}
@@ -74,10 +75,11 @@ def gpu_power(trace: "Trace", *, idle_w: float = 70.0) -> Result:
 def server_power(trace: "Trace") -> Result:
     """Chart the CDF of the power of GPU and CPU servers, and the ratio of their means (Fig 8b).
 
-    Telemetry below 1 W is dropped: the board did not answer.
+    Samples below 1 W are dropped, because they mean that the server's management board did not
+    answer.
 
     Raises:
-        LeftOut: there is no such telemetry.
+        LeftOut: the trace has no telemetry of server power.
     """
     curves: dict[tuple[str, str], Distribution] = {}
     for kind in ("GPU", "CPU"):
@@ -113,9 +115,9 @@ def server_power(trace: "Trace") -> Result:
 
 
 def power_breakdown(trace: "Trace") -> Result:
-    """Divide a GPU server's power into GPUs and the rest, beside the study's shares (Fig 9).
+    """Chart how much of a GPU server's power its GPUs draw, beside the study's shares (Fig 9).
 
-    The GPUs' share is GPUs per node x mean POWER_USAGE, divided by mean GPU_SERVER_POWER; both
+    The GPUs' share is GPUs per node times mean POWER_USAGE, divided by mean GPU_SERVER_POWER. Both
     means are over all samples.
 
     Raises:

@@ -1,4 +1,8 @@
-"""Compute ETTR, the effective training time ratio: measured, bounded or expected."""
+"""Compute ETTR, the effective training time ratio.
+
+The ratio is measured for Holdfast's own runs, bounded from job records, or predicted from failure
+rates.
+"""
 
 import math
 from pathlib import Path
@@ -32,23 +36,26 @@ def ettr_bound(
 ) -> Result:
     """Chart an upper bound of the ETTR of large jobs by size, from job records alone.
 
-    The ratio is over the GPU time held. A failed job loses the time since the last multiple of the
-    checkpoint interval. The bound assumes that steps never stalled, that cancelled jobs kept all
-    their work, and that no job was rolled back further; so the true ETTR is lower.
+    The ratio is a share of the GPU time that the jobs held. A failed job loses the time since the
+    last multiple of the checkpoint interval. The bound assumes that steps never stalled, that
+    cancelled jobs kept all their work, and that no job was rolled back further. The true ETTR is
+    therefore lower.
 
-    With waits the number is a guess: after a failure the waiting GPU time also counts until work
-    continues. Work continues with the next attempt, or with the same user's next job of the same
-    name and GPUs, which may be other work.
+    A second number also counts the GPU time spent waiting after a failure until work continues.
+    This number is an estimate. Work continues with the job's next attempt, or with the same user's
+    next job of the same name and number of GPUs, which may in fact be different work.
 
     Args:
-        trace: a trace with states, sizes, run times and, for the waits, users and submission
-            times.
-        least_gpus: least GPUs of a job; by default more than one node of eight.
-        checkpoint_interval_h: hours; the study saves every 30 minutes (section 6.1).
-        restart_within_h: hours after which a restart no longer counts.
+        trace: a trace with states, sizes and run times. The second number also needs users and
+            submission times.
+        least_gpus: only jobs of at least this number of GPUs count; by default more than one node
+            of eight.
+        checkpoint_interval_h: assumed hours between checkpoints; the study saves every 30 minutes
+            (section 6.1).
+        restart_within_h: a restart after more than this number of hours does not count.
 
     Raises:
-        LeftOut: columns are missing, or there are no such jobs.
+        LeftOut: columns are missing, or no large job ran and ended.
     """
     trace.require("state", "gpu_num", "run_s")
     has_waits = trace.has("username", "submit_at", "start_at", "end_at") or trace.has(
@@ -120,7 +127,7 @@ def ettr_bound(
 
 
 def measured_ettr(trace: "Trace", *, most: int = 40) -> Result:
-    """Show the measured ETTR of each run of a ledger, and the uses of the rest of its wall time.
+    """Chart the measured ETTR of each run of a ledger, and how the rest of its wall time was spent.
 
     The ETTR is the time of the steps that survive in the final state, divided by the wall time
     since the first start. Both come from the run's records and its journal of steps
@@ -128,7 +135,8 @@ def measured_ettr(trace: "Trace", *, most: int = 40) -> Result:
 
     Args:
         trace: a trace of Holdfast's own ledger.
-        most: number of the latest runs shown; the table and the numbers have all.
+        most: the number of runs shown, the latest ones; the table and the named numbers have all
+            runs.
 
     Raises:
         LeftOut: no ledger was given, or no run of the ledger took any time.
@@ -185,7 +193,10 @@ def measured_ettr(trace: "Trace", *, most: int = 40) -> Result:
 
 
 def _home(url: str) -> Path:
-    """Return the folder of the journals of a ledger: beside an SQLite file, else `holdfast_home()`."""
+    """Return the folder that contains the journals of a ledger.
+
+    This is the folder of an SQLite file, and `holdfast_home()` for other databases.
+    """
     from sqlalchemy.engine import make_url
 
     parsed = make_url(url)
@@ -198,16 +209,16 @@ def expected_ettr(
 ) -> Values:
     """Return the expected ETTR (effective training time ratio) of a long run, 0 to 1.
 
-    A run holds its GPUs for 1 / f = MTTF on average between failures. A failure costs the restart
-    time u and the time since the last checkpoint, on average half of the interval c. Then the run
-    waits for GPUs for q. So the ETTR is (1 / f - u - c / 2) / (1 / f + q) = (1 - f (u + c / 2)) /
-    (1 + f q).
+    Between two failures a run holds its GPUs for the mean time to failure, 1 / f. Each failure
+    costs the restart time u, and the work since the last checkpoint, which is half of the
+    checkpoint interval c on average. Then the run waits in the queue for a time q. So the ETTR is
+    (1 / f - u - c / 2) / (1 / f + q) = (1 - f (u + c / 2)) / (1 + f q).
 
     The formula assumes many failures, u and c much shorter than 1 / f, and saves that do not stall
     the run. Negative values are replaced by 0.
 
     Args:
-        mttf_h: mean time to failure of the run, hours.
+        mttf_h: mean time to failure of the run, in hours.
         checkpoint_interval_h: hours from one checkpoint to the next.
         restart_h: hours from the allocation of GPUs until training continues.
         queue_h: hours of waiting for GPUs after each failure.
@@ -227,18 +238,19 @@ def expected_ettr_by_size(
 ) -> Result:
     """Chart the expected ETTR of a run by size, at this trace's rate of infrastructure failures.
 
-    The rate is per GPU. The study saves every 30 minutes (section 6.1). Restarts of 5 minutes
-    without waiting are assumptions of this module.
+    The failure rate per GPU is taken from the trace. The study saves every 30 minutes (section
+    6.1). Restarts of 5 minutes without waiting are assumptions of this module.
 
     Args:
         trace: a trace with states, sizes and run times.
-        checkpoint_intervals_h: hours, one curve each.
+        checkpoint_intervals_h: hours between checkpoints; each interval makes one curve.
         restart_h: hours to restart, see `expected_ettr`.
         queue_h: hours of waiting, see `expected_ettr`.
 
     Raises:
-        LeftOut: as `by_size`, or there is no infrastructure failure. Users' mistakes fail at
-            the start of a job and do not predict failures of a long run.
+        LeftOut: the data are missing, as in `by_size`, or there is no infrastructure failure.
+            Users' mistakes would not do, since they fail at the start of a job and do not predict
+            failures of a long run.
     """
     found = by_size(trace)
     rows, series, numbers, captions = [], [], {}, {}
@@ -304,14 +316,15 @@ def _large(table: Table, least_gpus: float) -> Table:
 def _hours(
     table: Table, column: str, *, modulo_h: float = math.inf, most_h: float = math.inf
 ) -> dict[str, dict[float, float]]:
-    """Sum GPU-hours by cluster and size bucket: seconds in `column` times GPUs times `n`.
+    """Sum GPU-hours by cluster and size bucket.
 
-    A column whose name begins with `sum_` is a sum already, and is not multiplied by `n`.
+    The GPU-hours of a row are its seconds in `column`, times GPUs, times the number of jobs `n`. A
+    column whose name begins with `sum_` is already a sum over jobs, so it is not multiplied by `n`.
 
     Args:
         table: rows with `cluster`, `gpu_num` and `n`.
-        column: seconds; NaN does not count.
-        modulo_h: count only the hours modulo this number.
+        column: name of a column in seconds; NaN counts as 0.
+        modulo_h: count only the remainder of the hours after division by this number.
         most_h: leave out rows with more hours.
     """
     hours = table[column].astype(float) / 3600

@@ -1,4 +1,4 @@
-"""Analyze how long jobs wait from submission to start: CDFs of all, by type, by size and by pool."""
+"""Analyze how long jobs wait from submission to start: overall, by type, by size and by pool."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -43,14 +43,14 @@ def queues(
     parts: Sequence[str] | None = None,
     gpu: bool = True,
 ) -> Counted:
-    """Return the seconds that a cluster's GPU (or CPU) jobs waited.
+    """Return the seconds that a cluster's GPU or CPU jobs waited.
 
     Args:
         trace: the trace.
-        cluster: one of its clusters.
-        split: `type`, `pool` or `gpu_num`.
-        parts: only jobs whose `split` is one of these; a missing value is `UNKNOWN`; None: all
-            jobs.
+        cluster: one of the trace's clusters.
+        split: the column that `parts` refers to: `type`, `pool` or `gpu_num`.
+        parts: count only jobs whose `split` is one of these; a missing value is `UNKNOWN`. None
+            counts all jobs.
         gpu: True for GPU jobs, False for CPU jobs.
     """
     where = f"cluster = ? AND split = ? AND is_gpu = {gpu}"
@@ -62,13 +62,13 @@ def queues(
 
 
 def queue(trace: "Trace") -> Result:
-    """Chart the CDF of the time that GPU jobs waited, by jobs and by their later GPU time.
+    """Chart the CDF of the time that GPU jobs waited, weighted by jobs and by their later GPU time.
 
-    All clusters share a panel; CPU jobs are in the numbers. Table: `cluster`, `part`, `weight`,
-    `queue_s`, `share_at_most`.
+    All clusters share a panel. CPU jobs appear only in the named numbers. Columns of the table:
+    `cluster`, `part`, `weight`, `queue_s`, `share_at_most`.
 
     Raises:
-        LeftOut: no GPU job has both times.
+        LeftOut: no GPU job has both a submission time and a start time.
     """
     groups = []
     numbers: dict[str, float] = {}
@@ -105,13 +105,14 @@ def queue(trace: "Trace") -> Result:
 
 
 def queue_by_type(trace: "Trace") -> Result:
-    """Chart the CDF of the time that GPU jobs waited, by type, by jobs and by GPU time.
+    """Chart the CDF of the time that GPU jobs waited by type, weighted by jobs and by GPU time.
 
-    The charts by jobs are the study's Fig 6b and 6d. There is one row per cluster. Table:
-    `cluster`, `part` (the type), `weight`, `queue_s`, `share_at_most`.
+    The charts weighted by jobs are the study's Fig 6b and 6d. There is one row of panels per
+    cluster. Columns of the table: `cluster`, `part` (the type), `weight`, `queue_s`,
+    `share_at_most`.
 
     Raises:
-        LeftOut: no cluster has types, or no job has both times.
+        LeftOut: no cluster has types, or no job has both a submission time and a start time.
     """
     trace.require("type")
     return _by_part(trace, "type", "type")
@@ -120,10 +121,10 @@ def queue_by_type(trace: "Trace") -> Result:
 def queue_by_size(trace: "Trace") -> Result:
     """Chart the CDF of the time that GPU jobs waited, by number of GPUs in power-of-two buckets.
 
-    Table: `cluster`, `part` (the bucket), `weight`, `queue_s`, `share_at_most`.
+    Columns of the table: `cluster`, `part` (the bucket), `weight`, `queue_s`, `share_at_most`.
 
     Raises:
-        LeftOut: no GPU job has both times.
+        LeftOut: no GPU job has both a submission time and a start time.
     """
     return _by_part(trace, "gpu_num", "number of GPUs")
 
@@ -131,11 +132,12 @@ def queue_by_size(trace: "Trace") -> Result:
 def queue_by_pool(trace: "Trace", *, most: int = 8) -> Result:
     """Chart the CDF of the time that GPU jobs waited, by pool.
 
-    The `most` pools with the most jobs have a curve each; the other pools share one. Table:
-    `cluster`, `part` (the pool), `weight`, `queue_s`, `share_at_most`.
+    The pools with the most jobs have a curve each, at most `most` of them. All other pools share
+    one curve. Columns of the table: `cluster`, `part` (the pool), `weight`, `queue_s`,
+    `share_at_most`.
 
     Raises:
-        LeftOut: no cluster has pools, or no job has both times.
+        LeftOut: no cluster has pools, or no job has both a submission time and a start time.
     """
     trace.require("pool")
     return _by_part(trace, "pool", "pool", most=most)
@@ -213,7 +215,7 @@ def _groups(trace: "Trace", cluster: str, split: str, most: int | None) -> list[
 
 
 def _kind(split: str, part: str) -> str:
-    """Name a part in the key of a number: the type alone, `gpus_5_8`, `pool_vc1`."""
+    """Return the name of a part within the key of a number, such as `gpus_5_8` or `pool_vc1`."""
     if split == "gpu_num":
         return size_slug(part)
     return slug(part) if split == "type" else f"pool_{slug(part)}"

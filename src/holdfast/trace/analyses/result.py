@@ -1,4 +1,4 @@
-"""The result of an analysis, and the analysis as an entry of the report."""
+"""Define the result of an analysis, and the analysis as an entry of the report."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """A table and a chart with a caption and named numbers."""
+    """Hold the result of an analysis: a table, a chart with a caption, and named numbers."""
 
     table: Table
-    """The chart's data, tidy: one row per point, bar or box; written as CSV beside the figure."""
+    """The chart's data with one row per point, bar or box; written as CSV beside the figure."""
     chart: Figure | None
-    """The chart; None: the report shows the table."""
+    """The chart, or None if the report shows the table instead."""
     caption: str
-    """One to three sentences computed from the data, with n, units and weights."""
+    """One to three sentences that are computed from the data, with counts, units and weights."""
     numbers: Mapping[str, float] = field(default_factory=dict)
-    """Named headline numbers, for the findings: `seren.gpu.median_duration_s`."""
+    """Named headline numbers for `findings`, such as `seren.gpu.median_duration_s`."""
 
     def figure(self) -> "matplotlib.figure.Figure":
         """Draw the chart with matplotlib; needs `holdfast[trace]`."""
@@ -36,14 +36,14 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
-    """An analysis as the report runs it."""
+    """Describe an analysis that the report runs."""
 
     name: str
-    """File stem and anchor: `gpu_job_duration`."""
+    """Name of the analysis, used for its files and its anchor on the page: `gpu_job_duration`."""
     section: str
     """One of `analyses.SECTIONS`."""
     title: str
     run: Callable[["Trace"], Result]
-    """The analysis; raises LeftOut if the trace lacks an input."""
+    """Compute the result; raise LeftOut if the trace lacks an input."""
     source: str = ""
-    """Place in the study, such as `Fig 2a`; empty if the study has no such figure."""
+    """Figure or table of the study that corresponds, such as `Fig 2a`; empty if there is none."""

@@ -1,4 +1,4 @@
-"""Select and name clusters, types and sizes in one order for all analyses."""
+"""Select, sort and name clusters, types and sizes, in the same way for all analyses."""
 
 import math
 import re
@@ -16,21 +16,21 @@ Kind = TypeVar("Kind")
 UNKNOWN = "unknown"
 """Name of a missing type, pool or user."""
 OTHERS = "others"
-"""Name of the remainder where only some are shown by name."""
+"""Name of the combined rest, where only some items are shown by name."""
 
 
 def in_order(trace: "Trace") -> list[str]:
-    """List the names of the clusters, compared clusters last."""
+    """Return the names of the clusters; those that serve only for comparison come last."""
     return sorted(trace.clusters, key=lambda name: name in trace.compared)
 
 
 def role(trace: "Trace", cluster: str) -> Literal["main", "compared"]:
-    """Return how to draw the curves of a cluster."""
+    """Return the role of a cluster's curves in a chart: `main` or `compared`."""
     return "compared" if cluster in trace.compared else "main"
 
 
 def capacity_gpus(trace: "Trace", cluster: str) -> float | None:
-    """Return the GPUs of a cluster; None if unknown."""
+    """Return the number of GPUs of a cluster; None if unknown."""
     known = trace.clusters[cluster]
     if known.gpu_num is not None:
         return float(known.gpu_num)
@@ -40,10 +40,11 @@ def capacity_gpus(trace: "Trace", cluster: str) -> float | None:
 
 
 def some(found: Sequence[Kind], missing: str) -> Sequence[Kind]:
-    """Return `found` unless empty.
+    """Return `found` unchanged, or raise `LeftOut` if it is empty.
 
     Raises:
-        LeftOut: `found` is empty; `missing` is the reason (`no GPU job has a duration`).
+        LeftOut: `found` is empty. The message gives `missing` as the reason, such as `no GPU job
+            has a duration`.
     """
     if not found:
         raise LeftOut(f"Left out: {missing}.")
@@ -51,12 +52,12 @@ def some(found: Sequence[Kind], missing: str) -> Sequence[Kind]:
 
 
 def slug(text: str) -> str:
-    """Convert a name to a part of a number's key: lower case, one `_` for other characters."""
+    """Convert a name for use in a number's key: lower case, with `_` for all other characters."""
     return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_") or "_"
 
 
 def named(parts: Iterable[str]) -> list[str]:
-    """Return the parts other than `UNKNOWN` and `OTHERS`; an empty result allows no comparison."""
+    """Return the parts that have a name, without `UNKNOWN` and `OTHERS`."""
     return [part for part in parts if part not in (UNKNOWN, OTHERS)]
 
 
@@ -69,7 +70,7 @@ def types_in_order(found: Iterable[str]) -> list[str]:
 
 
 def size_of(gpu_num: float) -> float:
-    """Return the upper end of the size bucket: 0, 0.5 (less than one), 1, 2, 4, 8 … powers of two."""
+    """Return the upper end of a job's size bucket: 0, 0.5 (below one GPU), 1, 2, 4, 8 and so on."""
     if gpu_num <= 0:
         return 0.0
     return 0.5 if gpu_num < 1 else float(2 ** math.ceil(math.log2(gpu_num)))
@@ -84,5 +85,5 @@ def size_label(size: float) -> str:
 
 
 def size_slug(label: str) -> str:
-    """Name a bucket in the key of a number: `gpus_below_1`, `gpus_8`, `gpus_5_8`."""
+    """Return the name of a size bucket within the key of a number: `gpus_below_1`, `gpus_5_8`."""
     return f"gpus_{slug(label.replace('<', 'below '))}"

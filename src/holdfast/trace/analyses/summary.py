@@ -30,14 +30,14 @@ COMPARISON_COLUMNS = (
     "avg_run_time_cpu_s", "avg_queue_time_cpu_s", "med_run_time_cpu_s", "med_queue_time_cpu_s",
     "complete_rate_cpu", "cancel_rate_cpu", "fail_rate_cpu", "preempt_rate_cpu",
 )  # fmt: skip
-"""Columns of AcmeTrace's cluster_summary.csv with units, and preempted jobs as a column."""
+"""Columns of AcmeTrace's cluster_summary.csv, with units, and a column for preempted jobs."""
 
 
 def cluster_table(trace: "Trace") -> Result:
     """Tabulate the clusters: nodes, GPUs and the time covered (study: Table 1).
 
-    Unknown values are missing. Times are of submission, ISO 8601, UTC; `days` is from the first to
-    the last.
+    Unknown values are missing. The first and last submission are UTC times in ISO 8601, and `days`
+    is the time between them.
 
     Raises:
         LeftOut: the trace has no job.
@@ -95,8 +95,8 @@ def cluster_table(trace: "Trace") -> Result:
 def comparison_table(trace: "Trace") -> Result:
     """Compare the clusters' jobs: counts, run and queue times, GPUs, final states (study: Table 2).
 
-    Columns are as in AcmeTrace's cluster_summary.csv, with times in seconds and rates of jobs that
-    ended. Unknown values are missing.
+    Columns are as in AcmeTrace's cluster_summary.csv, but times are in seconds, and rates are
+    shares of the jobs that ended. Unknown values are missing.
 
     Raises:
         LeftOut: the trace has no job.
@@ -133,7 +133,7 @@ def comparison_table(trace: "Trace") -> Result:
 
 
 def _row(trace: "Trace", name: str) -> dict[str, float]:
-    """Make the row of a cluster, in the order of `COMPARISON_COLUMNS`."""
+    """Return the row of a cluster, in the order of `COMPARISON_COLUMNS`."""
     (total, of_cpu, of_gpu) = next(
         trace.query(
             "SELECT coalesce(sum(n), 0)::DOUBLE AS n, coalesce(sum(n) FILTER (NOT is_gpu), "

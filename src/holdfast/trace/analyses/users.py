@@ -1,4 +1,4 @@
-"""Analyze each user's share of GPU time and jobs, waits and final states."""
+"""Analyze each user's share of GPU time and jobs, and their waits and final states."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,28 +19,31 @@ if TYPE_CHECKING:
 Values = npt.NDArray[np.float64]
 
 SHOWN = 20
-"""Number of users shown by name; the rest are `others`."""
+"""Number of users shown by name; the others are combined as `others`."""
 NO_USERS = "no GPU job has a user"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Users:
-    """GPU jobs by user, most GPU time first; each array has one entry per user."""
+    """Sum GPU jobs by user, sorted by GPU time, the largest first.
+
+    Each array has one entry per user.
+    """
 
     names: list[str]
     jobs: Values
     gpu_time_s: Values
     queued: Values
-    """Jobs with a known wait."""
+    """Number of jobs with a known wait."""
     queue_s: Values
-    """Sum of the waits."""
+    """Sum of the waits in seconds."""
     ended: Values
-    """Jobs with a final state."""
+    """Number of jobs with a final state."""
     cancelled: Values
     failed: Values
 
     def shown(self, most: int) -> "Users":
-        """Keep the first `most` users and sum all others into one."""
+        """Keep the first `most` users, and combine all others into one."""
         if len(self.names) <= most:
             return self
 
@@ -60,7 +63,7 @@ class Users:
 
 
 def users_of(trace: "Trace", cluster: str) -> Users | None:
-    """Return the users of a cluster with GPU jobs; None without such jobs or user names."""
+    """Return the users of a cluster; None if it has no GPU jobs or no user names."""
     if not trace.has("username", cluster=cluster):
         return None
 
@@ -95,14 +98,18 @@ def users_of(trace: "Trace", cluster: str) -> Users | None:
 
 
 def lorenz(amounts: Values) -> tuple[Values, Values]:
-    """Return shares of users (most first, 0 to 1) and the share of the amount that they hold."""
+    """Return the Lorenz curve of amounts, the largest amount first.
+
+    Returns:
+        Shares of the users, and the share of the total that they hold together, both from 0 to 1.
+    """
     ordered = np.sort(amounts)[::-1]
     have = np.append(0.0, np.cumsum(ordered)) / max(float(ordered.sum()), 1e-300)
     return np.linspace(0.0, 1.0, len(have)), have
 
 
 def gini(amounts: Values) -> float:
-    """Return the Gini coefficient: 0 for equal amounts, near 1 if one user has all."""
+    """Return the Gini coefficient: 0 if all amounts are equal, near 1 if one user has all."""
     people, have = lorenz(amounts)
     return float(2 * np.trapezoid(have, people) - 1)
 
@@ -110,8 +117,8 @@ def gini(amounts: Values) -> float:
 def user_shares(trace: "Trace", *, most: int = SHOWN) -> Result:
     """Chart how GPU time and GPU jobs are spread over users: Lorenz curves and the largest shares.
 
-    Table: `cluster`, `user`, `jobs`, `gpu_time_h`, `share_of_jobs`, `share_of_gpu_time`, for the
-    `most` users with the most GPU time and for all others as one.
+    Columns of the table: `cluster`, `user`, `jobs`, `gpu_time_h`, `share_of_jobs`,
+    `share_of_gpu_time`. It has the `most` users with the most GPU time, and one row for all others.
 
     Raises:
         LeftOut: no cluster names its users.
@@ -183,11 +190,12 @@ def user_shares(trace: "Trace", *, most: int = SHOWN) -> Result:
 def user_waits(trace: "Trace", *, most: int = SHOWN) -> Result:
     """Chart the mean wait of each user's GPU jobs.
 
-    The `most` users with the most GPU time have a bar each, all others share one. Table: `cluster`,
-    `user`, `n`, `mean_queue_s`, `waited_h` (job-hours).
+    The `most` users with the most GPU time have a bar each, and all others share one. Columns of
+    the table: `cluster`, `user`, `n`, `mean_queue_s`, `waited_h` (job-hours).
 
     Raises:
-        LeftOut: no cluster names its users, or no GPU job has both times.
+        LeftOut: no cluster names its users, or no GPU job has both a submission time and a start
+            time.
     """
     rows: list[tuple[object, ...]] = []
     panels, sentences = [], []
@@ -238,8 +246,8 @@ def user_waits(trace: "Trace", *, most: int = SHOWN) -> Result:
 def user_outcomes(trace: "Trace", *, most: int = SHOWN) -> Result:
     """Chart the share of each user's GPU jobs that were cancelled or failed.
 
-    The `most` users with the most GPU time have a bar each, all others share one. Table: `cluster`,
-    `user`, `n` (jobs that ended), `cancelled_share`, `failed_share`.
+    The `most` users with the most GPU time have a bar each, and all others share one. Columns of
+    the table: `cluster`, `user`, `n` (jobs that ended), `cancelled_share`, `failed_share`.
 
     Raises:
         LeftOut: no cluster names its users, or no GPU job has a final state.

@@ -1,8 +1,8 @@
 """Analyze hardware utilisation over all samples (study: Fig 2b and Fig 7) and over time.
 
-Every chart names its metric. GPU_UTIL is the share of time in which any kernel ran, on any part of
-the GPU. SM_ACTIVE is the share of multiprocessors with work and measures how busy a GPU is (DCGM's
-field definitions).
+Every chart names its metric. GPU_UTIL is the share of time in which at least one kernel ran, even
+on a small part of the GPU. SM_ACTIVE is the share of multiprocessors that had work, so it is the
+better measure of how busy a GPU is (DCGM's field definitions).
 """
 
 from collections.abc import Mapping
@@ -39,14 +39,14 @@ ANY_KERNEL = METRICS["GPU_UTIL"].note
 def gpu_utilisation(trace: "Trace", *, busy_pct: float = BUSY_PCT) -> Result:
     """Chart the CDF of GPU_UTIL over all GPUs and samples (study: Fig 2b).
 
-    The numbers have the shares of idle and busy samples.
+    The named numbers include the shares of idle and of busy samples.
 
     Args:
         trace: a trace with the metric GPU_UTIL.
-        busy_pct: least GPU_UTIL of a busy GPU.
+        busy_pct: a GPU counts as busy from this GPU_UTIL on, in %.
 
     Raises:
-        LeftOut: there is no such telemetry.
+        LeftOut: the trace has no telemetry of GPU_UTIL.
     """
     found = distributions(trace, "GPU_UTIL")
     numbers: dict[str, float] = {}
@@ -81,7 +81,7 @@ def sm_activity(trace: "Trace") -> Result:
     """Chart the CDF of SM_ACTIVE and of PIPE_TENSOR_ACTIVE (study: Fig 7a).
 
     Raises:
-        LeftOut: the telemetry has neither.
+        LeftOut: the telemetry has neither metric.
     """
     return _percentages(
         trace,
@@ -95,14 +95,14 @@ def sm_activity(trace: "Trace") -> Result:
 def memory(trace: "Trace", *, full_pct: float = 75.0) -> Result:
     """Chart the CDF of GPU memory and of host memory in use, in percent (study: Fig 7b).
 
-    FB_USED is in MiB and becomes a percentage if the cluster's GPU memory is known.
+    FB_USED is in MiB. It is converted to a percentage if the cluster's GPU memory is known.
 
     Args:
         trace: a trace with the metrics FB_USED or NODE_MEMORY_UTILIZATION.
-        full_pct: limit of the number `over_share`, the share of samples above it.
+        full_pct: the named number `over_share` is the share of samples above this percentage.
 
     Raises:
-        LeftOut: the telemetry has neither.
+        LeftOut: the telemetry has neither metric.
     """
     curves: dict[tuple[str, str], Distribution] = {}
     for cluster, used in optional(trace, "FB_USED").items():
@@ -144,7 +144,7 @@ def cpu(trace: "Trace") -> Result:
     """Chart the CDF of the CPU utilisation of nodes, NODE_CPU_UTILIZATION (study: Fig 7c).
 
     Raises:
-        LeftOut: there is no such telemetry.
+        LeftOut: the trace has no telemetry of this metric.
     """
     return _percentages(
         trace,
@@ -157,16 +157,16 @@ def cpu(trace: "Trace") -> Result:
 def network(trace: "Trace", *, idle_share: float = 0.01, heavy_share: float = 0.25) -> Result:
     """Chart the CDF of InfiniBand traffic as a share of the observed maximum (study: Fig 7d).
 
-    Sending and receiving are separate curves. The released data are counters without a stated unit,
-    so the study divides by their maximum, as this chart does.
+    Sending and receiving are separate curves. The study's released data are counters without a
+    stated unit, so the study divides by their maximum, and this chart does the same.
 
     Args:
         trace: a trace with the metrics NODE_IB_SEND or NODE_IB_RECEIVE.
-        idle_share: greatest share of the maximum that counts as idle.
-        heavy_share: share of the maximum above which traffic is heavy.
+        idle_share: traffic up to this share of the maximum counts as idle.
+        heavy_share: traffic above this share of the maximum counts as heavy.
 
     Raises:
-        LeftOut: the telemetry has neither.
+        LeftOut: the telemetry has neither metric.
     """
     curves = {}
     for metric in ("NODE_IB_SEND", "NODE_IB_RECEIVE"):
@@ -206,10 +206,10 @@ def utilisation_over_time(trace: "Trace", *, metric: str = "GPU_UTIL") -> Result
 
     Args:
         trace: a trace with the metric.
-        metric: a percentage of a GPU or a node.
+        metric: name of a metric that is a percentage of a GPU or a node.
 
     Raises:
-        LeftOut: there is no such telemetry.
+        LeftOut: the trace has no telemetry of this metric.
     """
     table, found = _hours(trace, metric)
     series, idle, numbers, captions = [], [], {}, {}
@@ -251,10 +251,10 @@ def idle_by_hour_of_day(trace: "Trace", *, metric: str = "GPU_UTIL") -> Result:
 
     Args:
         trace: a trace with the metric.
-        metric: a percentage of a GPU or a node.
+        metric: name of a metric that is a percentage of a GPU or a node.
 
     Raises:
-        LeftOut: there is no such telemetry.
+        LeftOut: the trace has no telemetry of this metric.
     """
     _, found = _hours(trace, metric)
     series, parts, numbers, captions = [], [], {}, {}
@@ -293,7 +293,7 @@ def idle_by_hour_of_day(trace: "Trace", *, metric: str = "GPU_UTIL") -> Result:
 
 
 def _hours(trace: "Trace", metric: str) -> tuple[Table, dict[str, Table]]:
-    """Return the hourly means of a metric as one table, and by cluster."""
+    """Return the hourly means of a metric, as one table and by cluster."""
     hours = measured(trace, "metric_hours").where(metric=metric)
     if not len(hours):
         raise LeftOut(f"Left out: the telemetry has no {metric}.")
@@ -315,7 +315,7 @@ def _hours(trace: "Trace", metric: str) -> tuple[Table, dict[str, Table]]:
 
 
 def _percentages(trace: "Trace", title: str, metrics: Mapping[str, str], note: str) -> Result:
-    """Make CDFs of percentages; `metrics` maps each metric to its name in number keys."""
+    """Chart CDFs of percentages. `metrics` maps each metric to its name in the keys of numbers."""
     curves = {
         (cluster, metric): distribution
         for metric in metrics

@@ -33,7 +33,7 @@ Values = npt.NDArray[np.float64]
 
 NO_TIMES = "no GPU job has a time of submission, a start and an end"
 NOBODY = "nobody"
-"""Holder of the GPUs in an hour in which no GPU is in use."""
+"""Name of the holder in an hour in which no GPU is in use."""
 WEIGHTS: dict[Literal["waiting", "wanted"], str] = {
     "waiting": "job-hours waited",
     "wanted": "GPU-hours waited",
@@ -43,22 +43,23 @@ WEIGHTS: dict[Literal["waiting", "wanted"], str] = {
 def who_waits(
     trace: "Trace", cluster: str, by: Literal["type", "pool"], measure: Literal["waiting", "wanted"]
 ) -> tuple[list[str], Values]:
-    """Divide the hours that jobs of each kind waited among the kinds that held GPUs in those hours.
+    """Attribute the waiting of each kind of job to the kinds that held GPUs at the same time.
 
-    Within an hour the waiting of a kind is divided in proportion to the GPU time that each kind
-    held, the waiter's own included. A holder did not necessarily take the GPUs that the waiter
-    would have had.
+    The waiting within an hour is divided in proportion to the GPU time that each kind held in that
+    hour, including the kind that waits. A kind that held GPUs did not necessarily hold those that
+    the waiting job would have received.
 
     Args:
         trace: the trace.
-        cluster: one of its clusters.
-        by: `type` or `pool`.
-        measure: `waiting` (an hour of a job is 1) or `wanted` (an hour of a job is its number
-            of GPUs).
+        cluster: one of the trace's clusters.
+        by: the column that defines the kinds: `type` or `pool`.
+        measure: `waiting` counts one hour of a job as 1, `wanted` as the number of GPUs that the
+            job requests.
 
     Returns:
-        The kinds, and an array of shape (kinds, kinds + 1): waiter by holder, in job-hours or
-        GPU-hours. The last holder is `NOBODY`. The sum is all the waiting of jobs that started.
+        The kinds, and an array of shape (kinds, kinds + 1): the kind that waits by the kind that
+        holds, in job-hours or GPU-hours. The last column is `NOBODY`. The total is all the waiting
+        of jobs that started.
     """
     waited, held = hourly(trace, cluster, measure, by), hourly(trace, cluster, "busy", by)
     if waited is None or held is None:
@@ -69,26 +70,26 @@ def who_waits(
 
 
 def who_waits_for_whom(trace: "Trace") -> Result:
-    """Chart waiting by the waiter's type and the holder's type, in job-hours and in GPU-hours.
+    """Chart waiting by the type that waits and the type that holds GPUs.
 
-    `who_waits` attributes the waiting. Table: `cluster`, `weight`, `waiter`, `holder`, `hours`,
-    `share_of_waiting`.
+    `who_waits` attributes the waiting, in job-hours and in GPU-hours. Columns of the table:
+    `cluster`, `weight`, `waiter`, `holder`, `hours`, `share_of_waiting`.
 
     Raises:
-        LeftOut: no cluster has types, or no GPU job has all three times.
+        LeftOut: no cluster has types, or no GPU job has a submission, a start and an end time.
     """
     trace.require("type")
     return _matrix(trace, "type", most=None)
 
 
 def who_waits_for_whom_by_pool(trace: "Trace", *, most: int = 12) -> Result:
-    """Chart waiting by the waiter's pool and the holder's pool.
+    """Chart waiting by the pool that waits and the pool that holds GPUs.
 
-    The `most` pools that waited most have a row each, others share one. The table has the columns
-    of `who_waits_for_whom`.
+    The `most` pools that waited longest have a row each, and all others share one. The table has
+    the columns of `who_waits_for_whom`.
 
     Raises:
-        LeftOut: no cluster has pools, or no GPU job has all three times.
+        LeftOut: no cluster has pools, or no GPU job has a submission, a start and an end time.
     """
     trace.require("pool")
     return _matrix(trace, "pool", most=most)
@@ -150,7 +151,7 @@ def _matrix(trace: "Trace", by: Literal["type", "pool"], *, most: int | None) ->
 
 
 def _order(kinds: Sequence[str], matrix: Values, by: str) -> list[int]:
-    """Order types as in the study, and pools by waiting, most first."""
+    """Return the order of the kinds: types as in the study, pools by waiting, the longest first."""
     if by == "type":
         return [list(kinds).index(name) for name in types_in_order(kinds)]
     return [int(place) for place in np.argsort(-matrix.sum(axis=1), kind="stable")]
@@ -159,7 +160,7 @@ def _order(kinds: Sequence[str], matrix: Values, by: str) -> list[int]:
 def _gathered(
     kinds: Sequence[str], matrix: Values, order: Sequence[int], most: int | None
 ) -> tuple[list[str], Values]:
-    """Reorder the matrix; sum all kinds after the first `most` as `others`."""
+    """Reorder the matrix, and combine all kinds after the first `most` as `others`."""
     kept = order if most is None else order[:most]
     others = [] if most is None else order[most:]
     into = np.zeros((len(kinds), len(kept) + bool(others)))
@@ -174,13 +175,13 @@ def _gathered(
 
 
 def wait_by_size(trace: "Trace") -> Result:
-    """Chart mean and median wait of GPU jobs by number of GPUs, in power-of-two buckets.
+    """Chart the mean and median wait of GPU jobs by number of GPUs, in power-of-two buckets.
 
-    Table: `cluster`, `gpus` (the bucket), `size` (its upper end; 0.5: less than 1), `n`,
-    `mean_queue_s`, `median_queue_s`.
+    Columns of the table: `cluster`, `gpus` (the bucket), `size` (its upper end; 0.5 for less than
+    one GPU), `n`, `mean_queue_s`, `median_queue_s`.
 
     Raises:
-        LeftOut: no GPU job has both times.
+        LeftOut: no GPU job has both a submission time and a start time.
     """
     rows: list[tuple[object, ...]] = []
     panels: dict[str, list[Series]] = {"mean": [], "median": []}
@@ -247,13 +248,14 @@ def wait_by_size(trace: "Trace") -> Result:
 def waiting_while_free(trace: "Trace") -> Result:
     """Chart the share of waiting in hours with enough free GPUs for the waiting job, by size.
 
-    Such waiting is not caused by a lack of GPUs, but by fragmentation, quota, priority or the
-    scheduler's own time. The share is an estimate, because the hourly mean of free GPUs hides
-    minutes in which the cluster was full. Table: `cluster`, `gpus` (bucket), `waited_h`
-    (job-hours), `waited_while_free_h`, `share_while_free`.
+    Waiting in such hours is not caused by a lack of GPUs, but by fragmentation, quota, priority or
+    the scheduler's own time. The share is an estimate, because the hourly mean of free GPUs hides
+    minutes in which the cluster was full. Columns of the table: `cluster`, `gpus` (bucket),
+    `waited_h` (job-hours), `waited_while_free_h`, `share_while_free`.
 
     Raises:
-        LeftOut: the capacity of no cluster is known, or no GPU job has all three times.
+        LeftOut: the capacity of no cluster is known, or no GPU job has a submission, a start and an
+            end time.
     """
     rows: list[tuple[object, ...]] = []
     panels, sentences = [], []

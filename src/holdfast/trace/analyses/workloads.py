@@ -21,14 +21,14 @@ TOLD_BY = {
     "habit": "what its user mostly runs",
     "guess": "its size and duration alone",
 }
-"""The origin of a type by the rules of `jobtypes`, in words."""
+"""The report's words for each origin of a job's type, by the rules of `jobtypes`."""
 
 
 def workload_shares(trace: "Trace") -> Result:
-    """Chart each type's share of GPU jobs and of GPU time (study: Fig 4), with untyped jobs.
+    """Chart each type's share of GPU jobs and of GPU time (study: Fig 4).
 
-    There is one panel per cluster. Table: `cluster`, `type`, `jobs`, `gpu_time_h`, `share_of_jobs`,
-    `share_of_gpu_time`.
+    Jobs without a type are included. There is one panel per cluster. Columns of the table:
+    `cluster`, `type`, `jobs`, `gpu_time_h`, `share_of_jobs`, `share_of_gpu_time`.
 
     Raises:
         LeftOut: no cluster has types of GPU jobs.

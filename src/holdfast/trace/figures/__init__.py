@@ -1,7 +1,7 @@
 """Draw charts: as SVG in the page's colours, and as PDF and PNG for a paper.
 
 The input is `holdfast.trace.charts.Figure` objects. The output is matplotlib figures, SVG text or
-files. The stages, in order:
+files. The modules, in the order in which a chart passes through them:
 
 | module | one idea |
 |---|---|
@@ -14,8 +14,8 @@ files. The stages, in order:
 | `drawing` | put panels side by side: `draw` |
 | `export` | write compact SVG for a page or a file, PDF and PNG for a paper |
 
-Nothing is measured or laid out twice: ticks, keys and margins follow from the data and from text
-widths. This is ten times faster than matplotlib's constrained layout.
+The layout is computed once, from the data and from text widths. This is ten times faster than
+matplotlib's constrained layout, which draws and measures repeatedly.
 """
 
 from holdfast.trace.figures.drawing import draw

@@ -1,4 +1,4 @@
-"""Plan horizontal bars, grouped or stacked, and boxes of quartiles."""
+"""Plan panels of horizontal bars, grouped or stacked, and panels of box plots."""
 
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,11 +16,14 @@ if TYPE_CHECKING:
 
 _SMALLER_PT = 0.7
 LABELLED_LIMIT = 60
-"""Maximum number of bars that carry their values."""
+"""The most bars in a panel for which each bar is labelled with its value."""
 
 
 def plan_bars(panel: charts.Bars, look: Look, *, width_in: float) -> Plan:
-    """Plan bars: the parts of a group side by side, or one after another if stacked."""
+    """Plan a panel of bars.
+
+    The parts of a group are drawn side by side, or one after another in one bar if stacked.
+    """
     values = {part: np.asarray(column, dtype=float) for part, column in panel.parts.items()}
     together = np.concatenate([np.empty(0), *values.values()])
     if panel.stacked and values:
@@ -67,7 +70,7 @@ def plan_bars(panel: charts.Bars, look: Look, *, width_in: float) -> Plan:
 def _beside(
     panel: charts.Bars, values: dict[str, charts.Values], value: AxisPlan, look: Look
 ) -> list[tuple[float, float]]:
-    """Return the start of the words beside each bar, and their length in points."""
+    """Return, for the label beside each bar, its start along x and its length in points."""
     found = []
     for part, column in values.items():
         ends = np.fmax(column, panel.high[part]) if part in panel.high else column
@@ -122,10 +125,10 @@ def _draw(
 def _interval(
     panel: charts.Bars, part: str, group: int, at: float, axes: "Axes", look: Look, amount: float
 ) -> float:
-    """Draw the interval about a value, if any.
+    """Draw the interval around a bar's value, if it has one.
 
     Returns:
-        The right end of the bar and its interval, in data.
+        The right end of the bar together with its interval, in data coordinates.
     """
     if part not in panel.low or part not in panel.high:
         return amount
@@ -148,7 +151,10 @@ _NAMES = ("whisker", "first quartile", "median", "third quartile", "whisker")
 
 
 def plan_boxes(panel: charts.Boxes, look: Look, *, width_in: float) -> Plan:
-    """Plan box plots: one row per group, a box from quartile to quartile, a thick stroke as median."""
+    """Plan a panel of box plots, with one row per group.
+
+    A box spans the two quartiles, and a thick stroke marks the median.
+    """
     five = np.asarray(panel.five, dtype=float).reshape(-1, 5)
     value = plan_axis(panel.value, five.ravel(), length_pt=width_in * 55, gap_pt=40)
     y = AxisPlan(

@@ -1,4 +1,4 @@
-"""Plan curves and points over a common x."""
+"""Plan panels of curves and points over a common x axis."""
 
 from dataclasses import replace
 from functools import partial
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from holdfast.trace.charts import Values
 
 DENSE = 200
-"""Number of points above which curves over time are thin and solid.
+"""A curve over time with more points than this is drawn thin and solid.
 
-Dashes would blur a jagged line.
+Dashes would blur such a jagged line.
 """
 FEW_POINTS = 60
-"""Maximum number of points with markers of their own shape; more points are dots."""
+"""The most points for which each series gets its own marker shape; more are drawn as dots."""
 
 
 def plan_curves(panel: charts.Lines, look: Look, *, width_in: float) -> Plan:
-    """Plan curves, bands, error bars and points."""
+    """Plan a panel of curves, bands, error bars and points."""
     every = [np.empty(0), *(series.x for series in panel.series)]
     heights = [np.empty(0)]
     for series in panel.series:
@@ -49,7 +49,7 @@ def plan_curves(panel: charts.Lines, look: Look, *, width_in: float) -> Plan:
 
 
 def dash_of(panel: charts.Lines, number: int) -> int:
-    """Return the index in `DASHES` for the series `number`."""
+    """Return the index in `DASHES` of the dash pattern of a series."""
     if panel.series[number].style == "dashed":
         return 1
     return 0 if _dense(panel, number) else number % len(DASHES)
@@ -80,8 +80,8 @@ def _draw(
         np.isfinite(series.x).any() and np.isfinite(series.y).any() for series in panel.series
     ):
         empty(axes, look)
-    # Draw compared series first, behind. Among equals the first series is drawn last, on top, as in
-    # the legend.
+    # Draw compared series first, so that they lie behind. Within the same role, draw the first
+    # series last, so that it lies on top, as in the legend.
     for number in reversed(range(len(panel.series))):
         series, key = panel.series[number], keys[number]
         order = 2.5 if series.role == "compared" else 3.0
@@ -115,10 +115,10 @@ def _draw(
 def vertices(
     series: charts.Series, x: AxisPlan, y: AxisPlan, values: "Values | None" = None
 ) -> tuple["Values", "Values"]:
-    """Return the vertices of a curve that can be drawn on these axes.
+    """Return the vertices of a curve, limited to values that these axes can show.
 
-    On a logarithmic axis a curve has a gap for values at or below 0. A step enters from the left
-    edge at the height that it has there, so the share of zeros is visible.
+    On a logarithmic y axis, the curve has a gap where values are 0 or negative. On x, a step curve
+    enters at the left edge with its height there, so the share of zeros is visible.
     """
     across = np.asarray(series.x, dtype=float)
     up = np.asarray(series.y if values is None else values, dtype=float)
@@ -170,9 +170,10 @@ def _points(
 def _dots(
     across: "Values", up: "Values", key: Key, x: AxisPlan, axes: "Axes", order: float
 ) -> None:
-    """Draw dots as one path of strokes with round ends: a tenth of the size of as many markers.
+    """Draw dots as one path of short strokes with round ends.
 
-    The strokes are a millionth of the axis long, because a PNG omits strokes without length.
+    In an SVG, the path takes a tenth of the size of as many markers. The strokes have a length of a
+    millionth of the axis, because a PNG omits strokes without length.
     """
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path

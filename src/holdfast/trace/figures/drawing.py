@@ -1,4 +1,4 @@
-"""Draw panels side by side."""
+"""Arrange panels side by side and draw them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from matplotlib import figure as mpl
 
 PANEL_IN = 4.2
-"""Width of a panel on the page: two fit side by side on a desktop, one fills a phone."""
+"""Width of a panel on the page. Two panels fit side by side on a desktop, and one fills a phone."""
 WIDE_IN = 7.4
-"""Width of a single panel that runs over time or has many columns."""
+"""Width of a single panel whose x axis is time or which has many columns."""
 _GAP_IN = 0.22
 _ROW_GAP_IN = 0.16
 
 
 @dataclass(frozen=True)
 class Placed:
-    """A panel with its frame, and the height of its axes."""
+    """A panel with its frame, its width, and the height of its axes."""
 
     framed: Frame
     width_in: float
@@ -34,20 +34,20 @@ class Placed:
 
     @property
     def height_in(self) -> float:
-        """Height of the panel and everything around it."""
+        """Return the height of the panel with everything around its axes, in inches."""
         return self.axes_in + (self.framed.margins.top + self.framed.margins.bottom) / 72
 
 
 def draw(
     figure: charts.Figure, *, look: Look | None = None, width_in: float | None = None
 ) -> "mpl.Figure":
-    """Draw the figure with matplotlib, without global state of pyplot.
+    """Draw a figure with matplotlib, without using pyplot's global state.
 
     Args:
-        figure: at least one panel.
-        look: colours and sizes; by default those of a paper.
-        width_in: width of the whole figure in inches; by default a panel's width times the
-            columns.
+        figure: a figure with at least one panel.
+        look: colours and sizes; by default the look of a paper.
+        width_in: width of the whole figure in inches; by default the width of a panel times the
+            number of columns.
 
     Raises:
         HoldfastError: matplotlib is not installed.
@@ -64,9 +64,10 @@ def draw(
 def draw_panels(
     figure: charts.Figure, look: Look
 ) -> Iterator[tuple[Placed, "mpl.Figure", dict[str, str]]]:
-    """Draw each panel as its own figure, as the page shows them.
+    """Draw each panel as a separate matplotlib figure, as the page shows them.
 
-    Also yield the hover titles by gid.
+    Yields:
+        The panel, its figure, and the titles to show on hover, by the gid of the drawn element.
     """
     for row in layout(figure, look, width_in=panel_width_in(figure)):
         for placed in row:
@@ -85,7 +86,7 @@ def draw_panels(
 
 
 def panel_width_in(figure: charts.Figure) -> float:
-    """Return the width of each panel on the page."""
+    """Return the width of each panel on the page, in inches."""
     if len(figure.panels) > 1 and _columns(figure) > 1:
         return PANEL_IN
     wide = [
@@ -97,9 +98,10 @@ def panel_width_in(figure: charts.Figure) -> float:
 
 
 def layout(figure: charts.Figure, look: Look, *, width_in: float) -> list[list[Placed]]:
-    """Measure the panels, in rows.
+    """Lay out the panels in rows.
 
-    The panels of a row share top and bottom; the panels of a column share the left edge.
+    The axes of all panels in a row have the same top and bottom. The axes of all panels in a column
+    have the same left edge, if they are curves.
     """
     assert figure.panels, "a figure has at least one panel"
     letters = "abcdefghijklmnopqrstuvwxyz" if len(figure.panels) > 1 else ""
@@ -142,7 +144,7 @@ def _plan(panel: charts.Panel, look: Look, width_in: float) -> Plan:
 
 
 def _shared(frames: Sequence[Frame], *sides: str) -> list[Frame]:
-    """Give all frames the widest of their margins on these sides."""
+    """Widen the given margins of all frames to the widest among them."""
     widest = {side: max(getattr(framed.margins, side) for framed in frames) for side in sides}
     return [replace(framed, margins=replace(framed.margins, **widest)) for framed in frames]
 

@@ -1,4 +1,4 @@
-"""Export a figure as compact SVG, inline for the page or alone in a file, and as PDF and PNG."""
+"""Export a figure as compact SVG (inline for the page, or as a file), and as PDF and PNG."""
 
 import html
 import re
@@ -24,28 +24,28 @@ _GAP_PT, _ROW_GAP_PT = 16.0, 12.0
 
 @dataclass(frozen=True)
 class Drawn:
-    """A panel as SVG, and its size in points."""
+    """A panel drawn as SVG, with its size in points."""
 
     svg: str
     width_pt: float
     height_pt: float
     box: tuple[float, float, float, float]
-    """Left, top, right and bottom of the axes, as shares of the panel."""
+    """Left, top, right and bottom of the axes, as shares of the panel's size."""
     x_ends: tuple[float, float]
     y_ends: tuple[float, float]
-    """Ends of the vertical axis in data; `x_ends`: of the horizontal axis."""
+    """Ends of the vertical axis in data coordinates; `x_ends` has the horizontal axis' ends."""
     wide: bool
-    """True if the panel spans the page."""
+    """True if the panel is as wide as the page."""
 
 
 def panels(figure: charts.Figure, name: str, label: str) -> list[Drawn]:
-    """Draw each panel as a separate `<svg>` element with the page's variables.
+    """Draw each panel as a separate `<svg>` element that uses the page's CSS variables.
 
-    Separate elements let a narrow page stack the panels.
+    With separate elements, a narrow page can stack the panels.
 
     Args:
         figure: the figure.
-        name: unique on the page, a slug; the elements' ids begin with it.
+        name: a slug that is unique on the page; the ids of the elements begin with it.
         label: plain text for screen readers.
     """
     made = []
@@ -53,8 +53,8 @@ def panels(figure: charts.Figure, name: str, label: str) -> list[Drawn]:
         suffix = f", panel {number + 1} of {len(figure.panels)}" if len(figure.panels) > 1 else ""
         own = f"{name}-{number}"
         with warnings.catch_warnings():
-            # The layout font may lack a glyph of a script; the page's own font has the glyph, or
-            # shows a box.
+            # The font used for the layout may lack a glyph. The page's own font then shows the
+            # glyph, or a box.
             warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
             text = page.inline_svg(
                 drawn, name=own, label=html.escape(label + suffix), variables=_VARIABLES
@@ -86,12 +86,15 @@ def panels(figure: charts.Figure, name: str, label: str) -> list[Drawn]:
 
 
 def svg(figure: charts.Figure, name: str, label: str) -> str:
-    """Draw the whole figure as one inline `<svg>` element with the page's variables; see `panels`."""
+    """Draw the whole figure as one inline `<svg>` element.
+
+    The element uses the page's CSS variables; see `panels`.
+    """
     return joined(panels(figure, name, label), figure.columns, label)
 
 
 def joined(drawn: Sequence[Drawn], columns: int, label: str) -> str:
-    """Combine panels into one `<svg>` element, in rows of `columns`."""
+    """Combine panels into one `<svg>` element, `columns` panels per row."""
     columns = max(1, min(columns, len(drawn)))
     parts, top = [], 0.0
     for start in range(0, len(drawn), columns):
@@ -112,7 +115,10 @@ def joined(drawn: Sequence[Drawn], columns: int, label: str) -> str:
 
 
 def standalone(inline: str) -> str:
-    """Convert an inline `<svg>` to a complete file: light colours, a font, a namespace and a size."""
+    """Convert an inline `<svg>` to a complete SVG file.
+
+    The file has the colours for light paper, a font, a namespace and a size.
+    """
     text = re.sub(r"var\(--(\w+)\)", lambda found: LIGHT[found[1]], inline)
     found = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text)
     assert found, "an SVG element of this module has a viewBox"
@@ -124,7 +130,7 @@ def standalone(inline: str) -> str:
 
 
 def _titled(text: str, name: str, titles: dict[str, str]) -> str:
-    """Put a `<title>` into each element of `titles`, which a browser shows on hover."""
+    """Insert a `<title>` into each element in `titles`; a browser shows the title on hover."""
     for gid, title in titles.items():
         opening = f'<g id="{name}-{gid}">'
         text = text.replace(opening, f"<g><title>{html.escape(title)}</title>", 1)
@@ -132,7 +138,10 @@ def _titled(text: str, name: str, titles: dict[str, str]) -> str:
 
 
 def _compact(text: str) -> str:
-    """Shrink the SVG to a third: relative coordinates in tenths of a point, no unused attributes."""
+    """Shrink an SVG to a third of its size.
+
+    Coordinates become relative and are rounded to tenths of a point. Unused attributes are removed.
+    """
     text = _PATH.sub(lambda found: f'{found[1]}d="{_relative(found[2])}"', text)
     text = _STYLE.sub(lambda found: _attributes(found[1]), text)
     text = re.sub(r"<!--.*?-->\s*", "", text, flags=re.DOTALL)
@@ -148,7 +157,7 @@ def _compact(text: str) -> str:
 
 
 def _attributes(style: str) -> str:
-    """Remove properties with default values from a style."""
+    """Remove properties that have their default value from a style attribute."""
     idle = {
         "stroke-linejoin: miter", "stroke-linejoin: round", "stroke-linecap: butt", "fill-opacity: 1",
         "stroke-opacity: 1", "stroke-dashoffset: 0",
@@ -158,7 +167,10 @@ def _attributes(style: str) -> str:
 
 
 def _relative(path: str) -> str:
-    """Convert path data to relative coordinates in tenths of a point without adding up errors."""
+    """Convert path data to relative coordinates in tenths of a point.
+
+    Rounding errors do not accumulate along the path.
+    """
     out: list[str] = []
     tokens = path.split()
     index, x, y, begin = 0, 0, 0, (0, 0)
@@ -202,7 +214,10 @@ def _tenths(value: int) -> str:
 
 SINGLE_COLUMN_IN = 3.33
 DOUBLE_COLUMN_IN = 7.0
-"""Widths of a column and of a page of a paper in two columns (USENIX, ACM), in inches."""
+"""Width of a double-column figure in a two-column paper (USENIX, ACM), in inches.
+
+`SINGLE_COLUMN_IN` is the width of one column.
+"""
 DOTS_PER_INCH = 300
 _METADATA = {
     "pdf": {"Creator": None, "Producer": None, "CreationDate": None},
@@ -213,12 +228,12 @@ _METADATA = {
 def write_paper(figure: charts.Figure, stem: Path) -> tuple[Path, Path]:
     """Write the figure as PDF and PNG at its size in a paper, with embedded fonts and no title.
 
-    One panel, or panels below one another, are as wide as a column; panels side by side are as wide
-    as a page.
+    A figure with one panel per row is as wide as one column. A figure with panels side by side is
+    as wide as the page.
 
     Args:
         figure: the figure.
-        stem: the files' path without `.pdf` and `.png`; its folder exists.
+        stem: the path of the files without `.pdf` and `.png`; its folder must exist.
 
     Returns:
         The paths of the PDF and the PNG.

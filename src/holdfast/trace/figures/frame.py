@@ -1,4 +1,4 @@
-"""Lay out and draw margins, axes, keys and titles around a plan."""
+"""Lay out and draw margins, axes, legend keys and titles around a plan."""
 
 import math
 from collections.abc import Sequence
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 _LINE_KEY_PT, _AREA_KEY_PT, _POINT_KEY_PT = 17.0, 12.0, 6.0
 _KEY_GAP_PT, _COLUMN_GAP_PT = 4.0, 13.0
 _LEAD = 1.42
-"""Distance of text lines, as a multiple of the text size."""
+"""Line spacing of text, as a multiple of the text size."""
 _TILT_DEGREES = 40
 _BOLD = 1.16
-"""Greatest ratio of the widths of bold and regular text, measured on DejaVu Sans."""
+"""Largest ratio between the widths of bold and regular text, measured on DejaVu Sans."""
 _LEFT_SHARE = 0.42
-"""Largest share of the width for the labels on the left."""
+"""Largest share of the panel's width that the labels on the left may take."""
 
 
 @dataclass(frozen=True)
 class Margins:
-    """Room around the axes, in points."""
+    """The space around the axes, in points."""
 
     left: float
     right: float
@@ -36,18 +36,18 @@ class Margins:
 
 @dataclass(frozen=True)
 class Frame:
-    """A plan with its margins and labels."""
+    """A plan with its labels and margins."""
 
     plan: Plan
     title: str
     left_labels: Sequence[str]
     tilted: bool
-    """True if the labels below are tilted because they do not fit side by side."""
+    """True if the labels of the x axis are tilted, because they do not fit side by side."""
     margins: Margins
 
 
 def frame(plan: Plan, look: Look, *, width_in: float, letter: str = "") -> Frame:
-    """Measure the labels, keys and margins of a panel of this width."""
+    """Compute the labels and margins of a panel of the given width."""
     size, width = look.text_pt, width_in * 72
     limit = width * _LEFT_SHARE
     labels = [cut(text, size, look.fonts, limit) for _, text in plan.y.ticks]
@@ -83,14 +83,15 @@ def frame(plan: Plan, look: Look, *, width_in: float, letter: str = "") -> Frame
 
 
 def _above_axes(plan: Plan, size: float) -> float:
-    """Return the room between the keys and the axes, in points, for the vertical axis' label."""
+    """Return the space between legend and axes in points; it holds the label of the y axis."""
     return size * (_LEAD + 0.55) if plan.y.label else size * 0.5
 
 
 def _key_places(keys: Sequence[Key], look: Look, width: float) -> list[tuple[int, float]]:
-    """Return the row of each key and its start in the row, in points.
+    """Return the position of each legend key: its row, and its start within the row in points.
 
-    Keys of curves stand in as many columns as fit; keys of areas follow one another like words.
+    Keys of curves are aligned in as many columns as fit. Keys of areas follow one another like
+    words.
     """
     entries = [
         _key_pt(key) + width_pt(key.label, look.text_pt, look.fonts) + _COLUMN_GAP_PT
@@ -123,7 +124,7 @@ def _key_rows(keys: Sequence[Key], look: Look, width: float) -> int:
 
 
 def _key_pt(key: Key) -> float:
-    """Return the distance of a key's label from the key's left end, in points."""
+    """Return the distance from the left end of a legend key to its label, in points."""
     return {"line": _LINE_KEY_PT, "area": _AREA_KEY_PT, "points": _POINT_KEY_PT}[
         key.kind
     ] + _KEY_GAP_PT
@@ -145,13 +146,13 @@ def draw_frame(
         figure: the matplotlib figure.
         framed: the panel.
         look: colours and sizes.
-        left_in: left of the box, from the figure's left, in inches.
-        top_in: top of the box, from the figure's top, in inches.
+        left_in: left edge of the box, from the figure's left edge, in inches.
+        top_in: top edge of the box, from the figure's top edge, in inches.
         width_in: width of the box, in inches.
         height_in: height of the axes without the margins, in inches.
 
     Returns:
-        The hover titles by the artist's gid.
+        The titles to show on hover, by the gid of the drawn element.
     """
     plan, margins = framed.plan, framed.margins
     total_width, total_height = figure.get_size_inches()
@@ -227,7 +228,7 @@ def _around(
     width: float,
     height: float,
 ) -> None:
-    """Draw title, keys and labels from the top of the panel's box down; all sizes in points."""
+    """Draw title, legend and labels from the top of the panel's box down, in points."""
     plan, margins = framed.plan, framed.margins
     total_width, total_height = (side * 72 for side in figure.get_size_inches())
 

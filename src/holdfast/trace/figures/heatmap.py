@@ -1,4 +1,4 @@
-"""Plan a matrix as shades of one colour."""
+"""Plan a panel that shows a matrix as shades of one colour."""
 
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SHADES = 12
-"""Steps of opacity: one colour over the page's own suits light, dark and grey print."""
+"""Number of opacities. One colour at different opacities suits light, dark and grey print."""
 FAINTEST = 0.12
-"""Opacity of the least value; missing values are blank."""
+"""Opacity of the smallest value; missing values are blank."""
 CELLS_APART = 400
-"""Maximum number of cells drawn with a gap about each."""
+"""The most cells for which a gap is drawn around each cell."""
 
 
 def plan_heatmap(panel: charts.Heatmap, look: Look, *, width_in: float) -> Plan:
-    """Plan a map: cells of `SHADES` shades, row 0 on top; NaN is left blank."""
+    """Plan a heat map: cells in `SHADES` shades, with row 0 on top and NaN left blank."""
     values = np.asarray(panel.values, dtype=float)
     rows, columns = values.shape
     low, high = shade_ends(values)
@@ -72,9 +72,9 @@ def plan_heatmap(panel: charts.Heatmap, look: Look, *, width_in: float) -> Plan:
 
 
 def shade_ends(values: charts.Values) -> tuple[float, float]:
-    """Return the values of the faintest and the strongest shade; NaN if there is no value.
+    """Return the values that get the faintest and the strongest shade; NaN if there are no values.
 
-    Shades begin at 0 unless the values are far from 0.
+    The faintest shade is 0, unless all values are far from 0.
     """
     finite = values[np.isfinite(values)]
     if not finite.size:
@@ -91,7 +91,7 @@ def _opacity(value: float, low: float, high: float) -> float:
 def _positions(
     axis: charts.Axis, number: int, length_pt: float, *, gap_pt: float = 0.0
 ) -> AxisPlan:
-    """Plan an axis of cells: the middle of cell k is at k."""
+    """Plan an axis of cells; the middle of cell k is at position k."""
     labels = [shown(text, LABEL_LIMIT) for text in axis.ticks] or [
         str(index) for index in range(number)
     ]
@@ -114,7 +114,10 @@ def _positions(
 def _draw(
     values: charts.Values, low: float, high: float, look: Look, axes: "Axes"
 ) -> dict[str, str]:
-    """Draw one path per shade; in a large map equal neighbours of a row share a rectangle."""
+    """Draw all cells of the same shade as one path.
+
+    In a large map, neighbouring cells of a row with the same shade form one rectangle.
+    """
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 

@@ -1,4 +1,4 @@
-"""Define colours, dashes and sizes of the page, light and dark, and of a paper."""
+"""Define colours, dashes and sizes, for the page (light and dark) and for a paper."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ LIGHT: Final = {name: page.LIGHT[name] for name in _OF_THE_PAGE} | {
     "s6": "#56b4e9",
     "s7": "#44474d",
 }
-"""The CSS variables of the page and their values on light paper."""
+"""The page's CSS variables for colours, with their values in light mode."""
 
 DARK: Final = {name: page.DARK[name] for name in _OF_THE_PAGE} | {
     "s1": "#4ea8e6",
@@ -32,7 +32,7 @@ DARK: Final = {name: page.DARK[name] for name in _OF_THE_PAGE} | {
     "s6": "#a9dbff",
     "s7": "#c9c7c0",
 }
-"""The same variables, lighter, on dark paper."""
+"""The same variables with their lighter values for dark mode."""
 
 DASHES: Final[Sequence[Any]] = (
     "solid",
@@ -41,45 +41,55 @@ DASHES: Final[Sequence[Any]] = (
     (0, (7, 1.6, 1.3, 1.6)),
     (0, (3, 1.2)),
 )
-"""Five dashes and seven colours: 35 different pairs, so curves differ in greyscale too."""
+"""Dash patterns of curves.
+
+Five dash patterns and seven colours give 35 different pairs, so curves differ in greyscale too.
+"""
 MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X")
 HATCHES: Final = ("", "/////", "....", "xxxx", "-----", "\\\\\\\\\\", "++++")
 
 
 OUTCOMES: Final[Mapping[str, int]] = {"completed": 2, "failed": 1, "cancelled": 6, "preempted": 4}
-"""Colours of parts with these names in every chart: green is what went well, and nothing else."""
+"""Colour index of parts that have these names, in every chart.
+
+Only completed jobs are green.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """The style of a figure; sizes in points."""
+    """The style of a figure; sizes are in points."""
 
     colours: Mapping[str, str]
-    """A matplotlib colour for each name of `LIGHT`."""
+    """The matplotlib colour for each name in `LIGHT`."""
     fonts: Sequence[str]
     text_pt: float = 8.2
-    """Size of tick labels, keys and axis labels."""
+    """Size of tick labels, legend keys and axis labels."""
     title_pt: float = 9.0
     line_pt: float = 1.5
     compared_pt: float = 1.0
     hatched: bool = False
-    """True if areas carry hatches, for greyscale print."""
+    """True if areas are hatched, for print in greyscale."""
 
     def series(self, index: int) -> str:
-        """Return the colour of the series or part `index`."""
+        """Return the colour of the series or part with this index."""
         return self.colours[f"s{index % SERIES_COLOURS + 1}"]
 
     def part(self, name: str, index: int) -> str:
-        """Return the colour of the part `index` of bars; parts with a meaning keep one colour."""
+        """Return the colour of a part of bars; each name in `OUTCOMES` has a fixed colour."""
         return self.series(OUTCOMES.get(name, index))
 
 
 PAGE: Final = Look(colours=stand_ins(tuple(LIGHT)), fonts=("DejaVu Sans",))
-"""The page: stand-in colours; laid out in matplotlib's wide font, shown in the page's font."""
+"""The look of the page.
+
+Its colours are stand-ins that are later replaced by CSS variables. The layout uses matplotlib's
+wide font, so the text also fits in the page's own font.
+"""
 
 
 def paper_look() -> Look:
-    """Return the look of a paper: real colours on white, and the first common sans serif installed."""
+    """Return the look of a paper: white background, and the first common sans serif installed."""
     from matplotlib import font_manager
 
     installed = {font.name for font in font_manager.fontManager.ttflist}

@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PLOT_HEIGHT_IN = 2.05
-"""Height inside the axes of curves, in inches."""
+"""Height of the axes in a panel of curves, in inches."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Key:
-    """An entry of the legend."""
+    """One entry of the legend."""
 
     label: str
     colour: str
@@ -29,7 +29,7 @@ class Key:
 
 
 def empty(axes: "Axes", look: Look) -> None:
-    """Write "no data" in the middle of the axes."""
+    """Write "no data" into the middle of the axes."""
     axes.text(
         0.5, 0.5, "no data", transform=axes.transAxes, ha="center", va="center", fontsize=look.text_pt,
         color=look.colours["muted"], family=list(look.fonts),
@@ -38,18 +38,18 @@ def empty(axes: "Axes", look: Look) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A panel, ready for layout."""
+    """A panel that is ready to be laid out and drawn."""
 
     title: str
     x: AxisPlan
     y: AxisPlan
     keys: Sequence[Key]
     draw: Callable[["Axes"], dict[str, str]]
-    """Draw inside the axes; return the hover titles by the artist's gid."""
+    """Draws inside the axes, and returns the titles to show on hover, by gid."""
     height_in: float = PLOT_HEIGHT_IN
     grid: str = "both"
-    """The axes with grid lines, as matplotlib names them."""
+    """The axes with grid lines, in matplotlib's words: `x`, `y`, `both`, or empty for none."""
     beside: Sequence[tuple[float, float]] = ()
-    """Start along x and length in points of texts to the right of bars."""
+    """For each label to the right of a bar: its start along x, and its length in points."""
     framed: bool = True
     """True if the horizontal axis is drawn as a line."""

@@ -1,4 +1,4 @@
-"""Measure and cut text, and clean untrusted text for display."""
+"""Measure and shorten text, and clean untrusted text for display."""
 
 import warnings
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ def shown(text: str, limit: int = 160) -> str:
 
 
 def width_pt(text: str, size_pt: float, fonts: Sequence[str]) -> float:
-    """Return the width of drawn text in points: the widest of its lines."""
+    """Return the width of drawn text in points, which is the width of its widest line."""
     return max(_line_width_pt(line, tuple(fonts)) for line in text.split("\n")) * size_pt
 
 
 def cut(text: str, size_pt: float, fonts: Sequence[str], limit_pt: float) -> str:
-    """Shorten text with an ellipsis if wider than `limit_pt`."""
+    """Shorten text with an ellipsis if it is wider than `limit_pt`."""
     if width_pt(text, size_pt, fonts) <= limit_pt:
         return text
     while len(text) > 1 and width_pt(text + "…", size_pt, fonts) > limit_pt:

@@ -1,4 +1,4 @@
-"""Plan an axis: limits, ticks, and numbers and durations in words."""
+"""Plan an axis: limits and ticks, and numbers and durations as text."""
 
 import math
 import re
@@ -24,7 +24,7 @@ _SUFFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
 
 def duration(seconds: float) -> str:
-    """Format seconds in their largest unit with three figures: `10 min`, `1.5 d`."""
+    """Format a duration in its largest unit with three significant figures: `10 min`, `1.5 d`."""
     if seconds == 0 or not math.isfinite(seconds):
         return "0" if seconds == 0 else "\N{EN DASH}"
     size = abs(seconds)
@@ -35,7 +35,10 @@ def duration(seconds: float) -> str:
 
 
 def number(value: float) -> str:
-    """Format a number with three figures and k, M or G; powers of ten beyond."""
+    """Format a number with three significant figures and a suffix k, M or G.
+
+    Very large and very small numbers are formatted as powers of ten.
+    """
     if not math.isfinite(value):
         return "\N{EN DASH}"
     size = abs(value)
@@ -51,7 +54,7 @@ def number(value: float) -> str:
 
 
 def _plain(value: float) -> str:
-    """Format three figures without exponent and trailing zeros."""
+    """Format a number with three significant figures, without exponent and trailing zeros."""
     decimals = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
     text = f"{value:.{min(decimals, 12)}f}"
     text = text.rstrip("0").rstrip(".") if "." in text else text
@@ -76,37 +79,37 @@ _DURATIONS_LOG_S = (
     1e-4,
     1e-5,
 )
-"""Ticks of a logarithmic axis of time, in order of preference."""
+"""Preferred ticks of a logarithmic axis of durations, in s, in order of preference."""
 _DURATIONS_FINE_S = tuple(
     digit * unit_s
     for unit_s in (1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0, 60.0, 3600.0, 86400.0)
     for digit in (2, 5, 20, 30, 3)
 )
-"""More ticks, for an axis of less than two decades."""
+"""Additional ticks, for an axis that spans less than two decades."""
 _DURATIONS_LINEAR_S = (60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
-"""Steps of a linear axis of time between a minute and a day."""
+"""Tick distances of a linear axis of durations between a minute and a day, in s."""
 LABEL_LIMIT = 34
-"""Characters of a category that are drawn; the table beside the figure has the full text."""
+"""The most characters of a category label; the table beside the figure has the full text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AxisPlan:
-    """A planned axis; positions in data coordinates."""
+    """The plan of an axis; positions are in data coordinates."""
 
     label: str
     scale: str
-    """Name of the scale in matplotlib: linear, log or symlog."""
+    """Name of the scale in matplotlib: `linear`, `log` or `symlog`."""
     low: float
     high: float
     ticks: Sequence[tuple[float, str]]
     category: bool = False
     linear_within: float = 1.0
-    """The linear range about 0 of a symlog axis."""
+    """On a symlog axis, values closer to 0 than this are drawn on a linear scale."""
     format: Callable[[float], str] = number
-    """Format a value of this axis in words."""
+    """Formats a value of this axis as text."""
 
     def place(self, value: float) -> float:
-        """Return the position of a value along the axis, 0 to 1."""
+        """Return the position of a value along the axis, from 0 to 1."""
         low, at, high = (self._scaled(x) for x in (self.low, value, self.high))
         return (at - low) / (high - low)
 
@@ -115,7 +118,7 @@ class AxisPlan:
             return math.log10(max(value, 1e-300))
         if self.scale == "symlog":
             size = abs(value) / self.linear_within
-            # matplotlib's symlog makes the linear part longer than a decade by the factor base /
+            # In matplotlib's symlog, the linear part is longer than a decade by the factor base /
             # (base - 1).
             return math.copysign(size * 10 / 9 if size <= 1 else 10 / 9 + math.log10(size), value)
         return value
@@ -124,15 +127,15 @@ class AxisPlan:
 def plan_axis(
     axis: charts.Axis, data: charts.Values, *, length_pt: float, gap_pt: float, zero: bool = False
 ) -> AxisPlan:
-    """Plan the axis for these data.
+    """Plan an axis for the given data.
 
     Args:
         axis: the axis of the chart.
         data: all values along the axis; non-finite values are ignored.
-        length_pt: drawn length, in points.
-        gap_pt: least distance between the middles of two tick labels, in points.
-        zero: True if bars stand on the axis: a linear axis then begins at 0, a logarithmic one
-            well below the least value.
+        length_pt: drawn length of the axis, in points.
+        gap_pt: smallest distance between the middles of two tick labels, in points.
+        zero: True if bars start at the axis. A linear axis then starts at 0, and a logarithmic axis
+            well below the smallest value.
     """
     label, room = shown(axis.label), max(2, int(length_pt / gap_pt))
     if axis.scale == "category" or (axis.ticks and axis.scale == "linear"):
@@ -230,7 +233,11 @@ def _durations(plan: AxisPlan) -> list[float]:
 
 
 def _spread(plan: AxisPlan, welcome: Sequence[float], room: int) -> list[float]:
-    """Select values of `welcome`, in order of preference, that have room beside those selected."""
+    """Select as many values as fit on the axis, trying them in order of preference.
+
+    A value is selected if it is far enough from the values selected before; `room` is the number of
+    ticks that fit.
+    """
     taken: list[float] = []
     for value in welcome:
         at = plan.place(value)
@@ -286,7 +293,7 @@ def _linear(low: float, high: float, room: int) -> list[tuple[float, str]]:
 
 
 def _stepped(value: float, step: float, largest: float) -> str:
-    """Format a tick of a linear axis; all ticks share the unit and the decimals."""
+    """Format a tick of a linear axis; all ticks have the same unit and number of decimals."""
     if not 1e-4 <= largest < 1e12:
         return number(value)
     unit, suffix = next(
@@ -316,7 +323,7 @@ def _linear_durations(plan: AxisPlan, room: int) -> list[float]:
 
 
 def _time(plan: AxisPlan, room: int) -> AxisPlan:
-    """Place ticks at round times in UTC, each labelled with the change since the previous tick."""
+    """Place ticks at round times in UTC; a label shows what changed since the previous tick."""
     moments, pattern = _moments(plan.low, plan.high, room)
     ticks = []
     for before, moment in zip([None, *moments], moments, strict=False):

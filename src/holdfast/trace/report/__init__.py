@@ -1,17 +1,17 @@
-"""Write one page for a cluster: the input, its faults, the findings, and every figure.
+"""Write one page for a cluster: the input, its problems, the findings, and every figure.
 
-The input is a `Report`, which `holdfast.trace.run.characterize` makes. The output is a folder:
-`index.html`, which needs no network, `findings.json`, and each figure's drawing and numbers. The
-stages, in order:
+The input is a `Report`, which `holdfast.trace.run.characterize` makes. The output is a folder with
+`index.html`, which needs no network, with `findings.json`, and with each figure's drawing and
+numbers. The modules, in the order in which a report passes through them:
 
 | module | one idea |
 |---|---|
-| `model` | the parts of a report |
-| `overview` | the operator's first screen: key figures, three things to do, losses, the trend |
-| `tables` | a table of an analysis as text: headings in words, units |
+| `model` | define the parts of a report |
+| `overview` | compute the operator's first screen: key figures, three things to do, losses, the trend |
+| `tables` | format a table of an analysis as text, with headings in words and units |
 | `embedded` | pack a chart's values for the script that makes the chart explorable |
-| `view` | compute everything the template shows: answer, figures, sections, the study beside |
-| `folder` | write a folder whole or not at all |
+| `view` | compute everything that the template shows |
+| `folder` | write a folder atomically |
 | `write` | fill the template, write the findings as JSON, and write the folder: `write_report` |
 """
 

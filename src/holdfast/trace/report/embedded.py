@@ -1,8 +1,8 @@
-"""Pack a chart's values for the script that makes the chart explorable.
+"""Pack a chart's values for the script that adds hover and zoom to the chart.
 
-A list of numbers is stored as differences in whole multiples of a unit (of logarithms, on a
-logarithmic axis): a CDF of 300 steps takes 1.5 kB. Values are correct to five figures, more than
-hover shows.
+A list of numbers is stored as differences between neighbours, in whole multiples of a unit. On a
+logarithmic axis, these are differences of logarithms. A CDF of 300 steps then takes 1.5 kB. Values
+are accurate to five significant figures, which is more than hover shows.
 """
 
 import math
@@ -18,20 +18,20 @@ from holdfast.trace.figures.look import SERIES_COLOURS
 from holdfast.trace.figures.text import shown
 
 _LOG_UNIT = 1 / 20_000
-"""Unit in decades: 0.01 %."""
+"""Unit on a logarithmic axis, in decades; it is about 0.01 % of a value."""
 _LINEAR_PARTS = 1e5
-"""A linear axis is divided into about this many units."""
+"""Number of units into which the range of values on a linear axis is divided, approximately."""
 
 
 def embedded(panel: charts.Panel, drawn: Drawn) -> dict[str, Any] | None:
-    """Return a panel's data for the script: values of curves, cells of a map.
+    """Return a panel's data for the script: the values of curves, or the cells of a heat map.
 
     Args:
         panel: the panel of the chart.
         drawn: the panel as drawn on the page.
 
     Returns:
-        The data, or None if the panel is not explorable.
+        The data, or None if the script cannot make this kind of panel explorable.
     """
     if isinstance(panel, charts.Lines):
         return _curves(panel, drawn)
@@ -43,7 +43,8 @@ def embedded(panel: charts.Panel, drawn: Drawn) -> dict[str, Any] | None:
 def packed(values: charts.Values, *, log: bool) -> dict[str, Any]:
     """Pack numbers for the script.
 
-    The result has `unit`, a flag for logarithms, and `steps` with null for no number.
+    The result has `unit`, the flag `log` for logarithms, and `steps`, in which null is a missing
+    number.
     """
     usable = np.isfinite(values) & ((values > 0) if log else True)
     scaled = np.full(len(values), np.nan)
@@ -98,10 +99,11 @@ def _curves(panel: charts.Lines, drawn: Drawn) -> dict[str, Any] | None:
 def _ordered(
     series: charts.Series,
 ) -> tuple[charts.Values, charts.Values, charts.Values | None, charts.Values | None] | None:
-    """Sort a series by x; at equal x a step keeps its last value.
+    """Sort a series by x; where a step curve has several values at the same x, keep the last.
 
     Returns:
-        The series, or None if there are several values at one x and the series is no step.
+        x, y and the ends of the intervals. None if a series that is not a step curve has several
+        values at the same x.
     """
     keep = np.flatnonzero(np.isfinite(np.asarray(series.x, dtype=float)))
     keep = keep[np.argsort(series.x[keep], kind="stable")]

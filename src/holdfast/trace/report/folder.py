@@ -1,8 +1,9 @@
-"""Write a folder whole or not at all.
+"""Replace a folder atomically.
 
-A crash at any time leaves the old folder or the new one under the name, never a mixture. A crash
-may also leave a `.NAME.*.tmp` folder beside, which is never read. Some network file systems cannot
-exchange two folders; there a crash between two renames leaves the old folder as `.NAME.*.old`.
+After a crash at any time, the folder's name refers either to the complete old folder or to the
+complete new one. A crash may also leave a folder `.NAME.*.tmp` beside it, which is never read. Some
+network file systems cannot exchange two folders in one step. On these, a crash between the two
+renames leaves the old folder under the name `.NAME.*.old`.
 """
 
 import ctypes
@@ -18,12 +19,14 @@ from holdfast.core.atomic import fsync_folder
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
-"""From <fcntl.h> and <linux/fs.h>: renameat2(2)."""
+"""The flag RENAME_EXCHANGE of renameat2(2), from <linux/fs.h>."""
 
 
 @contextmanager
 def replaced(folder: Path) -> Iterator[Path]:
-    """Yield a new empty folder, which replaces `folder` if the block ends without an exception.
+    """Yield a new empty folder, which replaces `folder` when the `with` block ends.
+
+    If the block raises an exception, nothing is replaced.
 
     Raises:
         OSError: a write failed; `folder` is unchanged.
@@ -64,7 +67,7 @@ def _durable(folder: Path) -> None:
 
 
 def _exchange(new: Path, old: Path) -> None:
-    """Exchange two folders in one step, or in two steps if the file system cannot."""
+    """Exchange two folders in one step, or in two steps if the file system does not support one."""
     libc = ctypes.CDLL(None, use_errno=True)
     if hasattr(libc, "renameat2"):
         if not libc.renameat2(

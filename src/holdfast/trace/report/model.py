@@ -9,36 +9,36 @@ from holdfast.trace.findings import Finding
 from holdfast.trace.notes import Note
 
 Progress = Callable[[str, float, float | None], None]
-"""`progress(description, done, total)`."""
+"""A function `progress(description, done, total)`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """An analysis and its result."""
+    """An analysis together with its result."""
 
     analysis: Analysis
     result: Result | None = None
     left_out: str = ""
-    """The reason in a sentence if there is no result."""
+    """The reason why there is no result, as a sentence; empty if there is one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Read:
-    """Counts of the jobs read from a cluster."""
+    """Counts of the jobs that were read for a cluster."""
 
     cluster: Cluster
     jobs: int
     gpu_jobs: int
     gpu_time_s: float
     first: str
-    """Time of the first submission, ISO 8601, UTC; empty if no job has one."""
+    """Time of the first submission (ISO 8601, UTC); empty if no job has a submission time."""
     last: str
     compared: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Everything the page shows."""
+    """Everything that the page shows."""
 
     title: str
     clusters: Sequence[Read]
@@ -46,13 +46,13 @@ class Report:
     findings: Sequence[Finding]
     entries: Sequence[Entry]
     parameters: Mapping[str, str] = field(default_factory=dict)
-    """Name and value of each assumption, in words: `PUE`: `1.25`."""
+    """Name and value of each assumption as text, such as `PUE`: `1.25`."""
     duration: str = "run"
-    """Definition of a duration, one of `schema.DURATIONS`."""
+    """Definition of a job's duration, one of `schema.DURATIONS`."""
 
     @property
     def numbers(self) -> dict[str, float]:
-        """The named numbers of all analyses together."""
+        """Return the named numbers of all analyses in one mapping."""
         return {
             name: number
             for entry in self.entries

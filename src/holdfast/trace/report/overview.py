@@ -14,38 +14,38 @@ ACTIONS: Final = 3
 LOSSES: Final = 5
 MONTHS: Final = 12
 LONG_WAIT_S: Final = 600.0
-"""Jobs wait long from this 95th percentile on."""
+"""Waits count as long if their 95th percentile is at least this number of seconds."""
 FULL: Final = 0.85
-"""A cluster with this share of GPUs in use is full."""
+"""A cluster counts as full if at least this share of its GPUs is in use."""
 UNKNOWN, INFRASTRUCTURE, LIMIT = "Unknown", "Infrastructure", "Limit"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Action:
-    """One thing to do, and the GPU-hours at stake."""
+    """One thing that the operator can do, and the GPU-hours that it concerns."""
 
     do: str
     why: str
     gpu_h: float
-    """GPU-hours; 0 if none can be counted."""
+    """GPU-hours; 0 if they cannot be counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Overview:
-    """The first screen for one cluster; the rows of the tables are texts."""
+    """The first screen for one cluster; the rows of its tables are texts."""
 
     cluster: str
     key_figures: list[KeyFigure]
     actions: list[Action]
     losses: list[tuple[str, ...]]
-    """Person, cause, jobs, GPU-hours, share of all lost GPU-hours."""
+    """For each row: user, cause, jobs, GPU-hours, share of all lost GPU-hours."""
     more_losses: int
     months: list[tuple[str, ...]]
-    """Month, share of GPUs in use, 95th percentile of waits, GPU-hours lost; the last months."""
+    """The last months: month, share of GPUs in use, 95th percentile of waits, GPU-hours lost."""
 
 
 def overviews(report: Report) -> list[Overview]:
-    """Compute the first screen for each cluster that is not only compared."""
+    """Compute the first screen of each cluster, except clusters that serve only for comparison."""
     return [_overview(read, report) for read in report.clusters if not read.compared]
 
 
@@ -83,7 +83,7 @@ Known = Callable[[str], float | None]
 
 
 def _numbers(report: Report, read: Read) -> Known:
-    """Return a function that gives a number of the cluster, or None if unknown."""
+    """Return a function that looks up a named number of the cluster; None if it is unknown."""
     numbers, key = report.numbers, slug(read.cluster.name)
 
     def known(name: str) -> float | None:
@@ -94,7 +94,7 @@ def _numbers(report: Report, read: Read) -> Known:
 
 
 def _rows(report: Report, analysis: str, read: Read) -> list[dict[str, Any]]:
-    """Return the rows of one analysis' table for the cluster; empty if it was left out."""
+    """Return the rows of an analysis' table for the cluster; empty if the analysis was left out."""
     for entry in report.entries:
         if entry.analysis.name == analysis and entry.result is not None:
             table = entry.result.table
@@ -146,7 +146,10 @@ def _figure(
 
 
 def _idle(known: Known) -> KeyFigure:
-    """Return the idle GPU time of allocated GPUs: exact if jobs name nodes, else the least."""
+    """Return the key figure for the idle GPU time of allocated GPUs.
+
+    The figure is exact if jobs name their nodes, and otherwise a lower bound.
+    """
     name = "Idle while allocated"
     share, hours = known("allocated.idle_share"), known("allocated.idle_gpu_h")
     if share is not None and hours is not None:
@@ -163,7 +166,7 @@ def _idle(known: Known) -> KeyFigure:
 
 
 def _actions(read: Read, report: Report, known: Known) -> list[Action]:
-    """Return the three actions with the most GPU-hours at stake; then those without a count."""
+    """Return three things to do: the most GPU-hours first, those without a count last."""
     counted = [
         *_about_failures(_rows(report, "lost_by_person", read)),
         *_about_idle(read, report, known),
@@ -174,7 +177,11 @@ def _actions(read: Read, report: Report, known: Known) -> list[Action]:
 
 
 def _about_failures(losses: list[dict[str, Any]]) -> list[Action]:
-    """Return an action for failures without a cause, one for nodes, and two for people."""
+    """Return things to do about failures.
+
+    These are at most one for failures without a recorded cause, one for failures of nodes, and two
+    for single users.
+    """
     actions = []
     if unknown := [row for row in losses if row["category"] == UNKNOWN]:
         what, hours, one = _together(unknown)
@@ -217,7 +224,7 @@ def _about_failures(losses: list[dict[str, Any]]) -> list[Action]:
 
 
 def _together(rows: list[dict[str, Any]]) -> tuple[str, float, bool]:
-    """Return failures and their GPU time in words, the GPU-hours, and whether it is one failure."""
+    """Return failures and GPU time as text, the GPU-hours, and True for a single failure."""
     hours, jobs = (
         sum(row["lost_gpu_time_h"] for row in rows),
         round(sum(row["jobs"] for row in rows)),
@@ -284,7 +291,7 @@ def _about_waits(read: Read, known: Known) -> list[Action]:
 
 
 def _about_inputs(read: Read, known: Known) -> list[Action]:
-    """Return what to give this page next."""
+    """Return things to do that give the next report more input."""
     actions = []
     if known("allocated_idle.share_at_least") is None and known("allocated.idle_share") is None:
         actions.append(
@@ -336,7 +343,7 @@ def _gpu_hours(hours: float) -> str:
 
 
 def _hours(hours: float) -> str:
-    """Format hours with three figures at most: `12,300`, `4.56`, `0.012`."""
+    """Format hours with at most three significant figures: `12,300`, `4.56`, `0.012`."""
     if not hours:
         return "0"
     digits = 2 - math.floor(math.log10(abs(hours)))

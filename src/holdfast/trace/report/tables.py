@@ -1,4 +1,4 @@
-"""Format a table of an analysis for the page: headings in words, units, at most three figures."""
+"""Format an analysis' table for the page: headings in words, units, three significant figures."""
 
 import math
 import re
@@ -11,26 +11,29 @@ from holdfast.core import words
 from holdfast.trace.table import Table
 
 ROWS_LIMIT = 24
-"""Rows shown of a figure's table; its CSV has all."""
+"""The most rows shown of a table that belongs to a figure; its CSV file has all rows."""
 ALONE_ROWS_LIMIT = 60
-"""Rows shown of a table without a figure; its CSV has all."""
+"""The most rows shown of a table without a figure; its CSV file has all rows."""
 _UPRIGHT_ROWS, _WIDE_COLUMNS = 6, 8
 
 
 @dataclass(frozen=True)
 class TableView:
-    """Cells of a table, as text."""
+    """A table as text."""
 
     head: list[str]
     numeric: list[bool]
-    """True for each column of numbers."""
+    """True for each column that contains numbers."""
     rows: list[list[str]]
     more: int
     """Number of rows that are not shown."""
 
 
 def table_view(table: Table, *, alone: bool) -> TableView:
-    """Format the first rows of a table; a table of few rows and many columns is transposed."""
+    """Format the first rows of a table.
+
+    If the table stands without a figure and has few rows and many columns, it is transposed.
+    """
     limit = ALONE_ROWS_LIMIT if alone else ROWS_LIMIT
     first = Table({name: column[:limit] for name, column in table.columns.items()})
     columns = [_column(name) for name in table.columns]
@@ -75,7 +78,7 @@ _WHOLE: Final = {
     "waiter": "who waits",
     "holder": "who holds the GPUs",
 }
-"""Headings of columns that the words below do not explain."""
+"""Full headings of columns whose name does not yield a good heading word by word."""
 _WORDS: Final = {
     "avg": "mean", "med": "median", "max": "largest", "gpu": "GPU", "gpus": "GPUs", "cpu": "CPU",
     "it": "IT", "ettr": "ETTR", "p95": "95th percentile of", "complete": "completed", "cancel": "cancelled",
@@ -85,12 +88,12 @@ _UNITS: Final = {
     "h": "h", "pct": "%", "w": "W", "c": "°C", "mwh": "MWh", "gib": "GiB", "mib": "MiB",
 }  # fmt: skip
 _MOMENTS: Final = frozenset({"at_s", "day_start_s"})
-"""Columns that hold Unix times."""
+"""Columns that contain Unix times in seconds."""
 _SHARE: Final = re.compile(r"^share|_share$|_rate_(gpu|cpu)")
 
 
 def _column(name: str) -> tuple[str, Callable[[object], str]]:
-    """Return the heading of a column in words, and the function that shows its values."""
+    """Return the heading of a column in words, and the function that formats its values."""
     heading = _heading(name)
     heading = f"{heading[:1].upper()}{heading[1:]}"
     if name in _MOMENTS:
@@ -133,7 +136,7 @@ def moment(value: object) -> str:
 
 
 def cell(value: object) -> str:
-    """Format a value for a cell: three figures of a number, empty if missing."""
+    """Format a value for a table cell: three significant figures for a number, empty if missing."""
     if value is None or value != value:  # noqa: PLR0124 - NaN and NaT differ from themselves
         return ""
     if isinstance(value, bool):
@@ -146,7 +149,7 @@ def cell(value: object) -> str:
 
 
 def _known(value: object) -> float | None:
-    """Return a finite number as it is, and None for everything else."""
+    """Return the value as a float if it is a finite number, else None."""
     known = isinstance(value, int | float) and math.isfinite(value)
     return float(value) if known else None  # type: ignore[arg-type]
 
@@ -169,7 +172,11 @@ def _hours_of_seconds(value: object) -> str:
 
 
 def number(value: float) -> str:
-    """Format three figures; whole numbers with thousands separators; powers of ten far from 1."""
+    """Format a number with three significant figures.
+
+    Whole numbers keep all digits, with thousands separators. Numbers far from 1 are written as
+    powers of ten.
+    """
     if not math.isfinite(value):
         return "∞" if value > 0 else "\N{MINUS SIGN}∞" if value < 0 else "unknown"
     if value == int(value) and abs(value) < 1e15:

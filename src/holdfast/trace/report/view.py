@@ -1,4 +1,4 @@
-"""Compute everything the template shows from the report."""
+"""Compute everything that the template shows, from the report."""
 
 import json
 import math
@@ -23,7 +23,7 @@ _YEAR_S = 365.25 * 86400
 
 
 def answer(report: Report) -> str:
-    """State in a sentence where the GPU time of each cluster went."""
+    """Return a sentence that states where the GPU time of each cluster went."""
     numbers = report.numbers
     said = [_sentence(read, numbers) for read in report.clusters if not read.compared]
     return " ".join(said) or "No job was read."
@@ -56,7 +56,7 @@ def _gpu_years(gpu_time_s: float) -> str:
 
 @dataclass(frozen=True)
 class PanelView:
-    """A panel on the page."""
+    """A panel as shown on the page."""
 
     key: str
     svg: str
@@ -66,7 +66,7 @@ class PanelView:
 
 @dataclass(frozen=True)
 class FigureView:
-    """An analysis on the page."""
+    """An analysis as shown on the page."""
 
     name: str
     title: str
@@ -75,14 +75,14 @@ class FigureView:
     panels: list[PanelView] = field(default_factory=list)
     columns: int = 1
     drawing: str = ""
-    """The whole figure as an SVG element, for its file."""
+    """The whole figure as one SVG element, to be written as a file."""
     table: TableView | None = None
     left_out: str = ""
 
 
 @dataclass(frozen=True)
 class FindingView:
-    """A finding on the page."""
+    """A finding as shown on the page."""
 
     key: str
     sentence: str
@@ -96,7 +96,7 @@ class FindingView:
 
 @dataclass(frozen=True)
 class ClusterView:
-    """A cluster and the facts about its records."""
+    """A cluster as shown on the page, with the facts about its records."""
 
     name: str
     compared: bool
@@ -111,17 +111,17 @@ class SectionView:
     name: str
     figures: list[FigureView]
     left_out: dict[str, list[FigureView]]
-    """Figures left out, by reason."""
+    """The figures that are left out, by reason."""
 
 
 @dataclass(frozen=True)
 class TraceView:
-    """The page."""
+    """The content of the page."""
 
     title: str
     answer: str
     warnings: list[str]
-    """What makes the whole page doubtful; first on the page."""
+    """Reasons to doubt the whole page; shown first."""
     overviews: list[Overview]
     clusters: list[ClusterView]
     notes_summary: str
@@ -133,11 +133,11 @@ class TraceView:
     sections: list["SectionView"]
     methods: list[tuple[str, str]]
     data: str
-    """JSON of the explorable panels, safe inside a script element."""
+    """The data of the explorable panels as JSON, escaped for a script element."""
 
     @property
     def drawings(self) -> dict[str, str]:
-        """Each figure's drawing by its name."""
+        """Return the drawing of each figure, by the figure's name."""
         return {
             figure.name: figure.drawing
             for section in self.sections
@@ -147,7 +147,7 @@ class TraceView:
 
 
 def page_view(report: Report, *, progress: Progress | None = None) -> TraceView:
-    """Compute the view of a report; draw every figure.
+    """Compute the content of the page for a report, and draw every figure.
 
     Raises:
         HoldfastError: matplotlib is not installed.
@@ -230,7 +230,7 @@ def _drawn(
 
 
 def notes_summary(notes: Sequence[Note]) -> str:
-    """Summarize the checks in numbers; empty if they found nothing."""
+    """Summarize how many rows the checks dropped, mended or kept; empty if none."""
     said = []
     for action, what in (
         ("dropped", "dropped"),

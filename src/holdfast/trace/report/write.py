@@ -26,23 +26,23 @@ _SUFFIXES = {FIGURES: {".svg", ".pdf", ".png"}, DATA: {".csv"}}
 def write_report(
     folder: Path, report: Report, *, paper: bool = False, progress: Progress | None = None
 ) -> Path:
-    """Write the report, whole or not at all; replace an earlier report in `folder`.
+    """Write the report atomically; replace an earlier report in `folder`.
 
-    `index.html` needs no network and no other file. `figures/NAME.svg` and `data/NAME.csv` are each
-    figure's drawing and numbers; `findings.json` has the findings (`holdfast.trace.findings`).
-    Equal reports give equal bytes, except for PDF and PNG.
+    `index.html` needs no network and no other file. `figures/NAME.svg` and `data/NAME.csv` are the
+    drawing and the numbers of each figure. `findings.json` contains the findings
+    (`holdfast.trace.findings`). Equal reports give equal bytes, except for PDF and PNG.
 
     Args:
-        folder: the folder of the report; its parents are created.
+        folder: the folder of the report; its parent folders are created if needed.
         report: the report.
-        paper: also write `figures/NAME.pdf` and `figures/NAME.png` for a paper.
+        paper: True to also write `figures/NAME.pdf` and `figures/NAME.png` for a paper.
         progress: called before each figure is drawn.
 
     Returns:
         The path of the page.
 
     Raises:
-        BadUse: the folder holds something that is not an earlier report.
+        BadUse: the folder contains something other than an earlier report.
         HoldfastError: jinja2 or matplotlib is not installed.
         OSError: a file could not be written; an earlier report is unchanged.
     """
@@ -67,10 +67,10 @@ def write_report(
 
 
 def refuse_what_is_not_ours(folder: Path) -> None:
-    """Raise unless `folder` is missing, empty, or holds an earlier report and nothing else.
+    """Raise an error unless `folder` is missing, is empty, or contains only an earlier report.
 
     Raises:
-        BadUse: the folder holds something else, or is a file.
+        BadUse: the folder contains something else, or is a file.
     """
     if not folder.exists():
         return
@@ -105,10 +105,11 @@ VERSION = 1
 
 
 def findings_json(report: Report) -> str:
-    """Format the report as one JSON object.
+    """Return the report as a JSON object.
 
     The keys are `schema`, `version`, `title`, `clusters`, `actions`, `findings`, `notes`,
-    `analyses` and `numbers`. An unknown number is null. Names of numbers are `CLUSTER.WHAT_UNIT`.
+    `analyses` and `numbers`. An unknown number is null. Names of numbers have the form
+    `CLUSTER.WHAT_UNIT`.
     """
     made = {
         "schema": SCHEMA,
@@ -150,7 +151,7 @@ def findings_json(report: Report) -> str:
 
 
 def _told(value: Any) -> Any:
-    """Replace non-finite numbers by null, because JSON has no such numbers."""
+    """Replace non-finite numbers by None in a nested value, because JSON cannot express them."""
     if isinstance(value, dict):
         return {key: _told(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -165,10 +166,10 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 
 def render(view: TraceView) -> str:
-    """Render the page as text. Equal views give equal text.
+    """Render the page as HTML text. Equal views give equal text.
 
-    The page's Content-Security-Policy permits no fetches, and no scripts except the two in the
-    page, identified by their hashes.
+    The page's Content-Security-Policy forbids loading anything, and allows only the two scripts in
+    the page, which it identifies by their hashes.
 
     Raises:
         HoldfastError: jinja2 is not installed.
@@ -191,7 +192,7 @@ def render(view: TraceView) -> str:
 
 
 def _series(colours: Mapping[str, str]) -> dict[str, str]:
-    """Return the colours that the figures add to those of every page."""
+    """Return the colours of the figures, without those that every page defines."""
     return {name: colour for name, colour in colours.items() if name not in page.LIGHT}
 
 

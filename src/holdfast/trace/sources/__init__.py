@@ -1,4 +1,6 @@
-"""Adapters: each reads one format of job records into a table of jobs and descriptions of clusters.
+"""Read job records: one adapter per format.
+
+An adapter converts a file to a table of jobs and a description of its clusters.
 
 | module | one idea |
 |---|---|
@@ -14,7 +16,7 @@
 | `published` | read published traces and traces of simulators |
 | `stored`, `ledger` | read Holdfast's own stores and ledgers |
 
-Every module in `MODULES` is an adapter with a `SOURCE`.
+Every module in `MODULES` is an adapter and defines a `SOURCE`.
 """
 
 from functools import cache
@@ -40,10 +42,10 @@ MODULES: Final = (
     "published.simulators",
     "ledger",
 )
-"""Adapter modules in the order of recognition, the most specific first."""
+"""The adapter modules, in the order in which they try to recognise a file: most specific first."""
 
 
 @cache
 def adapters() -> "tuple[Source, ...]":
-    """List every adapter."""
+    """Return all adapters."""
     return tuple(import_module(f"{__name__}.{name}").SOURCE for name in MODULES)

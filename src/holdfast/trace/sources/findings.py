@@ -1,4 +1,4 @@
-"""Count findings of an adapter while the adapter streams a file."""
+"""Count the problems that an adapter finds while it streams a file."""
 
 from dataclasses import dataclass, field
 from typing import Final
@@ -10,13 +10,13 @@ MOST_EXAMPLES: Final = 3
 
 @dataclass
 class Findings:
-    """Counts by check, with a few examples of each."""
+    """The number of problems for each check, with a few examples."""
 
     rows: dict[str, int] = field(default_factory=dict)
     examples: dict[str, list[str]] = field(default_factory=dict)
 
     def add(self, check: str, *examples: str, rows: int = 1) -> None:
-        """Count one or several rows for a check."""
+        """Count one or several rows that fail a check."""
         self.rows[check] = self.rows.get(check, 0) + rows
         kept = self.examples.setdefault(check, [])
         kept += [example for example in dict.fromkeys(examples) if example not in kept][
@@ -24,11 +24,11 @@ class Findings:
         ]
 
     def notes(self, cluster: str, sentences: dict[str, tuple[str, str]]) -> tuple[Note, ...]:
-        """Make a note for each check with a count.
+        """Return a note for each check that found a problem.
 
         Args:
             cluster: name of the cluster.
-            sentences: the action and the sentence of each check.
+            sentences: the action taken and the sentence for the report, by check.
         """
         return tuple(
             Note(

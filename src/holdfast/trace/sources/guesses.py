@@ -1,7 +1,8 @@
-"""Guess the origin of a file that no adapter reads, and name the command for a readable export.
+"""Guess the origin of a file that no adapter reads, and name a command that exports a readable one.
 
-The first lines identify tables for people, snapshots of a queue, and other encodings. A guess may
-be wrong, so its sentence says that the file looks like something.
+The first lines of a file show, for example, that it is a table formatted for people, a snapshot of
+a queue, or text in another encoding. A guess may be wrong, so its message only states what the file
+looks like.
 """
 
 import csv
@@ -47,7 +48,7 @@ class Guess:
     what: str
     command: str
     after: str = ""
-    """Further steps after the command."""
+    """Further steps after the command, as text."""
 
 
 _TABLES: Final[tuple[tuple[str, Guess], ...]] = (

@@ -1,4 +1,7 @@
-"""Combine readings: clusters by the names that the user gave, one table per cluster."""
+"""Combine the readings of several files into one table per cluster.
+
+Clusters get the names that the user gave.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,9 +20,9 @@ ASSUMED_SIZE: Final = "assumed-size"
 
 
 def renamed(connection: "duckdb.DuckDBPyConnection", reading: Reading, name: str) -> Reading:
-    """Rename the reading's cluster to `name`; several clusters become one.
+    """Rename the cluster of a reading to `name`; if it has several clusters, they become one.
 
-    The job ids of several clusters become `CLUSTER/ID`, because each cluster counts its own.
+    Several clusters may use the same job id, so the job ids then become `CLUSTER/ID`.
     """
     cluster = together(reading.clusters, name)
     if [one.name for one in reading.clusters] == [name]:
@@ -45,7 +48,11 @@ def renamed(connection: "duckdb.DuckDBPyConnection", reading: Reading, name: str
 def joined(
     connection: "duckdb.DuckDBPyConnection", readings: Sequence[Reading], new: Reading
 ) -> list[Reading]:
-    """Add a reading to the readings; append its rows if they are of a cluster already there."""
+    """Add a reading to the list of readings.
+
+    If the list already has a reading of the same cluster, the rows are appended to that reading's
+    table.
+    """
     names = {cluster.name for cluster in new.clusters}
     for place, old in enumerate(readings):
         if names.isdisjoint(cluster.name for cluster in old.clusters):

@@ -1,4 +1,4 @@
-"""Yield the objects of a JSON document one at a time, without holding the document in memory."""
+"""Yield the objects of a JSON document one at a time, without loading the document into memory."""
 
 import json
 import re
@@ -21,18 +21,18 @@ _TORN: Final = re.compile(r"[\w.+-]*\s*$")
 def json_objects(
     path: Path, lists: frozenset[str], *, next_step: str
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the objects of a document, each with its first line.
+    """Yield the objects of a document, each with the number of its first line.
 
     Args:
-        path: a file of one JSON object, of several in a row, or of a list of objects. If an
-            object has a list under a name of `lists`, the items of the list are yielded and the
-            rest of the object is left out. Other objects are yielded whole.
+        path: a file with one JSON object, several objects in a row, or a list of objects. If an
+            object has a list under one of the names in `lists`, the items of the list are yielded
+            and the rest of the object is skipped. Other objects are yielded whole.
         lists: names of lists.
-        next_step: next step for the error of a damaged file.
+        next_step: the next step in the error message for a damaged file.
 
     Raises:
-        BadTrace: the file is not JSON, is cut off, or an item is not an object; the message has
-            the line.
+        BadTrace: the file is not JSON, is cut off, or an item is not an object; the message has the
+            line.
     """
     with opened_text(path) as file:
         text = _Text(file, path, next_step)
@@ -59,7 +59,7 @@ def json_objects(
 
 
 def _items(text: "_Text", name: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the objects of the next list, and skip the list."""
+    """Yield the objects of the list that comes next in the text, and move past the list."""
     text.skip()
     while text.peek() != "]":
         line = text.line
@@ -71,7 +71,7 @@ def _items(text: "_Text", name: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 class _Text:
-    """The part of the text that is read but not yet skipped."""
+    """Parse JSON from a file through a buffer of text that was read but not yet parsed."""
 
     def __init__(self, file: TextIO, path: Path, next_step: str) -> None:
         self._file, self._path, self._next_step = file, path, next_step
@@ -80,13 +80,13 @@ class _Text:
 
     @property
     def line(self) -> int:
-        """Line of the next character, counted from 1."""
+        """Return the line number of the next character, counted from 1."""
         self._passed_lines += self._buffer.count("\n", self._counted_to, self._at)
         self._counted_to = self._at
         return self._passed_lines
 
     def peek(self) -> str:
-        """Return the next character other than space and comma; empty at the end of the file."""
+        """Return the next character other than a space or comma; empty at the end of the file."""
         while True:
             while self._at < len(self._buffer):
                 if self._buffer[self._at] not in _SPACE:
@@ -96,25 +96,25 @@ class _Text:
                 return ""
 
     def skip(self) -> None:
-        """Skip one character."""
+        """Move past one character."""
         self._at += 1
 
     def expect(self, character: str) -> None:
-        """Skip `character`, which must come next."""
+        """Move past `character`, or raise an error if another character comes next."""
         if self.peek() != character:
             raise self.bad(f"expected {character!r}.")
         self.skip()
 
     def value(self) -> Any:
-        """Read and skip one JSON value."""
+        """Parse and return the next JSON value."""
         if not self.peek():
             raise self.bad("expected JSON: it is cut off here.")
         while True:
             try:
                 value, end = _DECODER.raw_decode(self._buffer, self._at)
             except json.JSONDecodeError as error:
-                # The decoder reports a cut text at its start, and a cut number or word near the end
-                # of the buffer.
+                # For a text that is cut off, the decoder reports the start of the text. For a
+                # number or word that is cut off, it reports a place near the end of the buffer.
                 torn = error.msg.startswith("Unterminated") or _TORN.match(self._buffer, error.pos)
                 if torn and self._more(max(CHUNK_CHARACTERS, len(self._buffer) - self._at)):
                     continue
@@ -130,7 +130,7 @@ class _Text:
                 return value
 
     def bad(self, problem: str) -> BadTrace:
-        """Make an error at this place."""
+        """Return an error for the current place in the file."""
         return BadTrace(self._path, problem, line=self.line, next_step=self._next_step)
 
     def _more(self, characters: int) -> bool:

@@ -1,9 +1,9 @@
-"""Holdfast's own ledger: every attempt of every supervised run is a job.
+"""Read Holdfast's own ledger, where every attempt of every supervised run counts as a job.
 
-The submit time of an attempt is the end of the attempt before, or the beginning of the run. So the
-time in the queue is the time of the restart. The GPUs of a job are its ranks, since the ledger does
-not distinguish ranks on a GPU from ranks on a CPU. The table lacks the share of a run's time that
-made progress, which `holdfast.core.accounting` computes from the same ledger.
+An attempt is submitted when the previous attempt ended, or when the run began. The time in the
+queue is therefore the time that a restart took. The GPUs of a job are its ranks, since the ledger
+does not record whether a rank uses a GPU or a CPU. The table does not have the share of time in
+which a run made progress; `holdfast.core.accounting` computes this share from the same ledger.
 """
 
 import shlex
@@ -76,7 +76,7 @@ def read_url(connection: "duckdb.DuckDBPyConnection", url: str, table: str) -> R
         table: the name of the table for the rows.
 
     Raises:
-        BadTrace: the URL is malformed, or names no ledger with a started run.
+        BadTrace: the URL is malformed, or there is no ledger with a started run at the URL.
         LedgerError: the ledger cannot be opened.
     """
     try:
@@ -102,7 +102,7 @@ def _read(connection: "duckdb.DuckDBPyConnection", url: str, table: str) -> Read
 
 
 def recognises(path: Path) -> bool:
-    """Return True for an SQLite database that holds a ledger or has the name ledger.db."""
+    """Return True if a file is an SQLite database that holds a ledger, or is named ledger.db."""
     try:
         with path.open("rb") as file:
             start = file.read(65536)
@@ -168,9 +168,9 @@ def _row(
 def _exit_code(
     run: Run, attempt: Attempt, incident: Incident | None, events: Sequence[Event], *, last: bool
 ) -> int | None:
-    """Return the exit code of the rank that failed first, or the run's if no rank's is known.
+    """Return the exit code of the rank that failed first, or of the run if no rank's is known.
 
-    A signal counts as 128 + its number.
+    For a rank that was killed by a signal, it is 128 plus the signal's number.
     """
     if attempt.outcome == "completed":
         return 0
@@ -183,7 +183,7 @@ def _exit_code(
 
 
 def _ranks(run: Run, attempt: Attempt, events: Sequence[Event]) -> int | None:
-    """Return the number of ranks by their own reports, else by the run's options."""
+    """Return the number of ranks that the ranks reported, else the number in the run's options."""
     for event in events:
         if (event.kind, event.attempt) == ("started", attempt.number) and event.data.get(
             "world_size"

@@ -1,16 +1,18 @@
-"""Compute the share of a GPU that a slice of MIG (multi-instance GPU) holds."""
+"""Compute which share of a GPU a MIG slice (multi-instance GPU) holds."""
 
 import re
 from typing import Final
 
 _PROFILE = re.compile(r"(\d+)g\.(\d+)gb")
 _WHOLE: Final = 7
-"""Compute slices of an A100, H100, H200 or B200 (NVIDIA Multi-Instance GPU User Guide, supported
-profiles).
+"""Number of compute slices of an A100, H100, H200 or B200.
+
+Source: NVIDIA Multi-Instance GPU User Guide, supported profiles.
 """
 _OF_FOUR: Final = frozenset({"1g.6gb", "2g.12gb", "4g.24gb", "2g.48gb", "4g.96gb"})
-"""Profiles of GPUs with four slices: the A30, and the RTX PRO 6000 without its 1g.24gb, a name that
-the H100 also has.
+"""Profiles of GPUs that have four compute slices: the A30 and the RTX PRO 6000.
+
+The profile 1g.24gb of the RTX PRO 6000 is missing, because the H100 has a profile of that name.
 """
 
 
@@ -20,10 +22,10 @@ def is_slice(name: str) -> bool:
 
 
 def mig_share(name: str) -> float:
-    """Return the share of a GPU's compute slices in a profile: 1/7 for `1g.5gb`, 3/7 for `3g.20gb`.
+    """Return a profile's share of a GPU's compute slices: 1/7 for `1g.5gb`, 3/7 for `3g.20gb`.
 
     Raises:
-        ValueError: the name contains no profile.
+        ValueError: the name contains no MIG profile.
     """
     profile = _PROFILE.search(name)
     if profile is None:

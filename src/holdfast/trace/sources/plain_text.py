@@ -1,4 +1,4 @@
-"""Read text files by bytes or lines, and reject files that would harm a parser."""
+"""Read text files as bytes or lines, and reject files that would harm a parser."""
 
 import csv
 import gzip
@@ -12,17 +12,17 @@ from typing import IO, Final, TextIO, cast
 from holdfast.trace.errors import BadTrace
 
 LONGEST_LINE_BYTES: Final = 2_000_000
-"""Longest line of a valid trace; also the database's default limit."""
+"""The longest line that a trace may have; it is also the database's default limit."""
 _BLOCK_BYTES: Final = 1 << 20
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
-    """Open the file's bytes, decompressed according to the suffix.
+    """Open a file for reading bytes, and decompress it if its suffix says so.
 
     Raises:
-        OSError: the file cannot be read; also EOFError or zlib.error if the content does not
-            match the suffix.
+        OSError: the file cannot be read; also EOFError or zlib.error if the content does not match
+            the suffix.
     """
     if path.suffix == ".gz":
         with gzip.open(path) as unpacked:
@@ -44,7 +44,7 @@ def head(path: Path, size_bytes: int = 65536) -> str:
 
 
 def csv_header(path: Path, delimiter: str = ",") -> tuple[str, ...]:
-    """Return the names in the first line of a CSV file; empty without a first line."""
+    """Return the column names in the first line of a CSV file; empty if the first line is empty."""
     line = head(path).lstrip("\ufeff").replace("\r", "\n").partition("\n")[0]
     if not line.strip():
         return ()
@@ -52,7 +52,10 @@ def csv_header(path: Path, delimiter: str = ",") -> tuple[str, ...]:
 
 
 def _zstd_head(path: Path) -> str:
-    """Return the first line by the database, because Python reads Zstandard only from 3.14 on."""
+    """Return the first line, as read by the database.
+
+    Python's own library reads Zstandard only from 3.14 on.
+    """
     import duckdb
 
     with duckdb.connect(config={"temp_directory": ""}) as connection:
@@ -69,11 +72,10 @@ def _zstd_head(path: Path) -> str:
 
 
 def scan(path: Path) -> None:
-    """Reject a file with an endless line or a NUL byte.
+    """Reject a file that has an extremely long line or a NUL byte.
 
-    An endless line needs unbounded memory, and a NUL byte cuts text silently.
-
-    A file compressed by Zstandard is not checked.
+    Such a line would need unbounded memory, and a NUL byte would cut a text without an error. A
+    file compressed by Zstandard is not checked.
 
     Raises:
         BadTrace: the file is rejected; the message has the line.
@@ -109,13 +111,16 @@ def scan(path: Path) -> None:
 
 
 def too_long(path: Path, line: int) -> BadTrace:
-    """Make the error for an endless line."""
+    """Return the error for an extremely long line."""
     problem = f"The line is longer than {LONGEST_LINE_BYTES} bytes, which no row of a trace is."
     return BadTrace(path, problem, line=line, next_step="Look whether the file is text, and whole.")
 
 
 def open_quote(path: Path) -> int | None:
-    """Return the line of the quote that is open at the file's end; None if none or unknown."""
+    """Return the line of the quote that is still open at the end of a file.
+
+    Return None if there is no such quote, or if its line is unknown.
+    """
     if path.suffix == ".zst":
         return None
     opened_at: int | None = None
@@ -127,7 +132,7 @@ def open_quote(path: Path) -> int | None:
 
 
 def line_at(path: Path, byte: int) -> int:
-    """Return the line, from 1, of the row that begins at a byte position of the database."""
+    """Return the line number (from 1) of the row at a byte position that the database reported."""
     line = 1
     with opened(path) as file:
         while byte > 0 and (block := file.read(min(byte, _BLOCK_BYTES))):
@@ -138,7 +143,7 @@ def line_at(path: Path, byte: int) -> int:
 
 
 def line_of_record(path: Path, record: int) -> int:
-    """Return the first line of a CSV record; the header is record 0, empty lines do not count."""
+    """Return the first line of a CSV record. The header is record 0; empty lines do not count."""
     seen, inside_quotes = -1, False
     with opened(path) as file:
         for line, text in enumerate(file, start=1):
@@ -151,12 +156,12 @@ def line_of_record(path: Path, record: int) -> int:
 
 @contextmanager
 def opened_text(path: Path) -> Iterator[TextIO]:
-    r"""Open the file's text without a byte order mark.
+    r"""Open a file for reading text, without its byte order mark.
 
     Only `\n` ends a line. Bytes that are not UTF-8 are replaced.
 
     Raises:
-        BadTrace: the file cannot be read, now or during reading.
+        BadTrace: the file cannot be opened, or a later read fails.
     """
     if path.suffix == ".zst":  # Python reads Zstandard only from 3.14 on.
         raise BadTrace(path, "It is compressed by Zstandard.", next_step="Unpack it: zstd -d FILE.")

@@ -1,4 +1,4 @@
-"""Define an adapter, its result, and the span of submissions to keep."""
+"""Define an adapter and its result, and restrict jobs to a time span of submissions."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,20 +20,20 @@ __all__ = ["Note", "Reading", "Source", "csv_header", "drops_bad_rows", "head", 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """The result of reading a source: a table of jobs, and descriptions of clusters and findings."""
+    """The result of reading job records: a table of jobs, descriptions of clusters, and notes."""
 
     table: str
-    """Name of the table; its columns are some of `schema.JOB_COLUMNS`."""
+    """Name of the table in the database; its columns are some of `schema.JOB_COLUMNS`."""
     columns: frozenset[str]
     clusters: tuple[Cluster, ...]
     notes: tuple[Note, ...] = field(default=())
     lacking: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Columns without values by cluster, if other clusters of the table have values."""
+    """For each cluster, the columns in which it has no values although other clusters do."""
     ledger_url: str = ""
-    """URL of Holdfast's ledger, if that is the source; analyses also read its runs and journals."""
+    """URL of Holdfast's ledger, if the jobs come from it. Analyses read its runs and journals."""
 
     def columns_of(self, cluster: str) -> frozenset[str]:
-        """Return the columns that a cluster has."""
+        """Return the columns in which a cluster has values."""
         return self.columns - self.lacking.get(cluster, frozenset())
 
     @classmethod
@@ -44,39 +44,40 @@ class Reading:
         *clusters: Cluster,
         notes: tuple[Note, ...] = (),
     ) -> "Reading":
-        """Make the reading of an existing table; the columns come from the database."""
+        """Return a reading for an existing table, with the columns that the table has."""
         columns = frozenset(row[0] for row in connection.execute(f"DESCRIBE {table}").fetchall())
         return cls(table=table, columns=columns, clusters=clusters, notes=notes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """An adapter: reads one format of job records."""
+    """Define an adapter, which reads one format of job records."""
 
     name: str
-    """Name of the format for `--format`."""
+    """Name of the format, as given to `--format`."""
     title: str
     recognises: Callable[[Path], bool]
-    """Return True if a path has this format, by its name and its first few kB; never raises."""
+    """Return True if a path has this format, judged by its name and its first kB; never raise."""
     read: Callable[["duckdb.DuckDBPyConnection", Path, str], Reading]
-    """`read(connection, path, table)` makes the table. Raises BadTrace."""
+    """Create the table, `read(connection, path, table)`; raise BadTrace for an unreadable file."""
     settle: Callable[["duckdb.DuckDBPyConnection", Reading], Reading] | None = None
-    """Remove duplicates after several files of one cluster were joined, which may hold the same
-    job.
+    """Remove duplicates after several files of a cluster were joined.
+
+    Two of the files may contain the same job.
     """
 
 
 def drops_bad_rows(connection: "duckdb.DuckDBPyConnection") -> bool:
-    """Return True if `load` was called to drop and count unreadable rows."""
+    """Return True if unreadable rows are to be dropped and counted, as `load` was asked to do."""
     row = connection.execute("SELECT getvariable('bad_rows')").fetchone()
     return row is not None and row[0] == "drop"
 
 
 def span_ends(since: str | None, until: str | None) -> tuple[datetime | None, datetime | None]:
-    """Parse the first and the last submission time, ISO 8601 in UTC; None for no limit.
+    """Parse the ends of a time span of submissions, ISO 8601 in UTC; None means no limit.
 
     Returns:
-        Both ends without a zone.
+        Both ends as times in UTC without a zone.
 
     Raises:
         BadUse: a text is not a time, or the span is empty.
@@ -98,19 +99,19 @@ def _moment(name: str, text: str | None) -> datetime | None:
 
 
 def set_span(connection: "duckdb.DuckDBPyConnection", since: str | None, until: str | None) -> None:
-    """Keep only jobs submitted at `since` or later and before `until` (see `span_ends`).
+    """Restrict reading to jobs submitted at or after `since` and before `until`; see `span_ends`.
 
     Raises:
-        BadUse: as `span_ends`.
+        BadUse: a text is not a time, or the span is empty.
     """
     for name, at in zip(("since", "until"), span_ends(since, until), strict=True):
         connection.execute(f"SET VARIABLE {name} = $1::TIMESTAMP", [at])
 
 
 def wanted(connection: "duckdb.DuckDBPyConnection") -> str:
-    """Return SQL that is true for jobs to keep; '' to keep all.
+    """Return an SQL condition for the jobs to keep; '' if all jobs are kept.
 
-    Jobs without a submission time are kept if the span has no start.
+    If the span has no start, jobs without a submission time are kept.
     """
     since, until = connection.execute(
         "SELECT getvariable('since'), getvariable('until')"
@@ -123,6 +124,9 @@ def wanted(connection: "duckdb.DuckDBPyConnection") -> str:
 
 
 def keep_span(connection: "duckdb.DuckDBPyConnection", reading: "Reading") -> None:
-    """Delete the jobs outside the span from a table, unless the source has no submission times."""
+    """Delete the jobs outside the time span from a table.
+
+    If the source has no submission times, all jobs are kept.
+    """
     if "submit_at" in reading.columns and (condition := wanted(connection)):
         connection.execute(f"DELETE FROM {reading.table} WHERE NOT coalesce({condition}, false)")

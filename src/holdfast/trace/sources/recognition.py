@@ -1,4 +1,4 @@
-"""Find the adapter of each file: from paths as the user gave them to (file, adapter) pairs."""
+"""Find the adapter of each file, and the files of each path that the user gave."""
 
 import re
 import zlib
@@ -23,15 +23,15 @@ _NAME: Final = re.compile(r"[\w.:+-]+( [\w.:+-]+)*")
 
 @dataclass(frozen=True, kw_only=True)
 class Input:
-    """A file or folder that the user gave, or a file in such a folder."""
+    """A file or folder that the user gave, or a file inside such a folder."""
 
     path: Path
     name: str = ""
-    """Name for the cluster; empty: the source's own name."""
+    """Name for the cluster; if empty, the cluster has the name that the source gives."""
     compared: bool = False
-    """True if the cluster is for comparison only."""
+    """True if the cluster serves only for comparison."""
     url: str = ""
-    """URL of a ledger that is not a file; `path` is then unused."""
+    """URL of a ledger that is not a file; `path` is unused in this case."""
 
     @classmethod
     def of(cls, path: str | Path, name: str = "") -> "Input":
@@ -64,7 +64,7 @@ class Input:
 
 
 def named_source(name: str) -> Source:
-    """Return the adapter with a name.
+    """Return the adapter with the given name.
 
     Raises:
         BadUse: there is no such adapter; the message lists all names.
@@ -82,12 +82,11 @@ def recognised(
 ) -> Iterator[tuple[Input, Source]]:
     """Yield the files of an input, each with its adapter.
 
-    Files of a folder are in order of their names.
-
-    A folder's files without an adapter are added to `passed_over`.
+    The files of a folder are sorted by name. Files in a folder that no adapter recognises are added
+    to `passed_over`.
 
     Raises:
-        BadTrace: no adapter reads the given file, or none reads any file of the folder.
+        BadTrace: no adapter recognises the given file, or none recognises any file in the folder.
     """
     if given.url:
         yield given, _ledger_at(given.url)
@@ -124,7 +123,7 @@ def recognised(
 
 
 def passed_over_note(cluster: str, paths: Sequence[Path]) -> Note:
-    """Make the note about a folder's files without an adapter."""
+    """Return the note about files in a folder that no adapter recognised."""
     guesses = [(path, guess_of(path)) for path in paths]
     examples = tuple(
         f"{path.name}: {guess.what}" if guess else path.name for path, guess in guesses
@@ -147,7 +146,7 @@ def _source_of(path: Path, chosen: Source | None, *, forced: bool) -> Source | N
 
 
 def _unknown(path: Path) -> BadTrace:
-    """Make the error for a file without an adapter; first check that the file has content."""
+    """Return the error for a file that no adapter recognises, or that is unreadable or empty."""
     try:
         with opened(path) as file:
             first = file.read(65536)  # as much as adapters read

@@ -1,4 +1,4 @@
-"""Stream rows of a Python parser into a table of the database."""
+"""Stream the rows of a parser that is written in Python into a table of the database."""
 
 import csv
 import tempfile
@@ -15,10 +15,13 @@ if TYPE_CHECKING:
 __all__ = ["literal", "read_rows"]
 
 BATCH_ROWS: Final = 100_000
-"""Rows written to disk before the database reads them, which bounds the disk space."""
+"""Number of rows that are written to disk before the database reads them.
+
+The limit bounds the disk space that is used.
+"""
 NULL: Final = "\x1bNULL"
 SEPARATOR: Final = "\x1f"
-"""Separator of list items: ASCII's unit separator, which no name contains."""
+"""Separator of list items: ASCII's unit separator, which occurs in no name."""
 LONGEST_ROW_BYTES: Final = 32 << 20
 
 
@@ -34,13 +37,13 @@ def read_rows(
 
     Args:
         connection: the database; its `TimeZone` is UTC.
-        table: name of the new table, which is also made without rows.
-        columns: name and DuckDB type of each column, in the order of the cells: VARCHAR,
-            VARCHAR[], TIMESTAMP or any number.
-        rows: cells in that order. None is NULL and '' is an empty text. A TIMESTAMP is seconds
-            since the Unix epoch, or a `datetime` (UTC without a zone). A VARCHAR[] is a
-            sequence of texts. If the iterator raises, the exception passes through and the
-            table is dropped.
+        table: name of the new table, which is created even if there are no rows.
+        columns: name and DuckDB type of each column, in the order of the cells: VARCHAR, VARCHAR[],
+            TIMESTAMP or any number.
+        rows: the cells of each row, in that order. None is NULL and '' is an empty text. A
+            TIMESTAMP is given in seconds since the Unix epoch, or as a `datetime` in UTC without a
+            zone. A VARCHAR[] is given as a sequence of texts. If the iterator raises an exception,
+            the table is dropped and the exception is raised again.
 
     Returns:
         The number of rows.

@@ -1,4 +1,4 @@
-"""Write texts, names and files in SQL, and translate each source's states and types."""
+"""Quote texts, names and paths in SQL, and translate each source's states and types."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ def quoted(name: str) -> str:
 
 
 def scratch_folder(connection: "duckdb.DuckDBPyConnection") -> str | None:
-    """Return the database's folder for temporary files, if the folder exists."""
+    """Return the database's folder for temporary files; None if there is none."""
     row = connection.execute("SELECT current_setting('temp_directory')").fetchone()
     folder = row[0] if row else ""
     return folder if folder and Path(folder).is_dir() else None
@@ -33,7 +33,11 @@ def scratch_folder(connection: "duckdb.DuckDBPyConnection") -> str | None:
 
 @contextmanager
 def openable(connection: "duckdb.DuckDBPyConnection", path: Path) -> Iterator[Path]:
-    """Yield the path, or a link without pattern characters and with the same suffixes."""
+    """Yield a path that the database can open.
+
+    This is the path itself, or a link to it if the path contains characters that the database
+    treats as patterns. The link has the same suffixes.
+    """
     if _PATTERN.isdisjoint(str(path)):
         yield path
         return
@@ -48,12 +52,12 @@ SLURM_STATES: Final = {state: state for state in STATES} | {"SUSPENDED": "RUNNIN
 
 
 def state_sql(column: str, words: Mapping[str, str] = SLURM_STATES) -> str:
-    """Return SQL of the state for a word of `column`; UNKNOWN for other words."""
+    """Return SQL that translates the words in `column` to states; other words become UNKNOWN."""
     cases = "".join(f" WHEN {literal(word)} THEN '{state}'" for word, state in words.items())
     return f"CASE {column}{cases} ELSE 'UNKNOWN' END"
 
 
 def type_sql(column: str, words: Mapping[str, str]) -> str:
-    """Return SQL of the type for a word of `column`; NULL for other words."""
+    """Return SQL that translates the words in `column` to job types; other words become NULL."""
     cases = "".join(f" WHEN {literal(word)} THEN '{kind}'" for word, kind in words.items())
     return f"CASE {column}{cases} END"

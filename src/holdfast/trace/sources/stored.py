@@ -1,4 +1,4 @@
-"""Read a store that `holdfast.trace.store` wrote: a folder of jobs.parquet and manifest.json."""
+"""Read a store that `holdfast.trace.store` wrote, a folder with jobs.parquet and manifest.json."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -15,7 +15,7 @@ JOBS_FILE: Final = "jobs.parquet"
 
 
 def is_store(path: Path) -> bool:
-    """Return True if the path is the folder of a store."""
+    """Return True if the path is a folder that contains a store."""
     return is_folder_of(path, "store")
 
 

@@ -36,18 +36,18 @@ if TYPE_CHECKING:
 
 
 def value_counts(path: Path | str, metric: str | None = None) -> Distribution:
-    """Return the exact distribution of all values of a telemetry file, store or folder.
+    """Return the exact distribution of all values in a telemetry file, store or folder.
 
     The source is read once, in bounded memory.
 
     Args:
         path: a wide CSV, a long Parquet, or a converted store.
-        metric: a name in `metrics.METRICS`, or an exporter's name; None: the file's name
-            decides.
+        metric: a name in `metrics.METRICS`, or the name in an exporter. If None, the file's name
+            gives the metric.
 
     Raises:
-        BadUse: the metric is unknown, or there are several.
-        BadTrace: the file is not readable; the message has the place.
+        BadUse: the metric is unknown, or there are several metrics.
+        BadTrace: the file cannot be read; the message has the place.
     """
     found: dict[str, list[Distribution]] = {}
     for given in telemetry_in(Path(path), metric=metric):
@@ -88,25 +88,24 @@ def attach(
 ) -> None:
     """Add a cluster's telemetry to a trace.
 
-    The trace gets the aggregates `metric_*` and `xid_onsets`, and the table `devices`.
-
-    Long Parquet and converted stores also add the view `samples`, for SQL queries.
+    The trace gets the aggregates `metric_*` and `xid_onsets`, and the table `devices`. Long Parquet
+    files and converted stores also add the view `samples`, for SQL queries.
 
     Args:
-        trace: the trace; its `metrics` and `notes` grow.
+        trace: the trace; metrics and notes are added to its `metrics` and `notes`.
         where: a file, a folder of files, a converted store, or the URL of a Prometheus server.
         cluster: name of the cluster.
-        metric: metric of a file whose name does not give one; the only metric to read from a
-            folder or a server.
-        columns: names of the columns in a long Parquet file: see `long.NAMES`.
-        span: time span to fetch from a Prometheus server.
-        folder: store for the fetched samples; samples already there are not fetched again.
+        metric: for a file, its metric if its name does not give one. For a folder or a server, the
+            only metric to read.
+        columns: names of the columns in a long Parquet file; see `long.NAMES`.
+        span: the time span to fetch from a Prometheus server.
+        folder: the store for fetched samples; samples that it already has are not fetched again.
         progress: called with the amount read and the total.
 
     Raises:
-        BadUse: there is no telemetry, or a server refuses.
-        BadTrace: a file is not readable; the message has the place.
-        PrometheusError: a server does not answer; fetched samples stay in `folder`.
+        BadUse: there is no telemetry, or a server refuses the request.
+        BadTrace: a file cannot be read; the message has the place.
+        PrometheusError: a server does not answer; samples fetched so far stay in `folder`.
     """
     if str(where).startswith(("http://", "https://")):
         if span is None or folder is None:
@@ -146,7 +145,10 @@ def _summaries(
     metric: str | None = None,
     columns: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[Summary, str]]:
-    """Yield the metrics of a long source or a store, or the one wanted, each with SQL of its rows."""
+    """Yield the summary of each metric in a long source or a store, with SQL of its rows.
+
+    If `metric` is given, yield only that metric.
+    """
     if given.form == "store":
         store = Store.open(given.path)
         wanted = metric_named(metric) if metric else None
@@ -159,7 +161,10 @@ def _summaries(
 
 
 def _add_to_view(trace: "Trace", metric: Metric, rows: str, ids: Ids, cluster: str) -> None:
-    """Add rows to the view `samples`; `ids` are the trace's ids of the rows' devices."""
+    """Add rows to the view `samples`.
+
+    `ids` has, for each device number in the rows, the device's id in the trace.
+    """
     connection = trace.connection
     (number,) = connection.execute("SELECT count(*) FROM telemetry_rows").fetchall()[0]
     table = f"telemetry_ids_{number}"
@@ -180,10 +185,10 @@ def _add_to_view(trace: "Trace", metric: Metric, rows: str, ids: Ids, cluster: s
 
 
 def adopt(trace: "Trace", summary: Summary, cluster: str) -> Ids:
-    """Add a metric's aggregates to the trace, and to those of the same metric and cluster.
+    """Add a metric's aggregates to the trace.
 
     Returns:
-        The ids of the summary's devices in the table `devices`.
+        For each device of the summary, its id in the trace's table `devices`.
     """
     connection = trace.connection
     create_tables(connection)
@@ -206,7 +211,7 @@ def adopt(trace: "Trace", summary: Summary, cluster: str) -> Ids:
 
 
 def _with_ids(connection: "duckdb.DuckDBPyConnection", summary: Summary, cluster: str) -> Ids:
-    """Return the ids of a summary's devices in the table `devices`; add missing devices."""
+    """Return the ids of a summary's devices in the table `devices`; missing devices are added."""
     known = dict(
         connection.execute(
             "SELECT name, device FROM devices WHERE cluster = ?", [cluster]

@@ -1,4 +1,4 @@
-"""Make notes with counts of contradictory, missing, dropped and mended telemetry."""
+"""Make notes about contradictory, missing, dropped and mended telemetry, with counts."""
 
 import datetime as dt
 from collections.abc import Iterator
@@ -13,25 +13,25 @@ from holdfast.trace.telemetry.scan import Scan
 
 EXAMPLES: Final = 5
 STUCK_H: Final = 1.0
-"""Hours of equal values after which a device is stuck, for metrics that always vary."""
+"""Hours of equal values after which a device counts as stuck, for metrics that always vary."""
 
 
 def unit_sentence(metric: Metric) -> str:
-    """Make the sentence about a source in the metric's coarser unit."""
+    """Return the sentence for a source that uses a coarser unit of the metric."""
     most, factor = metric.coarse or (1.0, RATIO)
     what = "ratios" if metric.unit == "%" else "MB/s"
     return f"no sample exceeded {most:,.0f}, so {metric.name} was read as {what} and multiplied by {factor:,.0f}."
 
 
 def notes_of(scan: Scan, cluster: str) -> list[Note]:
-    """Make the notes about one file."""
+    """Return the notes about one wide file."""
     if not scan.rows:
         return [empty_note(scan.wide.path.name, cluster)]
     return [*_of_values(scan, cluster), *_of_times(scan, cluster), *_of_devices(scan, cluster)]
 
 
 def empty_note(name: str, cluster: str) -> Note:
-    """Make the note about a telemetry source without samples."""
+    """Return the note about a telemetry source that has no samples."""
     sentence = f"{name}: the file has no samples."
     return Note(cluster=cluster, check="telemetry-empty", sentence=sentence, rows=0, action="kept")
 

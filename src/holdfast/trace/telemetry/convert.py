@@ -1,4 +1,4 @@
-"""Convert telemetry files to a store: read each once, and compute the aggregates on the way."""
+"""Convert telemetry files to a store: read each file once, and compute the aggregates meanwhile."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,22 +31,22 @@ def convert(
     columns: Mapping[str, str] | None = None,
     progress: Progress | None = None,
 ) -> Store:
-    """Convert the telemetry of a file or a folder to a store; metrics already there stay unchanged.
+    """Convert the telemetry in a file or a folder to a store.
 
-    After a kill every metric is whole or absent, and a second conversion continues with the next
-    metric.
+    Metrics that the store already has stay unchanged. If the process is killed, every metric is
+    either complete or absent, and a second conversion continues with the next metric.
 
     Args:
-        where: a file or a folder of files.
-        folder: the store; created if absent.
-        metric: metric of a file whose name does not give one.
-        columns: names of the columns in a long Parquet file: see `long.NAMES`.
+        where: a file, or a folder of files.
+        folder: the store; created if it does not exist.
+        metric: the metric of a file whose name does not give one.
+        columns: names of the columns in a long Parquet file; see `long.NAMES`.
         progress: called with the amount read and the total.
 
     Raises:
-        BadUse: there is no telemetry, or the folder is no store, or has the metric from other
+        BadUse: there is no telemetry, the folder is not a store, or it has the metric from other
             files.
-        BadTrace: a file is not readable; the message has the place.
+        BadTrace: a file cannot be read; the message has the place.
     """
     given = telemetry_in(Path(where), metric=metric)
     store = Store.create(Path(folder))
@@ -96,7 +96,7 @@ def _convert_metric(
 
 
 class _WideConversion:
-    """Writes the blocks of a wide file into parts."""
+    """Write the blocks of a wide file to the parts of a store."""
 
     def __init__(self, writer: MetricWriter, connection: "duckdb.DuckDBPyConnection") -> None:
         self.ids: Ids = np.empty(0, dtype=np.int64)
@@ -118,7 +118,11 @@ class _WideConversion:
 def _convert_wide(
     writer: MetricWriter, given: Given, connection: "duckdb.DuckDBPyConnection", read: BytesRead
 ) -> Summary:
-    """Write the file's samples into parts; return its summary with the store's device ids."""
+    """Write the samples of a wide file to the store's parts.
+
+    Returns:
+        The summary of the file, with the store's device ids.
+    """
     conversion = _WideConversion(writer, connection)
     scan = scan_wide(
         given.path,
@@ -150,7 +154,7 @@ def _convert_long(
 def _merged(
     name: str, summaries: list[Summary], connection: "duckdb.DuckDBPyConnection"
 ) -> Columns:
-    """Merge an aggregate of several files."""
+    """Merge the tables of one aggregate from several files."""
     columns = {
         key: np.concatenate([one.tables[name][key] for one in summaries])
         for key in summaries[0].tables[name]
@@ -166,6 +170,6 @@ def _merged(
 
 
 def _identity(path: Path) -> dict[str, Any]:
-    """Describe a source file, to detect later changes."""
+    """Return name, size and modification time of a source file, to detect later changes."""
     stat = path.stat()
     return {"name": path.name, "size_bytes": stat.st_size, "modified_ns": stat.st_mtime_ns}

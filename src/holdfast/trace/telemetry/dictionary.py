@@ -1,9 +1,10 @@
-"""Parse each distinct text field once, for any number of repetitions.
+"""Parse each distinct text field only once, however often it is repeated.
 
-A telemetry file has hundreds of millions of fields and a few thousand distinct ones. So fields are
-looked up by their bytes, a block at a time. The first 16 bytes make two words, which are hashed to
-a slot and compared with the field in the slot, so hash collisions are harmless. Only a new field is
-parsed, checked and given the next id.
+A telemetry file has hundreds of millions of fields, of which only a few thousand are distinct.
+Fields are therefore looked up by their bytes, one block of fields at a time. The first 16 bytes of
+a field are read as two words, and hashed to a slot of a table. The field is compared with the field
+in the slot, so a hash collision does no harm. Only a new field is parsed, checked and given the
+next id.
 """
 
 from collections.abc import Callable
@@ -15,8 +16,8 @@ import numpy.typing as npt
 Ids = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 
-# Odd 64-bit constants of MurmurHash3's and SplitMix64's finalizers; the high bits of a product
-# depend on the whole word.
+# Odd 64-bit constants from the finalizers of MurmurHash3 and SplitMix64. The high bits of a product
+# depend on all bits of the word.
 MULTIPLIERS: Final = tuple(
     np.uint64(m)
     for m in (
@@ -30,28 +31,28 @@ MULTIPLIERS: Final = tuple(
 SECOND_WORD: Final = np.uint64(0xD6E8FEB86659FD93)
 KEEP: Final = np.array([(1 << (8 * length)) - 1 for length in range(9)], dtype=np.uint64)
 NO_FIELD: Final = np.uint64(0xFFFFFFFFFFFFFFFF)
-"""Marks an id without words: no text contains eight bytes of all ones."""
+"""Marks an id whose field is not stored as words. No text contains eight bytes of all ones."""
 SLOTS_PER_FIELD: Final = 8
-"""Large enough to make second lookups rare, small enough to keep the table in a cache."""
+"""Slots per field: enough to make second lookups rare, and few enough to fit into a CPU cache."""
 PADDING_BYTES: Final = 16
-"""Bytes of a buffer that must follow the last field, so that its words can be read."""
+"""Number of bytes that must follow the last field in a buffer, so that its words can be read."""
 
 
 class TooManyDistinct(Exception):
-    """Raised if the fields rarely repeat: parse them one by one instead."""
+    """The fields rarely repeat, so they must be parsed one by one."""
 
 
 class FieldDictionary:
-    """Ids of distinct fields, 1, 2 …, in the order of their first occurrence.
+    """Assign ids to distinct fields: 1, 2, …, in the order of their first occurrence.
 
     Args:
-        read: called once for each distinct field; exceptions pass through `ids`.
-        limit: maximum number of distinct fields.
+        read: called once for each distinct field; `ids` passes on its exceptions.
+        limit: the maximum number of distinct fields.
     """
 
     def __init__(self, read: Callable[[bytes], None], *, limit: int = 1 << 18) -> None:
         self.size = 1
-        """The next id; ids start at 1, and 0 is no field."""
+        """The next id. Ids start at 1, and 0 means no field."""
         self._read, self._limit = read, limit
         self._first = np.full(64, NO_FIELD)
         self._second = np.zeros(64, dtype=np.uint64)
@@ -61,12 +62,12 @@ class FieldDictionary:
         self._longest: dict[bytes, int] = {}
 
     def ids(self, buffer: bytearray, starts: Ids, lengths: Ids) -> Ids:
-        """Return the id of each field of `buffer`.
+        """Return the id of each field in a buffer.
 
         Args:
-            buffer: text; at least `PADDING_BYTES` must follow the last field.
-            starts: start of each field, shape (fields,).
-            lengths: bytes of each field, shape (fields,).
+            buffer: the text; at least `PADDING_BYTES` must follow the last field.
+            starts: the start of each field, of shape (fields,).
+            lengths: the length of each field in bytes, of shape (fields,).
 
         Raises:
             TooManyDistinct: there are more than `limit` distinct fields.
@@ -124,7 +125,10 @@ class FieldDictionary:
         return mixed.view(np.int64)
 
     def _add(self, words: Words) -> None:
-        """Parse new fields and give them ids and slots; `words` has shape (2, fields)."""
+        """Parse new fields, and assign ids and slots to them.
+
+        `words` has the shape (2, fields). The table grows if it becomes too full.
+        """
         for first, second in words.T.tolist():
             self._read(
                 first.to_bytes(8, "little").rstrip(b"\0")
@@ -141,7 +145,7 @@ class FieldDictionary:
             crowded = False
 
     def _place(self, new: Ids) -> bool:
-        """Give ids the first free slots of their levels; return False if there are too few levels."""
+        """Put each id into its first free slot; return False if an id has none in all levels."""
         for level in range(len(MULTIPLIERS)):
             if level == len(self._levels):
                 self._levels.append(np.zeros(1 << self._bits, dtype=np.int64))
@@ -172,7 +176,10 @@ class FieldDictionary:
 
 
 def words_at(buffer: bytearray, starts: Ids, lengths: Ids) -> Words:
-    """Return the first 16 bytes of each field, zeros after its end; shape (fields, 2)."""
+    """Return the first 16 bytes of each field as two words, of shape (fields, 2).
+
+    Bytes after the end of a field are zero.
+    """
     return np.stack(
         [_words(buffer, starts, lengths), _words(buffer, starts + 8, np.maximum(lengths - 8, 0))],
         axis=1,
@@ -180,10 +187,10 @@ def words_at(buffer: bytearray, starts: Ids, lengths: Ids) -> Words:
 
 
 def _words(buffer: bytearray, starts: Ids, lengths: Ids) -> Words:
-    """Return eight bytes from each start, zeros after the field's end; longer fields are cut."""
+    """Return eight bytes from each start as a word; bytes after the end of a field are zero."""
     anywhere = np.ndarray((len(buffer) - 7,), dtype="<u8", buffer=buffer, strides=(1,))
     words: Words = anywhere[starts]
-    # Taking with `clip` is twice as fast as with bounds checks, and keeps a whole word of a longer
-    # field.
+    # With `clip`, taking elements is twice as fast as with bounds checks. A field longer than eight
+    # bytes keeps its whole first word.
     words &= KEEP.take(lengths, mode="clip")
     return words

@@ -1,6 +1,6 @@
-"""Find the telemetry in a path and its metric.
+"""Find the telemetry in a path, with the format and the metric of each file.
 
-The forms are wide CSV, IPMI, long Parquet, tool output, and stores.
+The formats are wide CSV, IPMI, long Parquet, tool output, and stores.
 """
 
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ from holdfast.trace.telemetry.metrics import METRICS, Metric, metric_named
 from holdfast.trace.telemetry.recorded import form_of
 
 STORE_MARK: Final = "telemetry.json"
-"""The file that makes a folder a converted store."""
+"""The file whose presence makes a folder a converted store."""
 SERVER_POWER: Final = "Sys_Total_Power"
-"""Column of AcmeTrace's IPMI files with the power of a whole server."""
+"""Column of AcmeTrace's IPMI files that has the power of a whole server."""
 
 _SUFFIXES: Final = frozenset({".csv", ".json", ".parquet", ".prom", ".txt"})
 
@@ -25,23 +25,23 @@ Form = Literal["wide", "ipmi", "long", "recorded", "store"]
 
 @dataclass(frozen=True)
 class Given:
-    """A telemetry file, or a store."""
+    """A telemetry file or a store, with its format and metric."""
 
     path: Path
     form: Form
     metric: Metric | None = None
-    """The metric; None: given in the file's rows, or by the store."""
+    """The metric; None if the rows of the file or the store give it."""
     factor: float | None = 1.0
-    """Factor from the file's unit to the metric's; None: inferred from the values."""
+    """Factor from the file's unit to the metric's unit; None if inferred from the values."""
 
 
 def telemetry_in(where: Path, *, metric: str | None = None) -> list[Given]:
-    """List the telemetry of a file, or of a folder and its subfolders, in order of names.
+    """Return the telemetry in a file, or in a folder and its subfolders, sorted by name.
 
     Args:
-        where: a file, a folder in AcmeTrace's form (`GPU_UTIL.csv`, …), or a converted store.
-        metric: metric of a file whose name does not give one; the only metric to read from a
-            folder.
+        where: a file, a folder as published by AcmeTrace (`GPU_UTIL.csv`, …), or a converted store.
+        metric: for a file, its metric if its name does not give one. For a folder, the only metric
+            to read.
 
     Raises:
         BadUse: there is no telemetry, or a file's metric is unknown.

@@ -1,7 +1,7 @@
-"""Read long telemetry, one row per sample: Parquet of any source, and AcmeTrace's IPMI files (CSV).
+"""Read long telemetry, with one row per sample: any Parquet file, and AcmeTrace's IPMI files (CSV).
 
-Columns are found by their usual names or given by a map. A device is a column of its own, or the
-labels of dcgm-exporter (`Hostname` or `instance`, and `gpu`).
+Columns are found by their usual names, or named by the caller. A device has a column of its own, or
+is given by the labels of dcgm-exporter (`Hostname` or `instance`, and `gpu`).
 """
 
 import secrets
@@ -52,14 +52,15 @@ NAMES: Final = {
     "node": ("hostname", "node", "host", "instance"),
     "gpu": ("gpu", "gpu_index", "gpu_id"),
 }
-"""Usual column names in lower case, the most likely first."""
+"""Usual names of each column in lower case, the most likely name first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LongSource:
-    """Rows of one metric.
+    """The rows of one metric, as SQL.
 
-    `select` gives at (TIMESTAMP, UTC), name (of the device) and value (DOUBLE, as written).
+    `select` returns the columns at (TIMESTAMP, UTC), name (of the device) and value (DOUBLE, as
+    written in the file).
     """
 
     path: Path
@@ -67,22 +68,22 @@ class LongSource:
     factor: float | None
     select: str
     remark: str = ""
-    """Note for the report about the times."""
+    """A note for the report about how times were read; empty if there is none."""
 
 
 def open_long(
     connection: "duckdb.DuckDBPyConnection", given: Given, columns: Mapping[str, str] | None = None
 ) -> list[LongSource]:
-    """List the metrics of a long Parquet file, an IPMI file or recorded tool output.
+    """Return the metrics in a long Parquet file, an IPMI file, or recorded tool output.
 
     Args:
-        connection: database to read the file with.
+        connection: the database with which to read the file.
         given: the file, and its metric if the file's name or the user gives one.
-        columns: the file's column names for the roles of `NAMES`.
+        columns: names of the file's columns, by the keys of `NAMES`.
 
     Raises:
-        BadUse: neither the user, a column nor the file's name gives the metric.
-        BadTrace: a column is missing or of the wrong type.
+        BadUse: no metric is given, neither by the user nor by a column nor by the file's name.
+        BadTrace: a column is missing or has the wrong type.
     """
     if given.form == "ipmi":
         return [_ipmi(connection, given)]
@@ -133,7 +134,7 @@ def open_long(
 
 
 def factor_of(connection: "duckdb.DuckDBPyConnection", source: LongSource) -> float:
-    """Return the factor from the file's unit to the metric's, as `scan.found_factor`."""
+    """Return the factor from the file's unit to the metric's, by the rules of `found_factor`."""
     if source.factor is None and source.metric.may_be_ratio:
         fractional = (
             "SELECT count(*) FILTER (value > 1) = 0 AND count(*) FILTER (value <> round(value)) > 0"
@@ -148,7 +149,7 @@ def factor_of(connection: "duckdb.DuckDBPyConnection", source: LongSource) -> fl
 
 
 def kept_sql(source: LongSource, factor: float) -> str:
-    """SELECT at, name and value (FLOAT, in the metric's unit) of the valid samples."""
+    """Return a SELECT of the valid samples: at, name and value (FLOAT, in the metric's unit)."""
     metric = source.metric
     return (
         f'SELECT "at", name, (value * {factor})::FLOAT AS value FROM ({source.select}) WHERE "at" IS NOT NULL '
@@ -160,7 +161,11 @@ def kept_sql(source: LongSource, factor: float) -> str:
 def summary_of_long(
     connection: "duckdb.DuckDBPyConnection", source: LongSource, cluster: str
 ) -> tuple[Summary, str]:
-    """Compute a metric's aggregates; also return the SELECT of the at, device and value used."""
+    """Compute the aggregates of a metric.
+
+    Returns:
+        The summary, and a SELECT of the rows that were used: at, device and value.
+    """
     factor = factor_of(connection, source)
     kept = kept_sql(source, factor)
     notes = _notes_of_values(connection, source, factor, cluster)
@@ -191,7 +196,7 @@ def summary_of_long(
 def steps_of(
     connection: "duckdb.DuckDBPyConnection", rows: str, file: str, cluster: str
 ) -> tuple[list[Note], list[Note]]:
-    """Make notes of repeated times and of gaps from the steps between a device's samples."""
+    """Return notes about repeated times and gaps, from the times between a device's samples."""
     steps = connection.execute(
         f'SELECT device, step_us, count(*) AS n FROM (SELECT device, epoch_us("at") - '
         f'lag(epoch_us("at")) OVER (PARTITION BY device ORDER BY "at") AS step_us FROM ({rows})) '
@@ -318,7 +323,10 @@ def _time_sql(path: Path, column: str, kind: str) -> str:
 
 
 def _recorded(connection: "duckdb.DuckDBPyConnection", given: Given) -> list[LongSource]:
-    """List the metrics of a tool's output; without metric names, use the file's own metric."""
+    """Return the metrics in the output of a tool.
+
+    If the output does not name its metrics, the metric of the file is used.
+    """
     form = form_of(given.path)
     assert form is not None, "telemetry_in has checked the form"
     table = f"recorded_{secrets.token_hex(4)}"
@@ -350,7 +358,10 @@ def _recorded(connection: "duckdb.DuckDBPyConnection", given: Given) -> list[Lon
 
 
 def _ipmi(connection: "duckdb.DuckDBPyConnection", given: Given) -> LongSource:
-    """Read AcmeTrace's ipmi/*.csv, one row per reading; only the power of whole servers is kept."""
+    """Read AcmeTrace's ipmi/*.csv, which has one row per reading.
+
+    Only readings of the power of whole servers are kept.
+    """
     assert given.metric is not None
     names = csv_header(given.path)
     time = next((name for name in names if name.lower() in NAMES["at"]), None)

@@ -1,9 +1,9 @@
 """Define the telemetry metrics: names, units, physical ranges, and special values.
 
-Each metric has one name for all sources: AcmeTrace's files, dcgm-exporter, node-exporter, an IPMI
-exporter. Values outside the metric's physical range are dropped and counted. So are DCGM's values
-for "no value" (`DCGM_INT64_BLANK` and its family in NVIDIA's `dcgm_structs.h`), which exporters
-pass on as huge numbers.
+Each metric has one name for all sources: AcmeTrace's files, dcgm-exporter, node-exporter, and an
+IPMI exporter. Values outside a metric's physical range are dropped and counted. DCGM's values for
+"no value" (`DCGM_INT64_BLANK` and similar constants in NVIDIA's `dcgm_structs.h`) are dropped too,
+because exporters pass them on as huge numbers.
 """
 
 import math
@@ -14,44 +14,44 @@ from typing import Any, Final, Literal
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """A canonical metric."""
+    """Define one metric, with one name and unit for all sources."""
 
     name: str
     title: str
     """Title for an axis, without the unit."""
     unit: str
     low: float
-    """Least and greatest valid value (`low`, `high`), inclusive, in `unit`."""
+    """Smallest and largest valid value (`low` and `high`, both inclusive), in `unit`."""
     high: float
     decimals: int
-    """Decimals of the value counts: 3 is 0.001, -5 is 100,000."""
+    """Number of decimals in the value counts: 3 means steps of 0.001, and -5 steps of 100,000."""
     kind: Literal["gpu", "node"] = "gpu"
     coarse: tuple[float, float] | None = None
     """The largest value in a coarser unit that some sources use, and the factor from that unit."""
     may_be_ratio: bool = False
-    """True if some sources write ratios instead of per cent: fractions, and nothing above 1."""
+    """True if some sources write ratios (fractions, none above 1) in place of per cent."""
     blank: float = math.nan
-    """Value of an empty cell in a wide table; NaN: not measured."""
+    """Value that an empty cell in a wide table means; NaN if it means that nothing was measured."""
     constant_is_normal: bool = True
-    """True if a working device may report one value other than 0 for hours."""
+    """True if a working device may report the same nonzero value for hours."""
     dcgm: str = ""
     """Name of the metric in dcgm-exporter."""
     promql: str = ""
     """Expression for `query_range` over node-exporter or an IPMI exporter.
 
-    `$window` is the window of a rate, `$matchers` the user's conditions.
+    `$window` stands for the window of a rate, and `$matchers` for the user's conditions.
     """
     note: str = ""
-    """Note for readers of the metric."""
+    """A remark for people who read charts of the metric."""
 
     @property
     def resolution(self) -> float:
-        """Step of the value counts, in `unit`."""
+        """Return the step between two values in the value counts, in `unit`."""
         return 10.0**-self.decimals
 
     @property
     def label(self) -> str:
-        """Title and unit, for an axis."""
+        """Return title and unit for an axis."""
         return f"{self.title} ({self.unit})"
 
 
@@ -175,7 +175,7 @@ METRICS: Final[dict[str, Metric]] = {
         ),
     )
 }  # fmt: skip
-"""All metrics by canonical name."""
+"""All metrics, by name."""
 
 _OTHER_NAMES: Final = {
     "CPU_UTILIZATION": "NODE_CPU_UTILIZATION",
@@ -192,24 +192,27 @@ _DATE_SUFFIX: Final = re.compile(r"[-_.]?\d{4}-\d{2}(-\d{2})?$|[-_]\d+$")
 INT32_BLANK: Final = 0x7FFFFFF0
 INT64_BLANK: Final = 0x7FFFFFFFFFFFFFF0
 FP64_BLANK: Final = 140737488355328.0
-"""2 ** 47.
+"""The number 2 ** 47.
 
-The 16 values from each of the three mean blank, not found, not supported, not permissioned, …
+The 16 values from each of the three constants on mean: blank, not found, not supported, not
+permissioned, …
 """
 
 
 def metric_named(name: str) -> tuple[Metric, float | None] | None:
-    """Return the metric for a name in a source, and the factor to its unit.
+    """Return the metric for a name that a source uses, and the factor from the source's unit.
 
-    The name is a file stem, a column or an exporter's metric.
-
+    The name is the stem of a file name, a column, or the name in an exporter. For example,
     `GPU_UTIL`, `GPU_UTIL-2023-07` (AcmeTrace splits some files by month) and `DCGM_FI_DEV_GPU_UTIL`
-    are one metric. The factor is None if the unit can only be inferred from the values: ratios or
-    per cent (dcgm-exporter writes ratios, AcmeTrace's script multiplies them by 100), or MB/s or
-    bytes/s (AcmeTrace's InfiniBand: at most 23,695, just under a port of 200 Gb/s).
+    are the same metric.
+
+    The factor is None if the unit can only be inferred from the values. This is the case for ratios
+    and per cent (dcgm-exporter writes ratios, and AcmeTrace's script multiplies them by 100), and
+    for MB/s and bytes/s (AcmeTrace's InfiniBand has at most 23,695, just under the speed of a 200
+    Gb/s port).
 
     Returns:
-        Metric and factor, or None for an unknown name.
+        The metric and the factor; None if the name is unknown.
     """
     for word in (name, _DATE_SUFFIX.sub("", name)):
         upper = word.strip().upper()
@@ -223,7 +226,10 @@ def metric_named(name: str) -> tuple[Metric, float | None] | None:
 
 
 def is_sentinel(value: Any) -> Any:
-    """Return True for DCGM's values for "no value" (16 from each `…_BLANK`); also elementwise."""
+    """Return True if a value, or each element of an array, is one of DCGM's for "no value".
+
+    These are the 16 values from each `…_BLANK` constant on.
+    """
     return (
         ((value >= INT32_BLANK) & (value < INT32_BLANK + 16))
         | ((value >= FP64_BLANK) & (value < FP64_BLANK + 16))
@@ -232,20 +238,20 @@ def is_sentinel(value: Any) -> Any:
     )
 
 
-# AcmeTrace writes 172.31.0.1-3, others 172.31.0.1#3, node:3 or node/gpu3; names of pods and hosts
-# may contain dashes.
+# AcmeTrace writes 172.31.0.1-3, and others write 172.31.0.1#3, node:3 or node/gpu3. Names of pods
+# and hosts may contain dashes.
 _GPU: Final = re.compile(r"(?P<node>.+)[-#:/_](?:gpu)?(?P<gpu>\d{1,2})", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Device:
-    """The device of a telemetry column or series."""
+    """The device of a telemetry column or series: a GPU or a node."""
 
     name: str
     """Name of the device in the source."""
     node: str
     gpu: int | None
-    """Index of the GPU on its node; None: the device is a node."""
+    """Index of the GPU on its node; None if the device is a node."""
 
 
 def device_named(name: str, metric: Metric) -> Device:

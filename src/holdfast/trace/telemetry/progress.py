@@ -1,15 +1,15 @@
-"""Report the progress of reading, in bytes."""
+"""Report the progress of reading telemetry, in bytes."""
 
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 Progress = Callable[[str, float, float | None], None]
-"""`progress(description, done, total)`, as in `holdfast.trace.load`."""
+"""A function `progress(description, done, total)`, as in `holdfast.trace.load`."""
 
 
 class BytesRead:
-    """Adds up the bytes that threads read from several files, and reports the sum."""
+    """Add up the bytes that several threads read from several files, and report the sum."""
 
     def __init__(self, progress: Progress | None, files: Sequence[Path]) -> None:
         self._progress = progress
@@ -18,7 +18,10 @@ class BytesRead:
         self._lock = threading.Lock()
 
     def of(self, path: Path) -> Callable[[int], None] | None:
-        """Return a function for readers of the file to add bytes; None without a progress callback."""
+        """Return a function to which readers of the file report the number of bytes they have read.
+
+        Return None if there is no progress callback.
+        """
         if self._progress is None:
             return None
         show = self._progress

@@ -1,9 +1,10 @@
 """Fetch telemetry from a Prometheus server into a store, in chunks of time.
 
 A server returns at most 11,000 points of a series per answer, and an answer must fit into memory.
-So the time is divided into chunks and, if there are many series, the instances into shards. Each
-chunk is written as Parquet, then marked. An interrupted run continues at the first chunk without a
-mark. At the end the metric becomes visible in the store, like one converted from files.
+The time span is therefore divided into chunks, and the instances are divided into shards if there
+are many series. After a chunk is written as Parquet, a file marks it as complete. An interrupted
+run continues at the first chunk without such a mark. At the end, the metric becomes visible in the
+store, as if it had been converted from files.
 """
 
 import datetime as dt
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     import duckdb
 
 SAMPLES_PER_ANSWER: Final = 400_000
-"""About 12 MB of JSON, 100 MB of Python objects."""
+"""Samples requested per answer; they take about 12 MB of JSON and 100 MB of Python objects."""
 INSTANCES_PER_SHARD: Final = 200
 NODE_LABELS: Final = (
     "Hostname",
@@ -56,12 +57,12 @@ NODE_LABELS: Final = (
     "instance",
     "target",
 )
-"""Labels that may name the node, the most likely first; a port is cut off."""
+"""Labels that may name the node, the most likely label first; a port in the value is cut off."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """A time span with a step: seconds since the epoch, both ends included."""
+    """A time span with a step. Times are seconds since the epoch, and both ends are included."""
 
     start_s: float
     end_s: float
@@ -76,7 +77,7 @@ class Span:
 
     @classmethod
     def of(cls, start: str, end: str, *, step_s: float = 15.0) -> "Span":
-        """Parse ISO 8601 times; a time without an offset is UTC.
+        """Parse ISO 8601 times; a time without an offset is in UTC.
 
         Raises:
             BadUse: a text is not a time, or the end is before the start.
@@ -89,7 +90,7 @@ class Span:
         return cls(start_s=first.timestamp(), end_s=last.timestamp(), step_s=step_s)
 
     def chunks(self, points: int) -> list["Span"]:
-        """Divide the span into spans of at most `points` points."""
+        """Divide the time span into spans of at most `points` points each."""
         number = int((self.end_s - self.start_s) / self.step_s + 1e-9) + 1
         return [
             replace(
@@ -111,23 +112,25 @@ def fetch(
     expressions: dict[str, str] | None = None,
     progress: Progress | None = None,
 ) -> Store:
-    """Fetch metrics into a store; skip metrics already there, and continue incomplete ones.
+    """Fetch metrics into a store.
+
+    Metrics that the store already has are skipped, and incomplete ones are continued.
 
     Args:
         server: the Prometheus server.
-        folder: the store; created if absent.
-        span: time span to fetch.
-        metrics: names in `metrics.METRICS`; None: all that the server has.
-        matchers: further conditions on every series in PromQL:
+        folder: the store; created if it does not exist.
+        span: the time span to fetch.
+        metrics: names in `metrics.METRICS`; None means all metrics that the server has.
+        matchers: further conditions on every series in PromQL, such as
             `cluster="a",modelName=~"H100.*"`.
-        expressions: PromQL for some metrics in place of the default; may contain `$matchers`
-            and `$window`.
+        expressions: for some metrics, PromQL in place of the default; may contain `$matchers` and
+            `$window`.
         progress: called with the number of chunks done and the total.
 
     Raises:
-        BadUse: a metric is unknown, the server refuses, or the store has another fetch of the
-            metric.
-        PrometheusError: the server does not answer; fetched chunks are kept.
+        BadUse: a metric is unknown, the server refuses a request, or the store contains part of a
+            different fetch of the metric.
+        PrometheusError: the server does not answer; chunks fetched so far are kept.
     """
     store = Store.to_be(Path(folder))  # The folder is created after the server has answered.
     with open_database() as connection:
@@ -152,13 +155,13 @@ def _wanted(names: Sequence[str] | None) -> list[Metric]:
 
 
 def _expression(metric: Metric) -> str:
-    """Return PromQL of a metric with the placeholders `$matchers` and `$window`."""
+    """Return the PromQL of a metric with the placeholders `$matchers` and `$window`."""
     factor = f"{metric.coarse[1]:g} * " if metric.coarse and metric.dcgm else ""
     return metric.promql or f"{factor}{metric.dcgm}{{$matchers}}"
 
 
 class _Fetch:
-    """Fetches one metric, from the plan to the finished store."""
+    """Fetch one metric, from the plan to the finished store."""
 
     def __init__(
         self,
@@ -182,7 +185,7 @@ class _Fetch:
         self._points = MOST_POINTS
 
     def plan(self, *, always: bool) -> bool:
-        """Make the plan of chunks and shards, or read an earlier plan.
+        """Plan the chunks and shards, or read an earlier plan.
 
         Returns:
             True if there is something to fetch.
@@ -219,7 +222,7 @@ class _Fetch:
         return True
 
     def run(self, progress: Progress | None) -> None:
-        """Fetch the missing chunks and finish the metric."""
+        """Fetch the missing chunks, and finish the metric."""
         chunks = [
             (shard, chunk) for chunk in self._span.chunks(self._points) for shard in self._shards
         ]
@@ -233,8 +236,7 @@ class _Fetch:
 
     def _query(self, shard: str) -> str:
         matchers = ",".join(part for part in (self._matchers, shard) if part)
-        # Four points of a counter are enough for a rate and tolerate a lost scrape (Prometheus' own
-        # advice).
+        # A rate over four points of a counter tolerates a lost scrape (Prometheus' own advice).
         window = f"{max(60, math.ceil(4 * self._span.step_s))}s"
         query = self._template.replace("$window", window)
         if "$matchers" in query:
@@ -242,9 +244,11 @@ class _Fetch:
         return query
 
     def _instances(self) -> list[str]:
-        """Return a matcher for each shard of the instances.
+        """Return one matcher for each shard of the instances.
 
-        Returns [''] for few instances, or if the expression has no place for matchers.
+        Returns:
+            The matchers; [''] if there are few instances, or if the expression has no place for
+            matchers.
         """
         selector = re.search(r"[a-zA-Z_:][a-zA-Z0-9_:]*\{[^{}]*\$matchers[^{}]*\}", self._template)
         if not selector:
@@ -265,7 +269,7 @@ class _Fetch:
         ]
 
     def _fetch_chunk(self, number: int, shard: str, chunk: Span) -> dict[str, Any]:
-        """Write a chunk's samples; return the content of its mark."""
+        """Write a chunk's samples; return the content of the file that marks it as complete."""
         dropped = {"sentinel": 0, "out-of-range": 0, "missing": 0}
         devices, at_us, values = [], [], []
         for series in self._answers(shard, chunk):
@@ -286,8 +290,8 @@ class _Fetch:
             place = self._building / f"date={np.datetime64(day, 'D')}"
             place.mkdir(exist_ok=True)
             of_day = {name: column[days == day] for name, column in columns.items()}
-            # If two series are one device, as when a pod label changes, one sample per time is
-            # kept.
+            # If two series belong to the same device, for example after a pod label changed, keep
+            # one sample per time.
             select = (
                 'SELECT arriving."at", device, max(value) AS value FROM arriving '
                 'GROUP BY arriving."at", device ORDER BY device, arriving."at"'
@@ -360,12 +364,15 @@ class _Fetch:
 
 
 def _joined(found: str, matchers: str) -> str:
-    """Return the text in place of `$matchers`, with a comma before it if needed."""
+    """Return the text to put in place of `$matchers`, with a comma before it if needed."""
     return f"{',' if found.startswith(',') and matchers else ''}{matchers}"
 
 
 def device_of(labels: Any, metric: Metric) -> Device:
-    """Return the device of a series by dcgm-exporter's labels; a MIG instance is its own device."""
+    """Return the device of a series, from the labels of dcgm-exporter.
+
+    A MIG instance is a device of its own.
+    """
     node = next((labels[label] for label in NODE_LABELS if labels.get(label)), "unknown")
     node = re.sub(r":\d+$", "", node)
     if metric.kind == "node" or "gpu" not in labels:
@@ -376,7 +383,7 @@ def device_of(labels: Any, metric: Metric) -> Device:
 
 
 def _kept(metric: Metric, series: PrometheusSeries, dropped: dict[str, int]) -> Any:
-    """Return a mask of the valid samples of a series; count the others by reason."""
+    """Return a mask of a series' valid samples; count the others by reason in `dropped`."""
     kept = np.ones(len(series.values), dtype=bool)
     wrong = ~((series.values >= metric.low) & (series.values <= metric.high))
     for place in np.flatnonzero(wrong).tolist():

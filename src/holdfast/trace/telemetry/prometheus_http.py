@@ -1,9 +1,8 @@
 """Query the HTTP API of Prometheus.
 
-Answers are bounded, failed requests retried, and credentials kept out of messages.
-
-The API is Prometheus' HTTP API, "Range queries" and "Format overview". Compatible servers (Thanos,
-Mimir, VictoriaMetrics) give the same answers.
+The size of answers is limited, failed requests are retried, and credentials never appear in
+messages. The API is described in Prometheus' HTTP API, "Range queries" and "Format overview".
+Compatible servers (Thanos, Mimir, VictoriaMetrics) give the same answers.
 """
 
 import base64
@@ -27,29 +26,33 @@ import numpy.typing as npt
 from holdfast.core.errors import BadUse, HoldfastError
 
 MOST_POINTS: Final = 11_000
-"""Maximum points of one series per answer.
+"""The most points of one series in an answer.
 
-A server refuses more ("exceeded maximum resolution", prometheus' web/api/v1).
+If a query would return more points, the server refuses it ("exceeded maximum resolution",
+prometheus' web/api/v1).
 """
 TOKEN_VARIABLE: Final = "HOLDFAST_PROMETHEUS_TOKEN"
 PASSWORD_VARIABLE: Final = "HOLDFAST_PROMETHEUS_PASSWORD"
 FIRST_TRIES: Final = 3
-"""Tries for a server that never answered, which is probably down or not a Prometheus server."""
+"""Number of tries for a server that has never answered.
+
+Such a server is probably down, or is not a Prometheus server.
+"""
 PASSING: Final = frozenset({429, 500, 502, 503, 504})
-"""HTTP statuses after which a retry may succeed."""
+"""HTTP statuses after which another try may succeed."""
 
 
 class PrometheusError(HoldfastError):
-    """Raised if a server cannot be reached or does not answer after all tries."""
+    """A server cannot be reached, or does not answer after all tries."""
 
 
 class AnswerTooLarge(Exception):
-    """Raised if an answer exceeds the size limit of this client or of the server."""
+    """An answer is larger than this client or the server allows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Credentials:
-    """A bearer token, or a user and password; the repr shows neither."""
+    """A bearer token, or a user name and password. The repr shows none of these."""
 
     token: str = field(default="", repr=False)
     user: str = ""
@@ -59,9 +62,10 @@ class Credentials:
     def found(
         cls, *, token_file: Path | None = None, user: str = "", password_file: Path | None = None
     ) -> "Credentials":
-        """Read credentials from files, or from the environment.
+        """Read credentials from files or from the environment.
 
-        The variables are `HOLDFAST_PROMETHEUS_TOKEN` and `HOLDFAST_PROMETHEUS_PASSWORD`.
+        The environment variables are `HOLDFAST_PROMETHEUS_TOKEN` and
+        `HOLDFAST_PROMETHEUS_PASSWORD`.
 
         Raises:
             BadUse: a file cannot be read.
@@ -93,7 +97,7 @@ def _secret(path: Path | None, variable: str) -> str:
 
 @dataclass(frozen=True)
 class PrometheusSeries:
-    """A series of an answer."""
+    """One series in an answer."""
 
     labels: Mapping[str, str]
     at_us: npt.NDArray[np.int64]
@@ -101,29 +105,29 @@ class PrometheusSeries:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Refuses redirects, which would send the credentials to another server."""
+    """Refuse redirects, because they would send the credentials to another server."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
 
 
 class Prometheus:
-    """A client for a server's HTTP API.
+    """A client for the HTTP API of a Prometheus server.
 
     Args:
-        url: URL of the server, such as `http://prometheus:9090`; a user and password in the URL
-            are removed and used as credentials.
+        url: URL of the server, such as `http://prometheus:9090`. A user name and password in the
+            URL are removed from it and used as credentials.
         credentials: credentials to send.
-        pause: wait for a number of seconds; replaced in tests.
-        chance: return a number from 0 to 1, for the jitter of the waits.
-        timeout_s: time limit of a connection and of each read.
-        tries: maximum tries of one request; at most `FIRST_TRIES` before the server's first
-            answer.
+        pause: waits for a number of seconds; replaced in tests.
+        chance: returns a random number from 0 to 1, used for the jitter of the waits.
+        timeout_s: time limit for connecting, and for each read.
+        tries: maximum number of tries of one request. Before the server's first answer, there are
+            at most `FIRST_TRIES`.
         most_bytes: maximum size of one answer.
-        waiting: called before each wait for another try, with the problem.
+        waiting: called with the problem before each wait for another try.
 
     Raises:
-        BadUse: the URL is not of http or https.
+        BadUse: the URL is not an http or https URL.
     """
 
     def __init__(
@@ -158,7 +162,7 @@ class Prometheus:
             .geturl()
             .rstrip("/")
         )
-        """URL without a user or password."""
+        """URL of the server, without a user name or password."""
         self._headers = (credentials or Credentials.found()).headers()
         self._pause, self._chance, self._timeout_s, self._tries = pause, chance, timeout_s, tries
         self._most_bytes, self._waiting = most_bytes, waiting
@@ -168,14 +172,14 @@ class Prometheus:
     def range(
         self, expression: str, *, start_s: float, end_s: float, step_s: float
     ) -> list[PrometheusSeries]:
-        """Return the series of an expression.
+        """Return the series of a PromQL expression over a time range.
 
-        Points are every `step_s` from `start_s` to `end_s`, both inclusive.
+        Points are every `step_s` seconds from `start_s` to `end_s`, both inclusive.
 
         Raises:
-            AnswerTooLarge: query a shorter time or fewer series.
+            AnswerTooLarge: the answer is too large; query a shorter time or fewer series.
             BadUse: the server refuses the expression or the credentials.
-            PrometheusError: no answer after all tries.
+            PrometheusError: the server gives no answer after all tries.
         """
         query = {
             "query": expression,
@@ -188,7 +192,7 @@ class Prometheus:
             return [_series(one["metric"], one["values"]) for one in result["result"]]
 
     def number_at(self, expression: str, at_s: float) -> float:
-        """Return the value of an expression of one series at a time; 0 without a series.
+        """Return the value at one time of an expression with at most one series; 0 without one.
 
         Raises the same errors as `range`.
         """
@@ -197,7 +201,7 @@ class Prometheus:
             return float(found["result"][0]["value"][1]) if found["result"] else 0.0
 
     def label_values(self, label: str, selector: str, *, start_s: float, end_s: float) -> list[str]:
-        """Return the values of a label in the series of a selector.
+        """Return the values that a label has in the series of a selector.
 
         Raises the same errors as `range`.
         """
@@ -206,7 +210,7 @@ class Prometheus:
 
     @contextmanager
     def _as_promised(self) -> Iterator[None]:
-        """Convert errors of reading an answer's fields to PrometheusError."""
+        """Convert errors that occur while the fields of an answer are read to PrometheusError."""
         try:
             yield
         except (KeyError, IndexError, TypeError, ValueError) as error:
@@ -223,8 +227,8 @@ class Prometheus:
         problem, attempt = "", 0
         while attempt < (self._tries if self._has_answered else min(self._tries, FIRST_TRIES)):
             if attempt:
-                # Full jitter (Brooker, "Exponential backoff and jitter"): many waiting clients do
-                # not retry at once.
+                # Full jitter (Brooker, "Exponential backoff and jitter") keeps many waiting clients
+                # from retrying at the same moment.
                 pause_s = min(30.0, 0.5 * 2**attempt) * (0.5 + 0.5 * self._chance())
                 if self._waiting:
                     self._waiting(f"{self.url} {problem}; trying again in {pause_s:.0f} s")

@@ -1,12 +1,12 @@
 """Read samples from the text output of tools.
 
-The tools are nvidia-smi, dcgmi dmon, Prometheus (answers), exporters (exposition text), and any
-program that writes long CSV.
+The tools are nvidia-smi, dcgmi dmon, Prometheus (saved answers), exporters (exposition text), and
+any program that writes long CSV. `form_of` recognises the format of a file. A sample consists of
+seconds since the Unix epoch, the device, the tool's name of the metric, and the value.
 
-A sample is seconds since the Unix epoch, device, the tool's name of the metric, and the value.
-`form_of` returns the form of a file. A time without an offset is UTC. Two forms have no times:
-`dcgmi dmon` and exposition text. Their samples end at the file's time of change; those of dmon are
-a second apart, dmon's default. The report states this.
+A time without an offset is in UTC. `dcgmi dmon` and exposition text contain no times. Their last
+samples get the file's modification time. The samples of dmon are taken to be one second apart,
+which is dmon's default. The report states how times were read.
 """
 
 import csv
@@ -40,7 +40,7 @@ _DMON_METRICS: Final = {
     "SMACT": "DCGM_FI_PROF_SM_ACTIVE", "SMOCC": "DCGM_FI_PROF_SM_OCCUPANCY",
     "TENSO": "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "DRAMA": "DCGM_FI_PROF_DRAM_ACTIVE",
 }  # fmt: skip
-"""Short names of dcgmi's columns; profiler metrics are ratios, as in dcgm-exporter."""
+"""Short names of dcgmi's columns. Profiling metrics are ratios, as in dcgm-exporter."""
 _SMI_COLUMN: Final = re.compile(r"([a-z_.]+)(?: \[[^\]]*\])?")
 _NUMBER: Final = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 _EXPOSED: Final = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+(-?\d+))?\s*$")
@@ -51,7 +51,7 @@ _NEXT_STEP: Final = "Correct or delete that line, or fetch the file again if it 
 
 
 def form_of(path: Path) -> str | None:
-    """Return a key of `READERS`; None if a file has none of these forms."""
+    """Return the format of a file as a key of `READERS`; None if it has none of these formats."""
     start = head(path).lstrip("\ufeff")
     if re.match(r"#\s*Entity\b", start.lstrip()) or _DMON_ROW.match(start):
         return "dmon"
@@ -71,7 +71,7 @@ def form_of(path: Path) -> str | None:
 
 
 def samples_of(path: Path, form: str) -> Iterator[Sample]:
-    """Yield the samples of a file.
+    """Yield the samples in a file.
 
     Raises:
         BadTrace: a sample cannot be read; the message has the line and the expected form.
@@ -80,7 +80,7 @@ def samples_of(path: Path, form: str) -> Iterator[Sample]:
 
 
 def remark_of(form: str) -> str:
-    """Return a note for the report about the times; empty if the file has its own times."""
+    """Return a note for the report about how times were read; empty if the file contains times."""
     return {
         "dmon": "dcgmi dmon writes no times; its samples were taken to end when the file was last changed, 1 s apart.",
         "exposition": "samples without a time were taken to be of the moment when the file was last changed.",
@@ -94,7 +94,7 @@ def _smi_columns(header: list[str]) -> list[str]:
 def _of_nvidia_smi(path: Path) -> Iterator[Sample]:
     """Read `nvidia-smi --query-gpu=timestamp,index,… --format=csv`, with or without units.
 
-    The file's name is the node.
+    The name of the file is taken as the name of the node.
     """
     header = _smi_columns([name.lower() for name in csv_header(path)])
     at = header.index("timestamp")
@@ -121,7 +121,11 @@ def _of_nvidia_smi(path: Path) -> Iterator[Sample]:
 
 
 def _of_long_csv(path: Path) -> Iterator[Sample]:
-    """Read a row per sample: time, value, device by name or by node and GPU, and optionally metric."""
+    """Read a CSV file with one row per sample.
+
+    The columns are time, value, the device (by name, or by node and GPU), and optionally the
+    metric.
+    """
     header = [name.lower() for name in csv_header(path)]
     place = {name: header.index(name) for name in header}
 
@@ -154,7 +158,7 @@ def _of_long_csv(path: Path) -> Iterator[Sample]:
 
 
 def _of_dmon(path: Path) -> Iterator[Sample]:
-    """Read `dcgmi dmon -e …`: a repeated table with one row per GPU."""
+    """Read the output of `dcgmi dmon -e …`: a table with a row per GPU, printed repeatedly."""
     columns: list[str] = []
     rounds: list[list[tuple[str, list[str]]]] = []
     seen: set[str] = set()
@@ -207,7 +211,10 @@ def _of_series(series: list[dict[str, Any]]) -> Iterator[Sample]:
 
 
 def _of_exposition(path: Path) -> Iterator[Sample]:
-    """Read Prometheus' exposition text, the answer of an exporter's /metrics; scrapes may repeat."""
+    """Read Prometheus' exposition text, as an exporter serves it at /metrics.
+
+    The file may contain several scrapes.
+    """
     changed_s = path.stat().st_mtime
     with opened_text(path) as file:
         for text in file:

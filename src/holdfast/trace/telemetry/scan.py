@@ -1,4 +1,7 @@
-"""Read a wide file once in several threads, into a tally; other consumers may watch the blocks."""
+"""Read a wide file once, in several threads, and count its samples.
+
+Other consumers may receive the same blocks.
+"""
 
 import os
 import threading
@@ -23,7 +26,7 @@ Times = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Onset:
-    """A device's change into a fault."""
+    """The moment at which a device's Xid code changed from none to an error."""
 
     at_us: int
     device: int
@@ -33,7 +36,10 @@ class Onset:
 
 @dataclass
 class Onsets:
-    """Onsets in a range of samples, with the gauges at its ends for joining adjacent ranges."""
+    """The onsets in a range of samples.
+
+    The codes at both ends of the range are kept, so that adjacent ranges can be joined.
+    """
 
     devices: int
     found: list[Onset] = field(default_factory=list)
@@ -44,7 +50,7 @@ class Onsets:
         self._last = np.full(self.devices, np.nan)
 
     def add(self, at_us: Times, codes: Values) -> None:
-        """Add samples of shape (rows, devices) at ascending times; NaN is not measured."""
+        """Add samples of shape (rows, devices), in order of time; NaN means not measured."""
         gauges = np.vstack([self._last, codes])
         missing = np.isnan(gauges)
         if missing[1:].any():
@@ -65,7 +71,7 @@ class Onsets:
         self._last = gauges[-1]
 
     def merge(self, later: "Onsets") -> None:
-        """Join a range whose samples are all later."""
+        """Append a range whose samples are all later."""
         for device in np.flatnonzero((self._last == 0) & (later._first > 0)).tolist():
             self.found.append(
                 Onset(int(later._first_at[device]), device, int(later._first[device]))
@@ -78,52 +84,55 @@ class Onsets:
 
     @property
     def left_censored(self) -> int:
-        """Number of devices that were in a fault at their first sample."""
+        """Return the number of devices that already had an error at their first sample."""
         return int((self._first > 0).sum())
 
 
 PART_BYTES: Final = 1 << 24
-"""Least size in bytes that is worth starting a thread for."""
+"""Bytes of a file for which starting another thread is worthwhile."""
 
 
 See = Callable[[Block], None]
-"""Receives the blocks of one thread, in the file's order."""
+"""A function that receives the blocks of one thread, in the file's order."""
 
 
 class Watcher(Protocol):
-    """Another consumer of the blocks."""
+    """Another consumer of the blocks of a file."""
 
     def begin(self, wide: WideFile) -> None:
-        """Begin reading. A second call discards the blocks of the first."""
+        """Start reading a file. A second call discards the blocks of the first reading."""
 
     def thread(self) -> See:
-        """Return the receiver of one more thread's blocks; called in order, before reading."""
+        """Return the function that receives one more thread's blocks.
+
+        This method is called before reading, once per thread, in the order of the threads' parts.
+        """
 
 
 @dataclass
 class Scan:
-    """The result of reading a wide file, or a part of the file, once."""
+    """The result of reading a wide file, or a part of it, once."""
 
     wide: WideFile
     metric: Metric
     factor: float
     counts: ValueCounts
     totals: DeviceTotals | None
-    """None if only values were requested."""
+    """Totals of each device; None if only values were requested."""
     onsets: Onsets | None
-    """None for metrics other than XID_ERRORS."""
+    """Onsets of Xid errors; None for other metrics than XID_ERRORS."""
     rows: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
-    """Fields without a value, by reason."""
+    """Number of fields without a value, by reason."""
     duplicates: list[int] = field(default_factory=list)
-    """Times in microseconds of rows left out, because an earlier row has the same time."""
+    """Times of the rows that were dropped because of a repeated time, in microseconds."""
     backward_steps: int = 0
     offsets: set[str] = field(default_factory=set)
     first_us: int | None = None
     last_us: int | None = None
 
     def merge(self, later: "Scan") -> None:
-        """Join the part that follows."""
+        """Append the result of the part that follows."""
         self.counts.merge(later.counts)
         if self.totals and later.totals:
             self.totals.merge(later.totals)
@@ -138,7 +147,7 @@ class Scan:
 
     @property
     def xid_onsets(self) -> list[Onset]:
-        """Onsets of Xid errors, by time."""
+        """Return the onsets of Xid errors, sorted by time."""
         return (
             sorted(self.onsets.found, key=lambda onset: (onset.at_us, onset.device))
             if self.onsets
@@ -156,20 +165,22 @@ def scan_wide(
     watcher: Watcher | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Scan:
-    """Read a wide file once; leave out rows with a repeated time, as AcmeTrace's own script does.
+    """Read a wide file once.
+
+    Of several rows with the same time, only the first is kept, as in AcmeTrace's own script.
 
     Args:
         path: the file.
-        metric: metric of the values.
-        factor: factor from the file's unit to the metric's; None: infer the factor by
+        metric: the metric of the values.
+        factor: the factor from the file's unit to the metric's unit. None infers the factor with
             `found_factor`, which may read the file once more.
-        values_only: only count values.
-        threads: number of threads, by default one per core; each holds a few MB.
-        watcher: also receives every block.
-        progress: called with the number of bytes just read, by any of the threads.
+        values_only: True to only count values.
+        threads: number of threads, by default one per core; each uses a few MB.
+        watcher: another consumer that receives every block.
+        progress: called with the number of bytes just read, from any of the threads.
 
     Raises:
-        BadTrace: the file is not readable as wide CSV; the message has the place.
+        BadTrace: the file cannot be read as wide CSV; the message has the place.
     """
     wide = open_wide(path)
     if factor is None:
@@ -202,10 +213,12 @@ def scan_wide(
 
 
 def found_factor(wide: WideFile, metric: Metric) -> float:
-    """Infer the factor from the file's unit to the metric's.
+    """Infer the factor from the file's unit to the metric's unit.
 
-    The factor is that of the coarser unit if no value is too large for the unit, else 1. Usually
-    the first block decides. A file in the coarser unit, or of an idle cluster, is read to its end.
+    If a value is too large for the coarser unit, the file uses the metric's unit and the factor is
+    1. If no value is too large, the file uses the coarser unit, and the factor converts from it.
+    The first block usually decides. A file in the coarser unit, or of an idle cluster, is read to
+    its end.
     """
     if metric.may_be_ratio:
         return _ratio_factor(wide, metric)
@@ -220,9 +233,10 @@ def found_factor(wide: WideFile, metric: Metric) -> float:
 
 
 def _ratio_factor(wide: WideFile, metric: Metric) -> float:
-    """Return the factor from ratios to per cent, or 1.
+    """Return the factor from ratios to per cent if the file has ratios, else 1.
 
-    Ratios have fractions and no value above 1. An idle cluster has only 0 and 1, so its factor is 1.
+    Values are taken as ratios if they have fractions and none is above 1. The values of an idle
+    cluster are only 0 and 1, so its factor is 1.
     """
     has_fractions = False
     for block in blocks(wide, FieldValues(metric, 1.0), wide.body, wide.size_bytes):
@@ -234,7 +248,7 @@ def _ratio_factor(wide: WideFile, metric: Metric) -> float:
 
 
 def _ascend(times: list[npt.NDArray[np.int64]]) -> bool:
-    """Return True if each part's rows are all later than those of the previous part.
+    """Return True if each part's rows are all later than the rows of the part before it.
 
     Parts can then be joined without sorting.
     """
@@ -243,7 +257,10 @@ def _ascend(times: list[npt.NDArray[np.int64]]) -> bool:
 
 
 def _run(reads: list[Callable[[int, int], None]], ranges: list[tuple[int, int]]) -> None:
-    """Run each reader on its range in threads; raise the first error in the file's order."""
+    """Run each reader on its range in a thread of its own.
+
+    If several fail, raise the error that comes first in the file.
+    """
     errors: dict[int, BaseException] = {}
 
     def run(index: int) -> None:
@@ -265,7 +282,7 @@ def _run(reads: list[Callable[[int, int], None]], ranges: list[tuple[int, int]])
 
 
 class _Reader:
-    """Reads a part into a scan."""
+    """Read one part of a file into a `Scan`."""
 
     def __init__(
         self,
@@ -307,7 +324,7 @@ class _Reader:
         scan.dropped += scan.counts.settle(self._fields)
 
     def _fresh(self, block: Block) -> Iterator[Block]:
-        """Yield the block without rows of repeated times; record its times."""
+        """Yield the block without rows whose time has occurred before, and record its times."""
         scan, at_us = self.scan, block.at_us
         if not len(at_us):
             return

@@ -1,4 +1,4 @@
-"""The converted store: long Parquet by metric and day, with the aggregates of every metric.
+"""Define the converted store: long Parquet by metric and day, with the aggregates of every metric.
 
     FOLDER/telemetry.json                                       marks the folder as a store
     FOLDER/devices.parquet                                      device, name, node, gpu
@@ -6,10 +6,10 @@
     FOLDER/samples/metric=NAME/manifest.json                    sources, rows and notes
     FOLDER/samples/metric=NAME/aggregates/*.parquet             see `summary.AGGREGATES`
 
-A metric's folder is written under another name and renamed, so the folder is complete or absent. A
-kill may leave a folder `.metric=NAME.*.tmp`, which is never read and is removed by the next
-conversion of the metric. Devices are written first: a store may have a device without samples, but
-no samples of an unknown device.
+The folder of a metric is written under a temporary name and then renamed, so it is either complete
+or absent. A process that is killed may leave a folder `.metric=NAME.*.tmp`. This folder is never
+read, and the next conversion of the metric removes it. Devices are written before samples. A store
+may therefore have a device without samples, but never samples of an unknown device.
 """
 
 import json
@@ -40,20 +40,23 @@ if TYPE_CHECKING:
 
 VERSION: Final = 1
 PART_SAMPLES: Final = 3_000_000
-"""Samples of a part; writing a part takes about 100 MB."""
+"""Number of samples in a part; writing a part takes about 100 MB of memory."""
 DAY_US: Final = 86_400_000_000
 DEVICES: Final = "devices.parquet"
 PARQUET: Final = "FORMAT parquet, PARQUET_VERSION V2, COMPRESSION zstd, COMPRESSION_LEVEL 1"
-"""V2's encodings and level 1 take a tenth less time to write than the defaults, at the same size.
+"""Options for writing Parquet.
+
+With the encodings of V2 and compression level 1, writing takes a tenth less time than with the
+defaults, and the size is the same.
 """
 
 
 def open_database() -> "duckdb.DuckDBPyConnection":
-    """Open a database in memory that reads and writes Parquet in little memory."""
+    """Open a database in memory, to read and write Parquet with little memory."""
     import duckdb
 
-    # The default would be a folder `.tmp` in the working folder; the database removes its own
-    # files.
+    # The default would be a folder `.tmp` in the working folder. The database removes the files
+    # that it puts there.
     spill = str(Path(tempfile.gettempdir()) / f"holdfast-spill-{os.getpid()}")
     connection = duckdb.connect(
         config={
@@ -72,14 +75,14 @@ def open_database() -> "duckdb.DuckDBPyConnection":
 
 
 class Store:
-    """A folder of converted telemetry."""
+    """A folder with converted telemetry."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     @classmethod
     def create(cls, folder: Path) -> "Store":
-        """Make the folder a store, if it is none yet.
+        """Make the folder a store if it is not one yet, and open it.
 
         Raises:
             BadUse: the folder holds other files, or a store of another version.
@@ -98,7 +101,7 @@ class Store:
         """Return the store that `create` would make or open, without creating anything.
 
         Raises:
-            BadUse: as `create`.
+            BadUse: `create` would refuse the folder.
         """
         if (folder / STORE_MARK).exists():
             return cls.open(folder)
@@ -115,7 +118,7 @@ class Store:
         """Open the store in a folder.
 
         Raises:
-            BadUse: the folder is no store, or one of another version.
+            BadUse: the folder is not a store, or a store of another version.
         """
         try:
             version = json.loads((folder / STORE_MARK).read_text())["version"]
@@ -130,7 +133,7 @@ class Store:
         return cls(folder)
 
     def metrics(self) -> list[Metric]:
-        """List the complete metrics."""
+        """Return the complete metrics."""
         found = [
             path.parent.name.partition("=")[2]
             for path in self.folder.glob("samples/metric=*/manifest.json")
@@ -142,7 +145,7 @@ class Store:
         return self.folder / "samples" / f"metric={metric.name}"
 
     def manifest(self, metric: Metric) -> dict[str, Any]:
-        """Read the sources of a metric; empty if the metric is absent."""
+        """Return the sources of a metric from its manifest; empty if the store lacks the metric."""
         try:
             manifest: dict[str, Any] = json.loads(
                 (self.place(metric) / "manifest.json").read_text()
@@ -152,14 +155,14 @@ class Store:
         return manifest
 
     def samples_sql(self, metric: Metric | None = None) -> str:
-        """SELECT metric, at, device and value from the Parquet files of one metric, or of all."""
+        """Return a SELECT of metric, at, device and value, for one metric or for all metrics."""
         pattern = (
             f"{self.folder}/samples/metric={metric.name if metric else '*'}/date=*/part-*.parquet"
         )
         return f'SELECT metric, "at", device, value FROM read_parquet({quoted(pattern)}, hive_partitioning = true)'
 
     def devices(self, connection: "duckdb.DuckDBPyConnection") -> list[Device]:
-        """List the devices; a device's id is its index in the list."""
+        """Return the devices of the store; the id of a device is its index in the list."""
         if not (self.folder / DEVICES).exists():
             return []
         table = quoted(str(self.folder / DEVICES))
@@ -169,7 +172,7 @@ class Store:
     def with_devices(
         self, connection: "duckdb.DuckDBPyConnection", devices: Iterable[Device]
     ) -> Ids:
-        """Return the ids of devices; add missing devices to the store."""
+        """Return the ids of the given devices; devices that are missing are added to the store."""
         known = self.devices(connection)
         ids = {device.name: index for index, device in enumerate(known)}
         wanted = list(devices)
@@ -190,7 +193,7 @@ class Store:
         return np.array([ids[device.name] for device in wanted], dtype=np.int64)
 
     def summary(self, connection: "duckdb.DuckDBPyConnection", metric: Metric) -> Summary:
-        """Read a metric's aggregates as computed by its conversion."""
+        """Return a metric's aggregates, as computed when the metric was converted."""
         tables: dict[str, Columns] = {}
         for name, types in AGGREGATES.items():
             path = self.place(metric) / "aggregates" / f"{name}.parquet"
@@ -206,7 +209,10 @@ class Store:
 
 
 class MetricWriter:
-    """Writes one metric into a store: parts first, then `finish`, which makes the metric visible."""
+    """Write one metric into a store.
+
+    The parts are written first. `finish` then makes the metric visible.
+    """
 
     def __init__(
         self, store: Store, metric: Metric, connection: "duckdb.DuckDBPyConnection"
@@ -223,23 +229,26 @@ class MetricWriter:
         self._lock = threading.Lock()
 
     def begin_source(self) -> None:
-        """Number the following parts as a new source."""
+        """Start a new source file; the parts that follow are numbered as its parts."""
         self._source += 1
 
     def restart_source(self) -> None:
-        """Remove the parts of this source."""
+        """Remove the parts of the current source file."""
         for part in self._building.glob(f"date=*/part-{self._source:03}-*.parquet"):
             part.unlink()
 
     def part_writer(self, ids: Ids) -> "PartWriter":
-        """Return the receiver of one thread's blocks.
+        """Return a function that receives one thread's blocks and writes them as parts.
 
-        `ids` are the store's ids of the file's columns.
+        `ids` has the store's device id for each column of the file.
         """
         return PartWriter(self, ids, self._connection.cursor())
 
     def write_rows(self, rows: str, ids: Ids) -> None:
-        """Write a SELECT of at, device and value; `ids` are the store's ids of its devices."""
+        """Write the rows of a SELECT of at, device and value.
+
+        `ids` has the store's device id for each device number in the rows.
+        """
         columns = {"device": np.arange(len(ids), dtype=np.int32), "own": ids.astype(np.int32)}
         self._connection.register("arriving", columns)
         try:
@@ -256,7 +265,7 @@ class MetricWriter:
                 os.fsync(file.fileno())
 
     def next_part(self, day: int) -> Path:
-        """Return the path of the next part of a day (since the epoch)."""
+        """Return the path of the next part of a day, which is counted since the epoch."""
         with self._lock:
             self._parts += 1
             folder = self._building / f"date={np.datetime64(day, 'D')}"
@@ -266,18 +275,21 @@ class MetricWriter:
     def finish(
         self, tables: dict[str, Columns], sources: list[dict[str, Any]], notes: Iterable[Note]
     ) -> None:
-        """Write the aggregates and the manifest, and make the metric visible."""
+        """Write the aggregates and the manifest, and make the metric visible in the store."""
         finish_metric(
             self.store, self.metric, self._building, self._connection, tables, sources, notes
         )
 
     def abandon(self) -> None:
-        """Remove the parts; call this if the source is unreadable."""
+        """Remove the parts. Call this if the source cannot be read."""
         shutil.rmtree(self._building, ignore_errors=True)
 
 
 class PartWriter:
-    """Gathers blocks of one thread into parts of one day each, ordered by device, then time."""
+    """Collect the blocks of one thread, and write them as parts.
+
+    Each part has samples of one day, sorted by device and time.
+    """
 
     def __init__(
         self, writer: MetricWriter, ids: Ids, connection: "duckdb.DuckDBPyConnection"
@@ -303,7 +315,7 @@ class PartWriter:
             self._held += values[low:high].size
 
     def flush(self) -> None:
-        """Write the gathered blocks."""
+        """Write the collected blocks as a part."""
         if not self._held or self._day is None:
             return
         at_us = np.concatenate(self._at_us).astype("datetime64[us]")
@@ -330,7 +342,10 @@ def finish_metric(
     sources: list[dict[str, Any]],
     notes: Iterable[Note],
 ) -> None:
-    """Add aggregates and manifest to a folder of parts, and rename the folder to the metric's name."""
+    """Finish the folder of a metric, and make it visible in the store.
+
+    The aggregates and the manifest are added, and then the folder is renamed to the metric's name.
+    """
     place = building / "aggregates"
     place.mkdir(exist_ok=True)
     for name, columns in tables.items():
@@ -357,7 +372,10 @@ def finish_metric(
 def write_parquet(
     connection: "duckdb.DuckDBPyConnection", select: str, columns: Columns, path: Path
 ) -> None:
-    """Write `select` over NumPy columns, named `arriving`, to a durable Parquet file, or no file."""
+    """Write the result of a SELECT over NumPy columns to a Parquet file atomically and durably.
+
+    In `select`, the table of the columns is named `arriving`.
+    """
     connection.register("arriving", columns)
     try:
         with replacing(path) as temporary:

@@ -28,30 +28,30 @@ AGGREGATES: Final = {
     },
     "xid_onsets": {"device": "INTEGER", "at": "TIMESTAMP", "code": "INTEGER"},
 }  # fmt: skip
-"""Aggregates of telemetry and the types of their columns after `cluster`."""
+"""Aggregates of telemetry, with the types of the columns that follow `cluster`."""
 
 Columns = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """The aggregates of a metric's samples from one source."""
+    """The aggregates of the samples of a metric from one source."""
 
     metric: Metric
     devices: Sequence[Device]
     tables: dict[str, Columns]
-    """NumPy columns of each of `AGGREGATES`; `device` of `xid_onsets` is an index of `devices`."""
+    """NumPy columns of each of `AGGREGATES`; `xid_onsets.device` is an index of `devices`."""
     notes: tuple[Note, ...] = ()
 
     @property
     def distribution(self) -> Distribution:
-        """Distribution over all samples."""
+        """Return the distribution over all samples."""
         values = self.tables["metric_values"]
         return Distribution.of(values["value"], values["n"])
 
 
 def summary_of_scan(scan: Scan, cluster: str) -> Summary:
-    """Convert a scan of a wide file to tables."""
+    """Convert a scan of a wide file to a summary."""
     assert scan.totals is not None, "the pass was for values only"
     metric, totals = scan.metric, scan.totals
     devices = [device_named(name, metric) for name in scan.wide.devices]
@@ -90,7 +90,10 @@ def summary_of_scan(scan: Scan, cluster: str) -> Summary:
 def insert(
     connection: "duckdb.DuckDBPyConnection", table: str, columns: Columns, fixed: dict[str, object]
 ) -> None:
-    """Append NumPy columns to a table of equal column names; every row gets the `fixed` values."""
+    """Append NumPy columns to a table that has the same column names.
+
+    Every row also gets the values in `fixed`.
+    """
     if not len(next(iter(columns.values()))):
         return
     names = ", ".join(f'"{name}"' for name in [*fixed, *columns])
@@ -105,7 +108,7 @@ def insert(
 
 
 def create_tables(connection: "duckdb.DuckDBPyConnection") -> None:
-    """Create the tables `devices`, `metrics`, and `telemetry_NAME` for each aggregate, if absent."""
+    """Create the missing ones of `devices`, `metrics`, and `telemetry_NAME` for each aggregate."""
     for name, types in AGGREGATES.items():
         _create(connection, f"telemetry_{name}", {"cluster": "VARCHAR", **types})
     _create(connection, "devices", DEVICE_COLUMNS)
@@ -130,15 +133,15 @@ def summary_of_rows(
     devices: Sequence[Device],
     notes: Sequence[Note],
 ) -> Summary:
-    """Compute the aggregates of samples in a database, by the SQL of `holdfast.trace.aggregates`.
+    """Compute the aggregates of samples in a database, with the SQL of `holdfast.trace.aggregates`.
 
     Args:
         connection: the database.
-        metric: metric of all rows.
-        rows: SELECT of at, device (an index of `devices`) and value (FLOAT, in the metric's
+        metric: the metric of all rows.
+        rows: a SELECT of at, device (an index of `devices`) and value (FLOAT, in the metric's
             unit).
-        devices: devices of the rows.
-        notes: notes about the rows so far.
+        devices: the devices of the rows.
+        notes: the notes made about the rows so far.
     """
     columns = {
         "device": np.arange(len(devices), dtype=np.int32),

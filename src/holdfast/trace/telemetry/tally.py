@@ -1,7 +1,7 @@
-"""Count a metric's samples in one pass: the mergeable aggregates, and the numbers for the checks.
+"""Count the samples of a metric in one pass, without keeping the samples.
 
-The tally of a part of a file, a day or a shard is merged with the next by `merge`. Samples are not
-kept.
+The counts are the mergeable aggregates, and the numbers that the checks need. The counts of two
+parts (of a file, or days, or shards) are combined by `merge`.
 """
 
 import math
@@ -20,7 +20,7 @@ Counts = npt.NDArray[np.int64]
 
 
 class ValueCounts:
-    """Counts of each value, rounded to the metric's resolution."""
+    """Count how often each value occurs; values are rounded to the metric's resolution."""
 
     def __init__(self, metric: Metric) -> None:
         self._decimals = metric.decimals
@@ -31,7 +31,7 @@ class ValueCounts:
         self._pending_size = 0
 
     def add(self, block: Block) -> None:
-        """Count a block."""
+        """Count the values of a block."""
         if block.ids is None:
             self._add_values(block.values)
             return
@@ -60,9 +60,10 @@ class ValueCounts:
         self._pending, self._pending_size = [], 0
 
     def settle(self, fields: FieldValues) -> Counter[str]:
-        """Convert counts of ids to counts of values.
+        """Convert the counts by id to counts by value, when all blocks have been added.
 
-        Return the number of fields without a value, by reason.
+        Returns:
+            The number of fields without a value, by reason.
         """
         by_id = fields.by_id[: len(self._by_id)]
         real = ~np.isnan(by_id) & (self._by_id > 0)
@@ -76,17 +77,17 @@ class ValueCounts:
         return dropped
 
     def merge(self, other: "ValueCounts") -> None:
-        """Add the settled counts of another part."""
+        """Add the counts of another part, on which `settle` was called."""
         self._append(other._values, other._counts)
 
     def result(self) -> tuple[Values, Counts]:
-        """Return the distinct values, ascending, and the count of each."""
+        """Return the distinct values in ascending order, and the count of each."""
         self._compact()
         return self._values, self._counts
 
 
 class DeviceTotals:
-    """Sums, extremes and gaps of each device, and sums of each hour."""
+    """Sum up each device and each hour: sums, smallest and largest values, and gaps."""
 
     def __init__(self, devices: int, interval_s: float) -> None:
         self.n = np.zeros(devices, dtype=np.int64)
@@ -95,16 +96,16 @@ class DeviceTotals:
         self.min = np.full(devices, math.inf)
         self.max = np.full(devices, -math.inf)
         self.hours: dict[int, tuple[int, float, int]] = {}
-        """By hour since the epoch: number of samples, their sum, number of zeros."""
+        """For each hour since the epoch: number of samples, their sum, and number of zeros."""
         self.gaps = np.zeros(devices, dtype=np.int64)
         self.gap_s = np.zeros(devices)
-        """Sum of a device's gaps longer than twice the interval, each less one interval."""
+        """Sum of a device's gaps longer than two intervals, each less one interval."""
         self._interval_s = interval_s
         self._first_s = np.full(devices, math.nan)
         self._last_s = np.full(devices, -math.inf)
 
     def add(self, at_us: Counts, values: Values) -> None:
-        """Add samples of shape (rows, devices) at ascending times."""
+        """Add samples of shape (rows, devices), in order of time."""
         there = values == values  # noqa: PLR0124 - NaN differs from itself
         zero = values == 0
         known = np.where(there, values, 0.0)

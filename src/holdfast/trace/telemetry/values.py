@@ -1,4 +1,4 @@
-"""Convert the text of a field to a metric's value, or to the reason for a missing value."""
+"""Convert the text of a field to a value of a metric, or to the reason why it has no value."""
 
 import math
 from collections import Counter
@@ -13,17 +13,18 @@ from holdfast.trace.telemetry.metrics import Metric, is_sentinel
 Values = npt.NDArray[np.float64]
 
 MISSING: Final = frozenset({b"", b"nan", b"null", b"none", b"n/a", b"na", b"-"})
-"""Fields for a value that was not measured, in lower case."""
+"""Texts, in lower case, that mean that nothing was measured."""
 
 
 class BadField(Exception):
-    """Raised for a field that is not a number, with its bytes."""
+    """A field is not a number; the argument has its bytes."""
 
 
 def judged(metric: Metric, value: float) -> tuple[float, str]:
-    """Return the value to keep and '', or NaN and the reason to drop the value.
+    """Return a valid value and '', or NaN and the reason why the value is dropped.
 
-    Kept values are rounded to FLOAT, so that a file and its converted store have equal values.
+    A valid value is rounded to FLOAT, so that a file and the store converted from it have equal
+    values.
     """
     if math.isnan(value):
         return math.nan, "missing"
@@ -34,7 +35,7 @@ def judged(metric: Metric, value: float) -> tuple[float, str]:
 
 
 def rounded(values: Values, decimals: int) -> Values:
-    """Round to a number of decimals, halves away from zero, as SQL's `round` does."""
+    """Round to a number of decimals as SQL's `round` does, with halves rounded away from zero."""
     scale = 10.0 ** abs(decimals)
     scaled = values * scale if decimals >= 0 else values / scale
     whole = np.trunc(scaled + np.copysign(0.5, scaled))
@@ -42,34 +43,37 @@ def rounded(values: Values, decimals: int) -> Values:
 
 
 class FieldValues:
-    """Converts fields to values of one metric, through a dictionary while fields repeat.
+    """Convert fields to values of one metric.
+
+    While fields repeat, each distinct field is parsed once and then looked up in a dictionary.
 
     Args:
-        metric: metric of the fields.
-        factor: factor from the file's unit to the metric's.
-        limit: maximum of distinct fields in the dictionary; beyond, each field is parsed by
-            itself.
+        metric: the metric of the fields.
+        factor: the factor from the file's unit to the metric's unit.
+        limit: the maximum number of distinct fields in the dictionary; if there are more, each
+            field is parsed.
     """
 
     def __init__(self, metric: Metric, factor: float, *, limit: int = 1 << 17) -> None:
         self.metric, self.factor = metric, factor
         self.dropped: Counter[str] = Counter()
-        """Number of fields without a value by reason, among fields parsed one by one."""
+        """Number of fields without a value, by reason, among fields that were not looked up."""
         self.dictionary: FieldDictionary | None = FieldDictionary(self._read, limit=limit)
         self.reasons: list[str] = [""]
-        """Reason by id for a field without a value; '' for a field with a value."""
+        """For each id, the reason why its field has no value; '' if it has one."""
         self._by_id = np.full(64, math.nan)
         self._read_so_far = 1
 
     @property
     def by_id(self) -> Values:
-        """The value of each id; NaN without a value."""
+        """Return the value of each id; NaN if it has no value."""
         return self._by_id[: self._read_so_far]
 
     def look_up(self, buffer: bytearray, starts: Ids, lengths: Ids) -> tuple[Values, Ids | None]:
-        """Return a table of values, NaN if missing, and each field's place in the table.
+        """Return a table of values, and the index in this table for each field.
 
-        The places are None if the table has the order of the fields.
+        The value is NaN if a field has none. The indices are None if the table has one value per
+        field, in the order of the fields.
 
         Raises:
             BadField: a field is not a number.

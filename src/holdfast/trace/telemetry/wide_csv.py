@@ -1,9 +1,10 @@
-"""Read wide CSV, as AcmeTrace publishes telemetry: `Time`, then one column for each device.
+"""Read wide CSV, the format in which AcmeTrace publishes telemetry.
 
-Files have hundreds to thousands of devices. They are read as bytes, a block of whole lines at a
-time. The separators give the place of every field and a dictionary its value, so each number is
-parsed once for any number of repetitions. Memory holds a few blocks and the distinct fields, for
-any file size. The threads of `scan` each read a part of the file.
+The first column is `Time`, followed by one column for each device. Files have hundreds to thousands
+of devices. A file is read as bytes, one block of whole lines at a time. The positions of the
+separators give the start and length of each field. A dictionary then gives the field's value, so
+that each distinct number is parsed only once. Memory holds only a few blocks and the distinct
+fields, for any file size. Each thread of `scan` reads a part of the file.
 """
 
 import csv
@@ -24,56 +25,61 @@ from holdfast.trace.telemetry.dictionary import PADDING_BYTES, Ids
 from holdfast.trace.telemetry.values import BadField, FieldValues, Values
 
 BLOCK_BYTES: Final = 1 << 18
-"""Small enough to keep a block and its arrays in a core's cache."""
+"""Bytes of a block, so small that a block and its arrays fit into the cache of a CPU core."""
 LONGEST_LINE_BYTES: Final = 1 << 24
-"""A hundred thousand devices at 160 bytes each; each thread may have to hold a few such lines."""
+"""Longest line: a hundred thousand devices at 160 bytes each.
+
+Each thread may have to hold a few such lines.
+"""
 FIRST_LINES: Final = 8
 COMMA, NEWLINE = 44, 10
 _NO_DEVICES: Final = frozenset(
     {"gpu", "gpu_id", "gpu_index", "hostname", "index", "metric", "metric_name", "uuid", "val", "value"}
 )  # fmt: skip
-"""Columns of a long table, in lower case."""
+"""Names of columns, in lower case, that show that a table is long and not wide."""
 TIME_NAMES: Final = frozenset({"time", "timestamp", "ts", "date", "datetime", ""})
 
 
 @dataclass(frozen=True, kw_only=True)
 class WideFile:
-    """A wide file as described by its first lines."""
+    """The properties of a wide file that its first lines show."""
 
     path: Path
     devices: tuple[str, ...]
-    """Names of the columns after the first."""
+    """Names of all columns except the first."""
     time_column: str
     body: int
     """Byte position of the second line."""
     size_bytes: int
     interval_s: float
-    """Seconds between samples: the most frequent step of the first lines; NaN with fewer than two.
+    """Seconds between samples, which is the most frequent step in the first lines.
+
+    It is NaN if there are fewer than two such lines.
     """
 
 
 @dataclass(frozen=True)
 class Block:
-    """Some whole lines of a file."""
+    """Some consecutive whole lines of a file."""
 
     at_us: npt.NDArray[np.int64]
-    """Microseconds since the epoch, UTC, shape (rows,)."""
+    """Times in microseconds since the epoch, UTC, of shape (rows,)."""
     table: Values
-    """Values by id; or, without ids, the values themselves."""
+    """The value of each id; if there are no ids, the values of the fields."""
     ids: Ids | None
-    """Ids of the fields in the dictionary, shape (rows, devices); None without a dictionary."""
+    """The dictionary's id of each field, shape (rows, devices); None without a dictionary."""
     offsets: frozenset[str]
-    """UTC offsets as written in these lines; '' for lines without an offset."""
+    """The UTC offsets written in these lines; '' for lines without an offset."""
     size_bytes: int
-    """Size of the lines in the file."""
+    """Size in bytes of the lines in the file."""
 
     @cached_property
     def values(self) -> Values:
-        """Values in the metric's unit, NaN if missing; shape (rows, devices)."""
+        """Return the values in the metric's unit, of shape (rows, devices); NaN if missing."""
         return self.table if self.ids is None else self.table.take(self.ids, mode="clip")
 
     def rows(self, chosen: list[int]) -> "Block":
-        """Select rows."""
+        """Return a block with only the chosen rows."""
         if self.ids is None:
             return Block(
                 self.at_us[chosen], self.table[chosen], None, self.offsets, self.size_bytes
@@ -84,7 +90,7 @@ class Block:
 
 
 def open_wide(path: Path) -> WideFile:
-    """Read a wide file's header and first lines.
+    """Read the header and the first lines of a wide file.
 
     Raises:
         BadTrace: the file is not wide CSV.
@@ -129,7 +135,7 @@ def open_wide(path: Path) -> WideFile:
 
 
 def _names(header: str) -> list[str]:
-    """Return the columns; none if the header is not text or cannot be the header of a file."""
+    """Return the names of the columns; empty if the line cannot be the header of a text file."""
     try:
         return next(csv.reader([header]), []) if header.isprintable() else []
     except csv.Error:
@@ -137,9 +143,9 @@ def _names(header: str) -> list[str]:
 
 
 def _first_stamps(file: IO[bytes]) -> list[int]:
-    """Parse the time stamps of the first lines.
+    """Parse the times in the first lines.
 
-    Stop at a line that is too long, which the later reading of all lines reports.
+    Parsing stops at a line that is too long. When all lines are read later, that line is reported.
     """
     stamps = []
     for _ in range(FIRST_LINES):
@@ -159,7 +165,7 @@ def _too_long(path: Path, line: int) -> BadTrace:
 
 
 def parse_stamp(field: bytes) -> int | None:
-    """Convert a time stamp's bytes to microseconds since the epoch; None if invalid."""
+    """Convert the bytes of a time to microseconds since the epoch; None if the time is invalid."""
     try:
         return parse_time(field.decode("ascii"))[0]
     except ValueError:
@@ -167,15 +173,18 @@ def parse_stamp(field: bytes) -> int | None:
 
 
 def parts(wide: WideFile, number: int) -> list[tuple[int, int]]:
-    """Divide the body into at most `number` byte ranges of whole lines, about equal, in order."""
+    """Divide the lines after the header into at most `number` byte ranges of similar size.
+
+    Each range consists of whole lines, and the ranges are in the file's order.
+    """
     cuts = [wide.body]
     with wide.path.open("rb") as file:
         for part in range(1, number):
             file.seek(
                 max(wide.body, wide.body + (wide.size_bytes - wide.body) * part // number - 1)
             )
-            # Without a line end within reach no range begins here; the previous range then finds
-            # the line too long.
+            # If there is no line end within the longest line, no range starts here. The reader of
+            # the previous range then reports that the line is too long.
             if file.readline(LONGEST_LINE_BYTES).endswith(b"\n"):
                 cuts.append(file.tell())
     cuts.append(wide.size_bytes)
@@ -185,17 +194,17 @@ def parts(wide: WideFile, number: int) -> list[tuple[int, int]]:
 def blocks(
     wide: WideFile, fields: FieldValues, low: int, high: int, *, block_bytes: int = BLOCK_BYTES
 ) -> Iterator[Block]:
-    """Yield the lines of the bytes from `low` to `high`, a block at a time.
+    """Yield the lines between the bytes `low` and `high`, one block at a time.
 
     Args:
         wide: the file.
-        fields: converts the fields to values.
-        low: start of a line.
-        high: end of a line.
-        block_bytes: approximate bytes of a block; a longer line is held whole.
+        fields: converts fields to values.
+        low: byte position of the start of a line.
+        high: byte position of the end of a line.
+        block_bytes: approximate size of a block; a longer line is held as a whole.
 
     Raises:
-        BadTrace: a line has too many or too few fields, or a field is not a number or time; the
+        BadTrace: a line has too many or too few fields, or a field is not a number or a time; the
             message has the place.
     """
     with wide.path.open("rb", buffering=0) as file:
@@ -276,7 +285,7 @@ def _times(
 
 
 def _without_blank_lines(wide: WideFile, text: bytes, begins: int) -> bytes:
-    """Return the lines that are not blank; check the number of fields of each."""
+    """Return the lines that are not blank, and check the number of fields of each line."""
     kept, place = [], begins
     for line in text.splitlines(keepends=True):
         if line.strip():
@@ -324,9 +333,9 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def parse_time(text: str) -> tuple[int, str]:
-    """Convert a time to microseconds since the Unix epoch, and its offset as written.
+    """Convert a time to microseconds since the Unix epoch, and return its UTC offset as written.
 
-    The offset is '' if none was written: the time is then UTC. Forms are `2023-07-01
+    A time without an offset is in UTC, and its offset is ''. The forms are `2023-07-01
     08:00:00+08:00`, `2023-07-01T00:00:00Z`, `2023-07-01 00:00:00` and `1688169600` (also with
     decimals, or in milliseconds).
 

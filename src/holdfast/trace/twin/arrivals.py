@@ -1,4 +1,7 @@
-"""Stage 6: draw the rate of arrivals over the window, its drift by type, and the load that follows."""
+"""Stage 6: draw the rate of arrivals over the time window, and compute the resulting load.
+
+The arrivals of a type may also drift towards the start or the end of the window.
+"""
 
 from datetime import datetime, timedelta
 from typing import Final
@@ -8,14 +11,14 @@ import numpy as np
 from holdfast.trace.twin.model import Floats, Ints
 
 BUCKET_S: Final = 300
-"""Step of the grid on which arrivals are drawn and GPUs are counted."""
+"""Seconds of one bucket of the time grid, on which arrivals are drawn and GPUs are counted."""
 
 _SPACING_S: Final = 3.0
-"""Mean seconds between jobs of one script; the released rows of a user are 0-3 s apart."""
+"""Mean seconds between submissions of a script; the released rows have 0 to 3 s."""
 
 
 def offsets_s(places: Ints, batches: Ints, rng: np.random.Generator) -> Ints:
-    """Draw the seconds from the start of a batch to each of its submissions."""
+    """Draw the time of each submission, in seconds from the start of its batch."""
     steps = np.where(places > 0, rng.exponential(_SPACING_S, size=len(places)), 0.0)
     order = np.lexsort((places, batches))
     run = np.cumsum(steps[order])
@@ -34,10 +37,10 @@ def arrival_rate(
     dispersion: float,
     rng: np.random.Generator,
 ) -> Floats:
-    """Return the share of arrivals in each bucket.
+    """Return the share of arrivals in each bucket of the time window.
 
-    The share is the week's pattern times a rate for each day. The logarithm of this rate is a
-    first-order autoregressive process.
+    The share is proportional to the weekly pattern times a random rate for each day. The logarithm
+    of this rate is a first-order autoregressive process.
     """
     buckets = max(int(window_s // BUCKET_S), 1)
     offset = datetime.fromisoformat(f"2023-01-01T00:00:00{zone}").utcoffset() or timedelta(0)
@@ -56,13 +59,13 @@ def arrival_rate(
 
 
 def moments_s(parts: Floats, drift: float, rate: Floats, window_s: float) -> Floats:
-    """Return the moments at which the batches of a type arrive, in seconds from the window's start.
+    """Return when the batches of one type arrive, in seconds from the start of the window.
 
     Args:
-        parts: (B) the moment of each batch, as the part of the type's arrivals before it.
-        drift: an exponent, see `Rhythm.drift`.
-        rate: the share of arrivals by bucket.
-        window_s: the length of the window, in seconds.
+        parts: for each batch, the share of the type's arrivals that come before it.
+        drift: an exponent that moves arrivals towards the start or the end; see `Rhythm.drift`.
+        rate: the share of arrivals in each bucket.
+        window_s: the length of the window in seconds.
     """
     ends = np.linspace(0.0, window_s, len(rate) + 1)
     come = np.concatenate([[0.0], np.cumsum(rate)])
@@ -70,9 +73,9 @@ def moments_s(parts: Floats, drift: float, rate: Floats, window_s: float) -> Flo
 
 
 def load_at(moments: Floats, begins_s: Floats, ends_s: Floats, gpu_nums: Ints) -> Floats:
-    """Return the GPUs in use at each moment if every job began and ended at the given times.
+    """Return the GPUs in use at each of the given moments, if every job runs at the given times.
 
-    The resolution is `BUCKET_S`.
+    Times are rounded to buckets of `BUCKET_S`.
     """
     first, last = (
         np.maximum(times // BUCKET_S, 0).astype(np.int64) for times in (begins_s, ends_s)

@@ -1,4 +1,4 @@
-"""Define bins of powers of two, as in the published curves, and the values inside a bin."""
+"""Define the bins of powers of two that the published curves use, and the values in a bin."""
 
 from typing import Final
 
@@ -8,30 +8,37 @@ import numpy.typing as npt
 from holdfast.trace.twin.model import Floats, Ints
 
 BINS: Final = 26
-"""Bin 0 holds <= 1 s, bin i (2^(i-1), 2^i] s; the last ends at 2^25 s, more than a year."""
+"""Number of bins of seconds.
+
+Bin 0 contains values up to 1 s, and bin i values in (2^(i-1), 2^i] s. The last bin ends at 2^25 s,
+which is more than a year.
+"""
 
 
 def bin_of(seconds: npt.NDArray[np.number]) -> Ints:
-    """Return the bin of each value; seconds may be fractions."""
+    """Return the bin of each value in seconds; values may be fractions."""
     return np.asarray(np.ceil(np.log2(np.clip(seconds, 1, 2 ** (BINS - 1)))), dtype=np.int64)
 
 
 def padded(counts: list[float] | list[int]) -> Floats:
-    """Return counts for all bins, with zeros for the bins that are not listed."""
+    """Extend counts of the first bins to all bins, with zeros."""
     return np.pad(np.asarray(counts, dtype=float), (0, BINS - len(counts)))
 
 
 def bin_edges(limit_s: float) -> tuple[Floats, Floats]:
-    """Return the lower (exclusive) and upper (inclusive) edges, the latter at most `limit_s`."""
+    """Return the lower edges (exclusive) and the upper edges (inclusive) of all bins, in seconds.
+
+    No upper edge exceeds `limit_s`.
+    """
     upper = 2.0 ** np.arange(BINS)
     lower = np.where(upper > 1, upper / 2, 0.0)
     return lower, np.where(lower < limit_s, np.minimum(upper, limit_s), upper)
 
 
 def bin_means(limit_s: float) -> Floats:
-    """Return the mean of each bin if values are log-uniform inside.
+    """Return the mean of each bin in seconds, if values are log-uniform within a bin.
 
-    Durations are nearly log-normal over many bins.
+    This assumption is reasonable, because durations are nearly log-normal over many bins.
     """
     lower, upper = bin_edges(limit_s)
     with np.errstate(divide="ignore"):

@@ -1,4 +1,4 @@
-"""Draw a trace from a calibration, a number of jobs and a seed."""
+"""Draw a synthetic trace, given a calibration, a number of jobs and a seed."""
 
 import heapq
 from typing import Final
@@ -17,15 +17,15 @@ from holdfast.trace.twin.sessions import Sessions, in_sessions, retried
 from holdfast.trace.twin.values import drawn_values, shifted_to_totals, with_median
 
 RESERVED: Final = "Pretrain"
-"""The type with a quota of its own."""
+"""The job type that has a GPU quota of its own."""
 
 
 def draw(calibration: Calibration, n: int | None = None, *, seed: int = 0) -> TwinJobs:
     """Draw a synthetic trace of `n` jobs, by default as many as the calibration has.
 
-    Equal seeds give equal traces. At another size, every count is scaled and rounded so that the
-    cumulative curves hold. The window keeps its length; only a trace larger than full size has a
-    longer window, so that the jobs fit into the cluster.
+    Equal seeds give equal traces. At another size, every count is scaled and rounded, so that the
+    cumulative curves hold. The time window keeps its length, except for a trace larger than full
+    size. Such a trace has a longer window, so that its jobs fit into the cluster.
 
     Raises:
         BadUse: `n` is not positive.
@@ -40,8 +40,8 @@ def draw(calibration: Calibration, n: int | None = None, *, seed: int = 0) -> Tw
 class _Draw:
     """Hold the state of one draw.
 
-    Each stage has a random generator of its own, so that a change of one stage does not change the
-    draws of the others.
+    Each stage has its own random generator, so a change in one stage does not change the random
+    numbers of the others.
     """
 
     def __init__(self, calibration: Calibration, n: int, seed: int) -> None:
@@ -273,9 +273,9 @@ class _Draw:
         return np.asarray(starts[batches] + offsets + round(known.start_s), dtype=np.int64)
 
     def _users(self, sessions: Sessions, jobs: Ints) -> Column:
-        """Assign a user to each campaign, and so to its jobs.
+        """Assign a user to each campaign, and thereby to its jobs.
 
-        The users of a type have their given shares of its jobs.
+        Each user gets the given share of a type's jobs.
         """
         known, rng = self.calibration, self.rng(8)
         who = np.empty(int(sessions.campaigns[-1]) + 1, dtype=np.int64)
@@ -317,17 +317,18 @@ def dealt_queues(
     rng: np.random.Generator,
     load: Floats | None = None,
 ) -> Ints:
-    """Assign the queueing times of each type: the longest where the load is highest.
+    """Assign given queueing times to the jobs of each type, the longest where the load is highest.
 
     Args:
-        queues: the queueing times to assign, by the type in `types`, in any order within a type.
+        queues: the queueing times in seconds, whose types are also given by `types`. Within a type,
+            they may be in any order.
         types: the type of each job.
         batches: the batch number of each job.
-        places: the place of each job in its batch, from 0.
-        ceiling: the greatest queueing time of each job: its duration, if durations begin at
-            submission (Kalos); None: no limit.
+        places: the index of each job within its batch, from 0.
+        ceiling: the largest possible queueing time of each job. This is the job's duration if
+            durations begin at submission (Kalos). None means no limit.
         rng: the random generator.
-        load: the load of the cluster, or of the type's quota, at each job's arrival; None if
+        load: the load of the cluster, or of the type's quota, when each job arrives; None if
             unknown.
     """
     count = int(batches.max()) + 1 if len(batches) else 0
@@ -359,11 +360,11 @@ def _normal_ranks(values: Floats, groups: Ints) -> Floats:
 
 
 def _below(queues: Ints, score: Floats, ceiling: Ints) -> Ints:
-    """Assign queueing times below the ceilings: each time, longest first, to the best fitting job.
+    """Assign queueing times to jobs so that no job exceeds its ceiling.
 
-    The best job is the one with the highest score among the jobs whose ceiling permits the time.
-    All times are assigned unchanged if any assignment permits that. A time above all remaining
-    ceilings is cut to the highest of them.
+    The longest time is assigned first. Each time goes to the job with the highest score among the
+    jobs whose ceiling permits it. All times are assigned unchanged if that is possible. A time
+    above all remaining ceilings is cut to the highest of these.
     """
     by_ceiling = np.argsort(-ceiling, kind="stable").tolist()
     ceilings, scores = ceiling.tolist(), score.tolist()

@@ -2,15 +2,17 @@
 
 The calibration of a private trace reveals no count below `SMALLEST_CELL` jobs:
 
-- A rarer type becomes `Other`, a rarer GPU count the nearest common one, a rarer state the most
-  usual one.
-- Rarer bins of a type and GPU count are merged with their neighbours, and spread evenly.
+- A rarer type becomes `Other`, a rarer GPU count becomes the nearest common one, and a rarer state
+  the most frequent one.
+- Within a type and GPU count, rarer bins are merged with their neighbours, and the jobs are spread
+  evenly over the merged bins.
 - Rarer reasons of failures are left out, and so are reasons that the study does not have.
-- Users with fewer submissions all have the same share.
-- Totals have three digits. Names, job ids, single times and the order of jobs are not kept.
+- Users with fewer submissions all get the same share.
+- Totals have three significant digits. Names, job ids, single times and the order of jobs are not
+  kept.
 
-This is a rule of smallest counts, not differential privacy: a person who has all jobs but one can
-still learn something about the last job.
+These rules set a smallest count, and are not differential privacy. For example, a person who has
+all jobs but one can still learn something about the last job.
 """
 
 from collections.abc import Mapping
@@ -33,14 +35,14 @@ if TYPE_CHECKING:
     from holdfast.trace.trace import Trace
 
 SMALLEST_TRACE: Final = 100
-"""The fewest jobs of a trace; a draw from fewer would reveal rows."""
+"""The fewest jobs in a trace, because drawing from fewer would reveal rows."""
 SMALLEST_CELL: Final = 5
-"""The fewest jobs of a count that is not merged with others."""
+"""A count of fewer jobs than this is merged with others."""
 
 NEEDED: Final = ("gpu_num", "submit_s", "queue_s", "duration_s")
 _UNFINISHED: Final = ("RUNNING", "PENDING")
 _TOGETHER_S: Final = 10.0
-"""Submissions of one user and type within this time of each other are one batch."""
+"""Seconds between two submissions of a user and type up to which they are in one batch."""
 
 
 def fit(
@@ -50,20 +52,21 @@ def fit(
     zone: str = "+00:00",
     capacity_gpus: int | None = None,
 ) -> Calibration:
-    """Count the tables of a normalised trace, for `draw`.
+    """Count the tables of a normalised trace, to be used by `draw`.
 
     Args:
-        jobs: columns of one length: `gpu_num`, `submit_s` (Unix time), `queue_s`, `duration_s`
+        jobs: columns of equal length: `gpu_num`, `submit_s` (Unix time), `queue_s`, `duration_s`
             (from the start), and optionally `type`, `state`, `reason`, `cpu_num`, `user`. Jobs that
             have not ended, or whose times are missing or negative, are left out. A part of a GPU
-            counts as a whole one.
-        name: the name of the twin's cluster.
-        zone: the offset from UTC of the cluster's local time.
-        capacity_gpus: the GPUs of the cluster; by default the most GPUs in use at one time.
+            counts as a whole GPU.
+        name: the name of the synthetic trace's cluster.
+        zone: the UTC offset of the cluster's local time, such as `+08:00`.
+        capacity_gpus: the number of GPUs of the cluster; by default the most that were in use at
+            once.
 
     Raises:
-        BadUse: a column is missing, fewer than `SMALLEST_TRACE` jobs are left, or a job does not
-            fit into the cluster.
+        BadUse: a column is missing, fewer than `SMALLEST_TRACE` jobs are left, or a job is larger
+            than the cluster.
     """
     table = _cleaned(jobs)
     gpus, types = table["gpu_num"], table["type"]
@@ -185,9 +188,12 @@ def _words(column: npt.NDArray[Any] | None, count: int, default: str) -> npt.NDA
 
 
 def _common_counts(gpus: Ints, types: Ints) -> tuple[Floats, Ints]:
-    """Return the common GPU counts, and the index of the count that each job gets.
+    """Replace rare GPU counts by common ones.
 
-    A count must be common in the trace, and also among the jobs of the type.
+    A GPU count is common if enough jobs have it, in the whole trace and also within the job's type.
+
+    Returns:
+        The common GPU counts, and for each job the index of its count.
     """
     own, counts = np.unique(gpus, return_counts=True)
     common = own[(counts >= SMALLEST_CELL) & (own > 0)]
@@ -206,7 +212,10 @@ def _common_counts(gpus: Ints, types: Ints) -> tuple[Floats, Ints]:
 
 
 def _nearest(wanted: npt.NDArray[Any], values: Floats) -> Ints:
-    """Return the index of the value with the nearest ratio; 0 matches 0 only."""
+    """Return, for each wanted value, the index of the value that is nearest by ratio.
+
+    A wanted 0 matches only 0.
+    """
     distance = np.abs(
         np.log(np.maximum(wanted, 1e-3))[:, None] - np.log(np.maximum(values, 1e-3))[None, :]
     )
@@ -243,10 +252,11 @@ def _states(
     bins: Ints,
     values: Floats,
 ) -> tuple[tuple[str, ...], Floats, Floats, Floats]:
-    """Return the states, and their shares in each cell, among CPU and GPU jobs, and of GPU time.
+    """Return the names of the final states, and three tables of their shares.
 
-    The shares of a cell come from all cells of its type with a similar GPU count and duration,
-    adjusted to the type's own shares.
+    The tables have the shares among the jobs of each cell, among CPU jobs and among GPU jobs, and
+    of GPU time. The shares in a cell are computed from all cells of the type with a similar GPU
+    count and duration, and then adjusted to the type's overall shares.
     """
     names, counts = np.unique(table["state"], return_counts=True)
     usual = names[np.argmax(counts)]
@@ -270,10 +280,11 @@ def _states(
 
 
 def _reasons(table: dict[str, npt.NDArray[Any]]) -> Reasons | None:
-    """Return the reasons of failed GPU jobs that have enough jobs; None if there are none.
+    """Return the reasons of failed GPU jobs that occur often enough; None if there are none.
 
-    Only reasons of Table 3 are kept, since a source's own words may reveal more. The numbers need
-    not add up to the study's categories: a fitted twin has the reasons of its trace.
+    Only reasons in the study's Table 3 are kept, since a source's own words may reveal more. A
+    fitted synthetic trace has the reasons of its own trace, so their numbers differ from the
+    study's.
     """
     failed = (
         (table["gpu_num"] > 0)
@@ -301,9 +312,10 @@ def _reasons(table: dict[str, npt.NDArray[Any]]) -> Reasons | None:
 
 
 def _users(users: npt.NDArray[Any], types: Ints, count: int) -> Floats:
-    """Return the (T, U) share of each user, by rank and without names.
+    """Return each user's share of the jobs, of shape (types, users), without names.
 
-    All users with few submissions have the same share.
+    Columns are users, sorted by their jobs of all types, the busiest first. Within a type, all
+    users with few submissions get the same share.
     """
     _, own = np.unique(users, return_inverse=True)
     by_type = np.zeros((count, int(own.max()) + 1))
@@ -317,7 +329,7 @@ def _users(users: npt.NDArray[Any], types: Ints, count: int) -> Floats:
 
 
 def _cpus(cpus: Floats, types: Ints, places: Ints, shape: tuple[int, int]) -> Floats:
-    """Return the (T, G) median numbers of CPU cores."""
+    """Return the median number of CPU cores, of shape (types, GPU counts)."""
     medians = np.ones(shape)
     for key in np.unique(types * shape[1] + places).tolist():
         type_, place = divmod(key, shape[1])
@@ -326,9 +338,10 @@ def _cpus(cpus: Floats, types: Ints, places: Ints, shape: tuple[int, int]) -> Fl
 
 
 def _rhythm(submit_s: Floats, zone: str) -> tuple[Floats, float]:
-    """Return the share of submissions by hour of the week, and the spread between days.
+    """Return the share of submissions in each hour of the week, and the spread between days.
 
-    The spread excludes the pattern of the week, and the differences that chance explains.
+    The spread is a standard deviation. It excludes the weekly pattern, and the variation that
+    chance alone would cause.
     """
     sign = -1 if zone.startswith("-") else 1
     offset_s = sign * (int(zone[1:3]) * 3600 + int(zone[4:6]) * 60)
@@ -341,9 +354,9 @@ def _rhythm(submit_s: Floats, zone: str) -> tuple[Floats, float]:
 
 
 def _drift(submit_s: Floats, types: Ints, count: int) -> Floats:
-    """Return the (T) exponents that reproduce the mean moment of each type's jobs.
+    """Return the drift exponent of each type that reproduces the mean arrival time of its jobs.
 
-    Exponents are limited to a factor of three either way; 1 is no drift.
+    The exponents are limited to the range from 1/3 to 3, and 1 means no drift.
     """
     parts = (submit_s - submit_s.min()) / max(float(np.ptp(submit_s)), 1.0)
     mean = np.bincount(types, parts, minlength=count) / np.bincount(types, minlength=count)
@@ -352,7 +365,7 @@ def _drift(submit_s: Floats, types: Ints, count: int) -> Floats:
 
 
 def _batch_sizes(table: dict[str, npt.NDArray[Any]], types: Ints, count: int) -> Floats:
-    """Return the (T) mean numbers of jobs in a batch."""
+    """Return the mean number of jobs in a batch, for each type."""
     _, users = np.unique(table["user"], return_inverse=True)
     order = np.lexsort((table["submit_s"], users, types))
     apart = np.diff(table["submit_s"][order], prepend=-np.inf) > _TOGETHER_S
@@ -367,13 +380,14 @@ def _three_digits(values: npt.NDArray[Any]) -> Floats:
 
 
 def jobs_of(trace: "Trace") -> tuple["Cluster", dict[str, npt.NDArray[Any]]]:
-    """Return the cluster of a trace, and its jobs as NumPy columns, in the order of submission.
+    """Return the cluster of a trace, and its jobs as NumPy columns in the order of submission.
 
-    `submit_s` is Unix time; `queue_s` and `duration_s` are seconds, where `duration_s` counts from
-    the start. Columns that the trace lacks are left out.
+    `submit_s` is a Unix time. `queue_s` and `duration_s` are in seconds, and `duration_s` counts
+    from the start. Columns that the trace lacks are left out.
 
     Raises:
-        BadUse: the trace has several clusters, or lacks times that a twin or a simulator needs.
+        BadUse: the trace has several clusters, or lacks times that a synthetic trace or a simulator
+            needs.
     """
     names = [name for name in trace.clusters if name not in trace.compared]
     if len(names) != 1:

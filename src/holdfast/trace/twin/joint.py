@@ -1,13 +1,13 @@
-"""Estimate the joint table of type, GPUs and duration from its published margins.
+"""Estimate the joint table of type, GPU count and duration from its published margins.
 
-The authors published the durations by type, the jobs and GPU time by GPU count, the GPU time by
-type, and the quartiles of the GPU count by type. The prior contains only the boxes of Fig 5: most
-jobs of a type have a GPU count between its whiskers.
+The authors published the durations by type, the jobs and the GPU time by GPU count, the GPU time by
+type, and the quartiles of the GPU count by type. The estimate starts from a prior that uses only
+the box plots of Fig 5: most jobs of a type have a GPU count between the whiskers.
 
-The solution takes some seconds and very many multiplications, whose last digits depend on the
-machine's linear algebra. So the solution is stored (`tables/*_joint.csv`, four digits). A reader
-only rakes it to its margins, and one seed gives the same rows on any machine. `write_solutions`
-computes the stored solution again.
+Solving takes some seconds and very many multiplications, whose last digits depend on the machine's
+linear algebra library. The solution is therefore stored in `tables/*_joint.csv`, with four digits.
+When it is read, it only has to be adjusted to its margins, so the same seed gives the same rows on
+every machine. `write_solutions` computes the stored solution again.
 """
 
 import csv
@@ -28,14 +28,14 @@ from holdfast.trace.twin.model import CPU, Floats
 
 @dataclass(frozen=True, kw_only=True)
 class Condition:
-    """Require of the table: weights . table = target, or >= target.
+    """Require that a weighted sum over the table equals a target, or is at least the target.
 
     Attributes:
         weights: a weight for each cell of the flattened table.
         target: the required value of the weighted sum.
-        scale: the error that counts as one; a smaller scale is stricter.
+        scale: the error that counts as 1; a smaller scale makes the condition stricter.
         feature: the values that the condition's multiplier scales; by default the weights.
-        at_least: True for an inequality: the sum may exceed the target.
+        at_least: True if the sum may exceed the target.
     """
 
     weights: Floats
@@ -48,16 +48,18 @@ class Condition:
 def tilted(
     prior: Floats, conditions: list[Condition], *, rounds: int = 300, tolerance: float = 1e-3
 ) -> Floats:
-    """Tilt the prior until each condition holds within `tolerance` of its scale.
+    """Change the prior as little as possible so that all conditions hold.
 
-    The method is Levenberg-Marquardt on the multipliers. Conditions that contradict each other are
-    met in the least-squares sense.
+    A condition holds if its error is at most `tolerance` times its scale. The prior is multiplied
+    by exponential factors (exponential tilting), whose multipliers are found by the method of
+    Levenberg and Marquardt. Conditions that contradict each other are met in the least-squares
+    sense.
 
     Args:
-        prior: any shape, >= 0; a cell of 0 stays 0.
+        prior: an array of any shape with values >= 0; a cell of 0 stays 0.
         conditions: the conditions.
-        rounds: the most iterations.
-        tolerance: the largest error that may remain, in scales.
+        rounds: the maximum number of iterations.
+        tolerance: the largest error that may remain, in units of each condition's scale.
     """
     flat = prior.ravel()
     possible = flat > 0
@@ -107,15 +109,13 @@ def raked(
     by_gpus: list[tuple[npt.NDArray[np.bool_], float]],
     quartiles: list[tuple[int, npt.NDArray[np.bool_], float]],
 ) -> Floats:
-    """Rake the (T, G, D) table, so that both margins of jobs are met to the last digit.
-
-    The method is proportional fitting.
+    """Adjust a table by proportional fitting, so that its margins of jobs are met exactly.
 
     Args:
-        table: a table that nearly meets the margins.
-        durations: (T, D) jobs.
-        by_gpus: sets of GPU counts, each with its number of jobs.
-        quartiles: types, each with a set of GPU counts and the fewest jobs of the type there.
+        table: jobs of shape (types, GPU counts, bins), which nearly meets the margins.
+        durations: the number of jobs, of shape (types, bins).
+        by_gpus: sets of GPU counts, each with the number of jobs in it.
+        quartiles: types, each with a set of GPU counts and the fewest jobs of the type in it.
     """
     raked_: Floats = table * (durations.sum(axis=1) / table.sum(axis=(1, 2)))[:, None, None]
     for _ in range(400):
@@ -142,10 +142,10 @@ def raked(
 
 
 _CARRIED_BINS: Final = 22
-"""The stored bins; the published curves of GPU jobs end at 2^21 s."""
+"""Number of stored bins, because the published curves of GPU jobs end at 2^21 s."""
 
 OUTLIERS: Final = 0.05
-"""The prior weight of a GPU count just outside a type's whiskers; 1 is the weight inside."""
+"""Prior weight of a GPU count just outside a type's whiskers, relative to the weight inside."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +162,7 @@ class JointMargins:
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """Hold the conditions that the joint table must meet, and the prior."""
+    """Hold the conditions that the joint table must meet, and the prior from which to start."""
 
     prior: Floats
     tilts: list[Condition]
@@ -176,7 +176,10 @@ def read_tables(cluster: str) -> dict[str, Any]:
 
 
 def carried(margins: JointMargins, conditions: Conditions, cluster: str) -> Floats:
-    """Read the stored (T, G, D) table of GPU jobs, with all margins of jobs met exactly."""
+    """Read the stored joint table of GPU jobs, and adjust it to meet all margins of jobs exactly.
+
+    Its shape is (types, GPU counts, bins).
+    """
     table = np.zeros(conditions.prior.shape)
     for row in csv.reader(
         io.StringIO(_folder().joinpath(f"{cluster}_joint.csv").read_text("utf-8"))
@@ -188,7 +191,10 @@ def carried(margins: JointMargins, conditions: Conditions, cluster: str) -> Floa
 
 
 def solved(conditions: Conditions) -> Floats:
-    """Compute the (T, G, D) table nearest to the prior that meets all published numbers."""
+    """Compute the joint table that is nearest to the prior and meets all published numbers.
+
+    Its shape is (types, GPU counts, bins).
+    """
     return tilted(conditions.prior, conditions.tilts)
 
 
@@ -197,9 +203,9 @@ def _folder() -> Any:
 
 
 def margins_of(tables: dict[str, Any]) -> JointMargins:
-    """Return the published margins of the GPU jobs, and the numbers that follow from them.
+    """Return the published margins of the GPU jobs, and two results that follow from them.
 
-    These numbers are the mean of each bin, and the GPU time of all jobs.
+    These are the mean duration in each bin, and the GPU time of all jobs.
     """
     types = tuple(name for name in tables["types"] if name != CPU)
     summary = tables["summary"]
@@ -211,8 +217,9 @@ def margins_of(tables: dict[str, Any]) -> JointMargins:
         means = _scaled_means(means, durations, total_s, limit_s)
         gpu_time_s = float(summary["gpu_time_s"])
     else:
-        # The GPU time of the released file is not published; its shares by GPU count are. A share divided by the GPUs
-        # is the jobs' own time, and that sums to the time under the duration curve.
+        # The GPU time of the released file is not published, but its shares by GPU count are. The
+        # share of a GPU count, divided by that count, is proportional to the jobs' own time, and
+        # the sum of the jobs' own times is known from the duration curve.
         curve = np.array(tables["gpu_num"]["cumulative_gpu_time_pct"], dtype=float)
         shares = np.diff(curve[:, 1], prepend=0.0) / 100
         gpu_time_s = float((durations * means).sum() / (shares / curve[:, 0]).sum())
@@ -227,7 +234,7 @@ def margins_of(tables: dict[str, Any]) -> JointMargins:
 
 
 def _scaled_means(means: Floats, counts: Floats, total_s: float, limit_s: float) -> Floats:
-    """Move the means within their bins so that the durations of all jobs sum to `total_s`."""
+    """Move each bin's mean within the bin, so that the durations of all jobs sum to `total_s`."""
     lower, upper = bin_edges(limit_s)
     low, high = 0.5, 2.0
     for _ in range(50):
@@ -240,7 +247,7 @@ def _scaled_means(means: Floats, counts: Floats, total_s: float, limit_s: float)
 
 
 def conditions_of(margins: JointMargins, gpu_num: dict[str, Any]) -> Conditions:
-    """Express all published numbers as conditions on the (T, G, D) table of GPU jobs."""
+    """Express all published numbers as conditions on the joint table of GPU jobs."""
     shape = (len(margins.types), len(margins.values), BINS)
     values = margins.values[None, :, None]
     types = np.arange(len(margins.types))[:, None, None]
@@ -300,15 +307,16 @@ def conditions_of(margins: JointMargins, gpu_num: dict[str, Any]) -> Conditions:
 
 
 def steps(curve: list[list[float]]) -> list[tuple[float, float, float]]:
-    """Return each step of a cumulative curve: its lower x (exclusive), its upper x, its height."""
+    """Return the steps of a cumulative curve: lower x (exclusive), upper x, and height of each."""
     before = [[0.0, 0.0], *curve[:-1]]
     return [(x0, x1, y1 - y0) for (x0, y0), (x1, y1) in zip(before, curve, strict=True)]
 
 
 def _within_box(values: Floats, box: list[float]) -> Floats:
-    """Return the prior weight of each GPU count, given a type's box plot.
+    """Return the prior weight of each GPU count, given the box plot of a type.
 
-    The weight is 0 between a whisker and its limit of 1.5 IQR, where the box plot has no value.
+    The weight is 0 between a whisker and the limit of 1.5 IQR from the box, because by definition
+    no value lies between them.
     """
     whisker_low, q1, _, q3, whisker_high = box
     reach = 1.5 * (q3 - q1)
@@ -323,14 +331,14 @@ def _within_box(values: Floats, box: list[float]) -> Floats:
 
 
 def _box_conditions(values: Floats, table: dict[str, Any]) -> list[tuple[Any, float, float]]:
-    """Return the conditions under which NumPy's linear percentiles equal the box's values.
+    """Return conditions under which NumPy's percentiles equal the quartiles of a box plot.
 
-    NumPy reads the percentile p of n values at the position (n - 1) p. So a number of jobs must lie
-    at or below the quartile, and a number at or above it. A margin of 0.5% protects the quartile
-    from the rounding to whole jobs.
+    NumPy (with linear interpolation) reads the percentile p of n values at position (n - 1) p.
+    Enough jobs must therefore lie at or below each quartile, and enough at or above it. A margin of
+    0.5% ensures that the quartile survives the rounding to whole jobs.
 
     Returns:
-        For each condition: a set of GPU counts, the fewest jobs there, and the scale.
+        For each condition, a set of GPU counts, the fewest jobs in it, and the condition's scale.
     """
     whisker_low, q1, median, q3, whisker_high = table["box_gpu_num"]
     jobs = float(table["jobs"])
@@ -345,7 +353,7 @@ def _box_conditions(values: Floats, table: dict[str, Any]) -> list[tuple[Any, fl
 
 
 def write_solutions(folder: Path) -> None:
-    """Solve the tables of both clusters again, and write `*_joint.csv` into the folder."""
+    """Solve the joint tables of both clusters again, and write `*_joint.csv` into a folder."""
     for cluster in ("seren", "kalos"):
         tables = read_tables(cluster)
         margins = margins_of(tables)

@@ -1,4 +1,4 @@
-"""Define the data of the twin's stages: the calibration, and the drawn jobs."""
+"""Define the data that the stages of drawing exchange: the calibration, and the drawn jobs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -11,110 +11,127 @@ Ints = npt.NDArray[np.int64]
 Column = npt.NDArray[np.generic]
 
 CPU = "CPU"
-"""The type of a job without GPUs, as AcmeTrace writes it."""
+"""The type of a job without GPUs, with AcmeTrace's name."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Reasons:
-    """Hold targets for the recorded causes of failures, by reason at full size. R reasons."""
+    """Hold targets for the recorded causes of failures at full size, for each of R reasons."""
 
     names: tuple[str, ...]
-    """R names of reasons in the study's Table 3."""
+    """Names of the R reasons, from the study's Table 3."""
     types: frozenset[str]
-    """Types of the jobs whose causes were recorded."""
+    """Types of the jobs whose causes of failure were recorded."""
     jobs: Floats
-    """(R) failed GPU jobs."""
+    """(R) number of failed GPU jobs."""
     gpu_num: Floats
-    """(R) mean GPUs; NaN if unknown."""
+    """(R) mean number of GPUs; NaN if unknown."""
     run_s: Floats
-    """(R) mean time to failure, s; NaN if unknown."""
+    """(R) mean time to failure in s; NaN if unknown."""
     gpu_time_s: Floats
-    """(R) GPU time, s."""
+    """(R) GPU time in s."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rhythm:
-    """Hold the parameters of the order of jobs in time. T types."""
+    """Hold the parameters for the order of jobs in time, for T types.
+
+    A batch is a group of jobs submitted together. A campaign is a series of batches of one user,
+    with jobs of one type and size.
+    """
 
     same_size: Floats
-    """(T) probability that a batch belongs to the campaign of the batch before: same user, same GPUs."""
+    """(T) probability that a batch continues the campaign of the batch before it."""
     near_size: float
-    """Correlation of the ranks of sizes of successive campaigns."""
+    """Correlation between the size ranks of successive campaigns."""
     near_duration: Floats
-    """(T) correlation of the ranks of durations of successive batches."""
+    """(T) correlation between the duration ranks of successive batches."""
     alike: float
-    """Correlation of the rank of a job's duration with the rank of its batch."""
+    """Correlation between the duration rank of a job and the rank of its batch."""
     gap_cv2: Floats
-    """(T) squared coefficient of variation of gaps between batches, apart from hours and days."""
+    """(T) squared coefficient of variation of batch gaps, without daily and weekly cycles."""
     retry_share: float
-    """Part of the failed batches whose next batch in the campaign is a retry."""
+    """Share of the failed batches for which the next batch of the campaign is a retry."""
     retry_median_s: float
-    """Median pause between a failure and its retry."""
+    """Median pause between a failure and its retry, in seconds."""
     drift: Floats
-    """(T) exponents: a part u**drift of the jobs has come when a part u would without drift."""
+    """(T) exponents that move arrivals in time.
+
+    When a share u of the jobs would have arrived without drift, the share u**drift has arrived.
+    """
     first_parts: Floats
-    """(T) part of the arrivals by which exactly that part of the jobs has come; 0 if unknown."""
+    """(T) share of the type's arrivals at which exactly the same share of its jobs has come.
+
+    0 means that the share is unknown.
+    """
     known: Mapping[int, tuple[float, float, float, float]]
-    """Target of `sessions.order_statistics` over the completed jobs, by number of the type."""
+    """For some type numbers, the values that `sessions.order_statistics` must have.
+
+    They refer to the completed jobs.
+    """
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Calibration:
-    """Hold the tables of counts from which a twin is drawn.
+    """Hold the tables of counts from which a synthetic trace is drawn.
 
-    The shapes name T types, G GPU counts, D bins, S states and U users. Bins are powers of two, as
-    in the published curves: bin 0 has values <= 1 s, bin i values in (2^(i-1), 2^i] s.
+    In the shapes, T is the number of types, G of GPU counts, D of bins, S of states and U of users.
+    Bins are powers of two, as in the published curves: bin 0 has values up to 1 s, and bin i values
+    in (2^(i-1), 2^i] s.
     """
 
     cluster: str
     zone: str
-    """Offset from UTC of the written times, such as `+08:00`."""
+    """UTC offset of the written times, such as `+08:00`."""
     start_s: float
     """Unix time of the first submission."""
     window_s: float
     """Seconds from the first submission to the last."""
     snapshot_s: float | None
-    """Unix time of the export: later ends are RUNNING then. None: all jobs had ended."""
+    """Unix time at which the trace was exported. A job that ends later is RUNNING.
+
+    None means that all jobs had ended.
+    """
     counts_queue: bool
-    """True if `duration` begins at submission (Kalos as released), False if at the start."""
+    """True if `duration` counts from submission (Kalos as released), False if from the start."""
     capacity_gpus: int | None
-    """GPUs of the cluster, which bound the GPUs in use; None: unknown, no bound."""
+    """Number of GPUs of the cluster, which limits the GPUs in use; None means no limit."""
     types: tuple[str, ...]
     gpu_nums: Floats
-    """(G) possible GPU counts of a job, ascending; 0 is a CPU job."""
+    """(G) possible GPU counts of a job, ascending; 0 means a CPU job."""
     cells: Floats
-    """(T, G, D) jobs by type, GPUs and bin of duration."""
+    """(T, G, D) number of jobs by type, GPU count and bin of duration."""
     seconds: Floats
-    """(T, G) total duration of these jobs, s."""
+    """(T, G) total duration of these jobs in s."""
     duration_limit_s: Floats
-    """(T) the longest possible duration."""
+    """(T) longest possible duration in s."""
     longest: tuple[int, float] | None
-    """Type and duration of the longest job; None if unknown."""
+    """Type number and duration in s of the longest job; None if unknown."""
     queue_cells: Floats
-    """(T, D) jobs by type and bin of queueing time."""
+    """(T, D) number of jobs by type and bin of queueing time."""
     queue_seconds: Floats
-    """(T) total queueing time, s."""
+    """(T) total queueing time in s."""
     medians_s: Mapping[str, float]
-    """Medians that must hold: `gpu_duration`, `gpu_queue`, `cpu_duration`, `cpu_queue`."""
+    """Required medians in s: `gpu_duration`, `gpu_queue`, `cpu_duration`, `cpu_queue`."""
     states: tuple[str, ...]
     state_shares: Floats
-    """(T, G, D, S) probability of each state in a cell."""
+    """(T, G, D, S) probability of each state, for the jobs of a cell."""
     state_totals: Floats
     """(2, S) share of each state among CPU jobs (row 0) and GPU jobs (row 1)."""
     state_gpu_time: Floats
-    """(S) share of each state in GPU time."""
+    """(S) share of the GPU time that jobs of each state have."""
     users: Floats
-    """(T, U) share of each user among the jobs of a type; columns are users, the busiest first."""
+    """(T, U) share of each user among the jobs of a type, with one column per user."""
     cpus: Floats
-    """(T, G) CPU cores of a job."""
+    """(T, G) number of CPU cores of a job."""
     hour_of_week: Floats
-    """(168) share of submissions by local hour, from Monday 00:00."""
+    """(168) share of submissions in each local hour of the week, from Monday 00:00."""
     dispersion: float
-    """Standard deviation of the logarithm of a day's rate of arrivals."""
+    """Standard deviation of the logarithm of the daily rate of arrivals."""
     batch_sizes: Floats
-    """(T) mean jobs submitted together."""
+    """(T) mean number of jobs that are submitted together."""
     rhythm: Rhythm
-    """The order of jobs in time."""
+    """Parameters for the order of jobs in time."""
     reasons: Reasons | None
     """The causes of failures; None if no cause was recorded."""
 
@@ -125,33 +142,33 @@ class Calibration:
 
     @property
     def gpu_time_s(self) -> float:
-        """Return the GPU time at full size, by the trace's meaning of duration."""
+        """Return the GPU time in s at full size; durations count as defined by `counts_queue`."""
         return float((self.seconds * self.gpu_nums).sum())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TwinJobs:
-    """Hold a synthetic trace: columns of one length, sorted by time of submission."""
+    """Hold a synthetic trace, as columns of equal length, sorted by time of submission."""
 
     cluster: str
     zone: str
     counts_queue: bool
-    """True if `duration_s` begins at submission, False if at the start."""
+    """True if `duration_s` counts from submission, False if from the start."""
     capacity_gpus: int | None
     peak_gpus: int
-    """The most GPUs in use at one time."""
+    """The most GPUs in use at the same time."""
     job_id: Column
     user: Column
     type: Column
-    """`Pretrain`, `Evaluation`, `SFT`, `MLLM`, `Debug`, `Other`; `CPU` without GPUs."""
+    """`Pretrain`, `Evaluation`, `SFT`, `MLLM`, `Debug` or `Other`; `CPU` for a job without GPUs."""
     state: Column
     reason: Column
-    """The cause of the failure; empty if none was recorded, as for most failures."""
+    """The cause of the failure; empty if none was recorded, which is the case for most failures."""
     gpu_num: Ints
     node_num: Ints
     cpu_num: Ints
     submit_s: Ints
-    """Unix time."""
+    """Time of submission as a Unix time."""
     queue_s: Ints
     duration_s: Ints
 
@@ -165,17 +182,17 @@ class TwinJobs:
 
     @property
     def run_s(self) -> Ints:
-        """Return the seconds from start to end, for either meaning of `duration_s`."""
+        """Return the seconds from start to end, for either definition of `duration_s`."""
         return self.duration_s - self.queue_s if self.counts_queue else self.duration_s
 
     @property
     def end_s(self) -> Ints:
-        """Return the Unix times of the ends; for RUNNING jobs the time of the export."""
+        """Return the Unix times at which jobs end; for RUNNING jobs, the time of the export."""
         return self.start_s + self.run_s
 
     @property
     def gpu_time_s(self) -> Ints:
-        """Return GPUs times `duration_s`, as the trace does."""
+        """Return the number of GPUs times `duration_s`, which is how the trace defines GPU time."""
         return self.gpu_num * self.duration_s
 
     def columns(self) -> dict[str, Column]:

@@ -1,9 +1,10 @@
-"""Assign final states to jobs, by type, size and duration.
+"""Assign final states to jobs, depending on type, size and duration.
 
-Only totals are published: each state's share of jobs and of GPU time. Cancelled jobs are few and
-hold most of the GPU time, since people stop long jobs. Failed jobs are many and short, except for
-long jobs on hundreds of GPUs (sections 3.2 and 5). A constant and the logarithm of GPU time tilt
-the odds of each state until both totals hold.
+Only totals are published: each state's share of the jobs and of the GPU time. Cancelled jobs are
+few and have most of the GPU time, since people stop long jobs. Failed jobs are many and short,
+except for long jobs on hundreds of GPUs (sections 3.2 and 5). The odds of each state in a cell
+start from such assumptions. They are then adjusted by a constant and by a factor of the logarithm
+of GPU time, such that both totals hold.
 """
 
 from dataclasses import dataclass
@@ -19,11 +20,12 @@ from holdfast.trace.twin.rounding import largest_remainder
 STATES: Final = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "RUNNING")
 
 _FIRST_TENTH_JOBS: Final = 45_059
-"""GPU jobs in the first tenth of Seren's released file, whose states were counted."""
+"""Number of GPU jobs in the first tenth of Seren's released file, whose states were counted."""
 _SEREN_JOBS: Final = 450_590
 _RARE: Final = {
-    # Shares of GPU jobs. Seren's first tenth holds 54 TIMEOUT, 44 NODE_FAIL and 1,010 PREEMPTED jobs. Those that were
-    # preempted are counted once for the whole trace: the published shares of the other states leave no room for more.
+    # Shares among GPU jobs. The first tenth of Seren's file has 54 TIMEOUT, 44 NODE_FAIL and 1,010
+    # PREEMPTED jobs. The PREEMPTED jobs are taken as the number in the whole trace, because the
+    # published shares of the other states leave no room for more.
     "seren": {
         "TIMEOUT": 54 / _FIRST_TENTH_JOBS,
         "NODE_FAIL": 44 / _FIRST_TENTH_JOBS,
@@ -52,14 +54,14 @@ def published_states(
     published: dict[str, Any],
     cluster: str,
 ) -> StateModel:
-    """Return the states of a published cluster.
+    """Return the probabilities of final states for a published cluster.
 
     Args:
-        cells: (T, G, D) jobs.
-        seconds: (T, G) total durations.
-        types: T names.
-        values: G GPU counts.
-        published: the percentage of each state among jobs and GPU time.
+        cells: the number of jobs, of shape (types, GPU counts, bins).
+        seconds: the total durations, of shape (types, GPU counts).
+        types: the names of the types.
+        values: the GPU counts.
+        published: the percentage of each state among jobs and among GPU time.
         cluster: the cluster whose rare states are added.
     """
     three = STATES[:3]
@@ -81,8 +83,9 @@ def published_states(
         log_size = np.where(is_gpu, np.log2(np.maximum(values, 1)), 0.0)[None, :, None]
     log_s = np.arange(BINS)[None, None, :] - 8.0
     prior = np.zeros((*cells.shape, 3))
-    # Cancelling takes a person who sees the job run: longer and larger ones. A long run of hundreds of GPUs meets the
-    # failures of hardware (Table 3: infrastructure takes 82% of the failures' GPU time).
+    # Cancelling takes a person who sees the job run, so cancelled jobs are longer and larger. A
+    # long run on hundreds of GPUs meets hardware failures (Table 3: infrastructure has 82% of the
+    # GPU time of failures).
     prior[..., 1] = 0.06 * log_s + 0.10 * log_size
     # Of Kalos' 641 pretraining jobs 183 completed (counted in its converted form, tethys): fewer than of other types.
     prior[types.index("Pretrain"), ..., 0] = -0.8
@@ -102,9 +105,10 @@ def published_states(
 def _tilted_odds(
     prior: Floats, tilt: Floats, jobs: Floats, gpu_time: Floats, by_jobs: Floats, by_time: Floats
 ) -> Floats:
-    """Return the softmax of prior + a_s + b_s x tilt.
+    """Return the probabilities of the states: the softmax of prior + a_s + b_s x tilt.
 
-    Newton's method finds a and b such that the shares of jobs and of GPU time hold.
+    The softmax is over the states s. Newton's method finds a and b such that each state has its
+    share of jobs and of GPU time.
     """
 
     def shares_of(unknown: Floats) -> Floats:
@@ -144,8 +148,9 @@ def _with_rare(
 ) -> StateModel:
     """Add the rare states to the three frequent ones.
 
-    RUNNING jobs are taken from completed jobs, PREEMPTED jobs from all three states. TIMEOUT and
-    NODE_FAIL jobs are published as failed; they are taken from failed jobs and have their odds.
+    RUNNING jobs are taken from the completed jobs, and PREEMPTED jobs from all three states. The
+    published numbers count TIMEOUT and NODE_FAIL jobs as failed, so these are taken from the failed
+    jobs and get the same odds.
     """
     model = np.zeros((*shares.shape[:-1], len(STATES)))
     model[..., :3] = shares
@@ -169,9 +174,10 @@ def dealt_states(
     types: Ints, places: Ints, bins: Ints, weights: Floats, model: StateModel, is_gpu: npt.NDArray[np.bool_],
     rng: np.random.Generator,
 ) -> Ints:  # fmt: skip
-    """Return the number of each job's state.
+    """Draw a final state for each job, and return its number.
 
-    The counts agree with `model.totals`, the GPU time with `model.gpu_time`.
+    The number of jobs with each state agrees with `model.totals`, and their GPU time with
+    `model.gpu_time`.
 
     Args:
         types: the type of each job.
@@ -208,12 +214,13 @@ def _dealt(
     cut_short: npt.NDArray[np.bool_],
     rng: np.random.Generator,
 ) -> Ints:
-    """Assign each state to `counts` of the jobs in order, by systematic sampling."""
+    """Assign each state to `counts` of the jobs, by systematic sampling along their order."""
     states = np.full(len(odds), -1, dtype=np.int64)
     named = odds.sum(axis=0) > 0
     for state in np.flatnonzero(~named & (counts > 0)):
-        # A state without probabilities of its own is rare: among jobs of the longest hundredth, or among shorter ones
-        # that still ran when the table was exported or had to give way.
+        # A state that has no probabilities is rare. It is assigned at random among the longest
+        # hundredth of the jobs. RUNNING and PREEMPTED jobs were cut short, so they are chosen among
+        # somewhat shorter jobs.
         free = np.flatnonzero(states < 0)
         order = free[np.argsort(weights[free], kind="stable")]
         part = (0.6, 0.9) if cut_short[state] else (0.99, 1.0)
@@ -236,7 +243,7 @@ def _dealt(
 
 
 def _systematic(chance: Floats, count: int, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
-    """Pick `count` items, spread evenly along the order.
+    """Choose `count` items, spread evenly along their order.
 
     The probability of each item is proportional to `chance`, and at most 1.
     """
@@ -264,8 +271,8 @@ def _swap_to_gpu_time(
 ) -> None:
     """Swap the states of pairs of jobs, in place, until each state has its share of GPU time.
 
-    The GPU time of rare states without a share of their own (NODE_FAIL, TIMEOUT) counts as failed,
-    as published.
+    Rare states without a published share (NODE_FAIL, TIMEOUT) count as failed, as in the published
+    numbers.
     """
     total = weights[members].sum()
     if failed is not None:

@@ -1,10 +1,16 @@
-"""Stage 7: choose a start for each batch, such that jobs never hold more GPUs than there are.
+"""Stage 7: choose a start for each batch, such that jobs never hold more GPUs than the cluster has.
 
-The bins fix the duration of a job, so only its start can change. First, batches with a quota of
-their own are placed in the order of their arrival: a job without room delays all later ones. Then
-the other batches are placed by falling GPU time, each at its wanted moment or at the nearest one
-with enough GPUs. The grid has steps of five minutes. A job counts in every bucket that it touches,
-so the counted use is never below the true use.
+The duration of a job is already fixed, so only its start can change. Batches are placed in this
+order:
+
+1. Batches whose start is fixed.
+2. Batches of the type that has a quota of its own, in the order of their arrival. If there is no
+   room for a batch, it delays all later ones of this type.
+3. All other batches, those with the most GPU time first. Each starts at its wanted time, or at the
+   nearest time with enough GPUs.
+
+Time is divided into buckets of five minutes. A job counts in every bucket that it touches, so the
+counted use is never below the true use.
 """
 
 from dataclasses import dataclass
@@ -18,16 +24,22 @@ from holdfast.trace.twin.model import Floats, Ints
 _TRIES: Final = 6
 _NEAR_S: Final = 300.0
 _LONG_JOBS: Final = 0.8
-"""Part of the cluster for the jobs with the most GPU time; the part grows for later jobs."""
+"""Share of the cluster that may be used by the batches with the most GPU time.
+
+The share grows to 1 for the batches that are placed later.
+"""
 
 _DAY: Final = 86_400 // BUCKET_S
 _HOURS_KEPT: Final = 2
-"""Extra hours of distance per hour of the day: the same hour of another day is preferred."""
+"""Penalty for a start at another hour of the day, in hours of distance per hour of difference.
+
+The same hour on another day is therefore preferred.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
-    """Hold the GPU jobs to place: batch, GPUs, begin and end, in s from the batch's start."""
+    """Hold the GPU jobs to place: batch, GPUs, and begin and end in s from the batch's start."""
 
     batches: Ints
     gpu_nums: Ints
@@ -46,18 +58,18 @@ def placed(
     may_exceed_window: bool,
     rng: np.random.Generator,
 ) -> Ints:
-    """Return the start of each batch, in seconds from the start of the window.
+    """Return the start of each batch, in seconds from the start of the time window.
 
     Args:
         demand: the jobs; batches are numbered from 0 without gaps.
-        wanted_s: by batch, the wanted start.
-        latest_s: by batch, the latest possible start.
-        fixed: the start of each batch that must not move.
-        reserved: the batches with a quota of their own, which start in the order of arrival; other
-            batches do not move them.
-        capacity_gpus: the most GPUs in use; None for no limit.
-        may_exceed_window: True to place a batch without room after all others; False to place it
-            where the use exceeds the limit least.
+        wanted_s: the wanted start of each batch.
+        latest_s: the latest possible start of each batch.
+        fixed: the start of each batch that must not move, by batch number.
+        reserved: the batches that have a quota of their own. They start in the order of arrival,
+            and are not moved by other batches.
+        capacity_gpus: the largest number of GPUs in use at once; None means no limit.
+        may_exceed_window: what to do if there is no room for a batch: True places it after all
+            others, False where the use exceeds the limit least.
         rng: the random generator.
     """
     count = len(latest_s)
@@ -81,8 +93,9 @@ def placed(
     )
     horizon = int((max(latest_s.max(), 0) + int(ends.max())) // BUCKET_S) + 3
     grid = _Grid(horizon, capacity_gpus)
-    # What comes first leaves room for what comes last: a cluster filled by its long jobs would have no evaluation for
-    # weeks, and people keep their quota free.
+    # The batches that are placed first leave some room for those placed last. If long jobs could
+    # fill the cluster, there would be no evaluation for weeks; in reality, people keep their quota
+    # free.
     placed_part = np.empty(count)
     placed_part[falling] = (np.cumsum(held[falling]) - held[falling]) / max(float(held.sum()), 1.0)
     usual = np.floor(capacity_gpus * (_LONG_JOBS + (1 - _LONG_JOBS) * placed_part))
@@ -125,7 +138,7 @@ def placed(
 
 
 class _Grid:
-    """Hold the GPUs in use in each bucket."""
+    """Hold the number of GPUs in use in each bucket of time."""
 
     def __init__(self, buckets: int, capacity: int) -> None:
         self.held = np.zeros(buckets, dtype=np.int64)
@@ -133,7 +146,7 @@ class _Grid:
 
     @staticmethod
     def use(start: int, gpus: Ints, begins: Ints, ends: Ints) -> tuple[int, Ints]:
-        """Return the first bucket of a batch, and the GPUs in use from that bucket on."""
+        """Return the first bucket that a batch touches, and its GPUs from this bucket on."""
         if len(gpus) == 1:
             first = int(start + begins[0]) // BUCKET_S
             return first, np.full(int(start + ends[0]) // BUCKET_S - first + 1, gpus[0])
@@ -165,9 +178,9 @@ class _Grid:
         after: bool,
         rng: np.random.Generator,
     ) -> int:
-        """Return a start with room for the batch's highest use in all its buckets.
+        """Return a start at which every bucket has room for the batch's highest use.
 
-        `placed` describes the result if there is no such start.
+        If there is no such start, the result is as described for `placed`.
         """
         first, use = self.use(0, gpus, begins, ends)
         length, peak = (
@@ -202,9 +215,9 @@ class _Grid:
 
 
 def peak_gpus(starts_s: Ints, ends_s: Ints, gpu_nums: Ints) -> int:
-    """Return the most GPUs in use at one time.
+    """Return the largest number of GPUs in use at the same time.
 
-    GPUs of a job that ends at a moment are free for jobs that start at that moment.
+    If one job ends when another starts, its GPUs count as free for the other.
     """
     times = np.concatenate([starts_s, ends_s])
     change = np.concatenate([gpu_nums, -gpu_nums])

@@ -1,4 +1,4 @@
-"""Make calibrations of the two published clusters from the counts of their authors."""
+"""Make calibrations of the two published clusters, from the counts that their authors published."""
 
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -26,7 +26,7 @@ CLUSTERS: Final = ("seren", "kalos")
 
 @lru_cache(maxsize=2)
 def calibration(cluster: str) -> Calibration:
-    """Return the calibration of a published cluster, `seren` or `kalos`, from a cache.
+    """Return the calibration of a published cluster, `seren` or `kalos`; results are cached.
 
     Raises:
         BadUse: there is no such cluster.
@@ -106,10 +106,11 @@ def _made(tables: dict[str, Any]) -> Calibration:
 
 
 def _gpu_time(cells: Floats, margins: JointMargins, gpu_num: dict[str, Any]) -> Floats:
-    """Return the (T, G) GPU time with exactly the published shares by GPU count and by type.
+    """Return the GPU time by type and GPU count, with exactly the published shares of both.
 
-    The solved table has these shares within a few per cent; proportional fitting corrects the rest.
-    The durations follow from their positions within the bins.
+    In the stored joint table, these shares are correct to within a few per cent, and proportional
+    fitting corrects the rest. The durations are later moved within their bins to match. The shape
+    is (types, GPU counts).
     """
     gpu_time: Floats = np.einsum("tgd,td->tg", cells, margins.means_s) * margins.values
     shares = steps(gpu_num["cumulative_gpu_time_pct"])
@@ -138,7 +139,11 @@ def _gpu_time(cells: Floats, margins: JointMargins, gpu_num: dict[str, Any]) -> 
 
 
 def _queues(tables: dict[str, Any], types: tuple[str, ...]) -> tuple[Floats, Floats]:
-    """Return the queueing times by type: (T, D) counts, and (T) totals in seconds."""
+    """Return the distribution of queueing times by type.
+
+    Returns:
+        Job counts of shape (types, bins), and the total seconds of each type.
+    """
     summary = tables["summary"]
     cells = np.zeros((len(types), BINS))
     for number, name in enumerate(types):
@@ -169,7 +174,7 @@ def _unix_s(text: str, zone: str) -> float:
 
 
 DISPERSION: Final = 0.45
-"""Standard deviation of the logarithm of a day's rate, beside the week's pattern."""
+"""Standard deviation of the logarithm of the daily rate of arrivals, without the weekly pattern."""
 
 _BATCHES: Final = {
     "Evaluation": 60.0,
@@ -190,16 +195,16 @@ _USERS: Final = {
     CPU: 110,
 }
 _ZIPF: Final = 1.15
-"""Exponent of the users' submissions by rank; a few users submit most jobs."""
+"""Zipf exponent of the users' submissions by rank, so that a few users submit most jobs."""
 
 
 def published_batches(types: tuple[str, ...]) -> Floats:
-    """Return the (T) mean numbers of jobs that are submitted together."""
+    """Return the mean number of jobs that are submitted together, for each type."""
     return np.array([_BATCHES[name] for name in types])
 
 
 def published_users(types: tuple[str, ...]) -> Floats:
-    """Return the (T, U) shares of users.
+    """Return each user's share of the jobs, of shape (types, users).
 
     Each type has its own busiest users, and most users work on two or three types.
     """
@@ -215,15 +220,15 @@ def published_users(types: tuple[str, ...]) -> Floats:
 
 
 def published_cpus(types: tuple[str, ...], values: Floats, cluster: str) -> Floats:
-    """Return the (T, G) CPU cores, as in the released rows.
+    """Return the number of CPU cores as in the released rows, of shape (types, GPU counts).
 
     | cluster | jobs | CPU cores |
     |---|---|---|
-    | Seren | on one node | 16 a GPU |
-    | Seren | on several nodes | 10 a GPU |
-    | Seren | evaluations | 2 a GPU |
-    | Kalos | evaluations | 6 a GPU |
-    | Kalos | others | 120 a node |
+    | Seren | on one node | 16 per GPU |
+    | Seren | on several nodes | 10 per GPU |
+    | Seren | evaluations | 2 per GPU |
+    | Kalos | evaluations | 6 per GPU |
+    | Kalos | others | 120 per node |
     """
     cpus = np.zeros((len(types), len(values)))
     for number, name in enumerate(types):
@@ -238,7 +243,7 @@ def published_cpus(types: tuple[str, ...], values: Floats, cluster: str) -> Floa
 
 
 def published_hours() -> Floats:
-    """Return the (168) share of submissions by local hour of the week.
+    """Return the share of submissions in each of the 168 local hours of the week.
 
     The rate is low before dawn, has two peaks on a working day, and is halved on weekends.
     """

@@ -1,19 +1,21 @@
-"""Stage 8: assign causes of failures from the study's Table 3 to a twin's failed jobs.
+"""Stage 8: assign causes of failures from the study's Table 3 to the failed jobs of a twin.
 
 Table 3 lists the failures with a recorded cause, in the study's larger trace. The released trace
-has no causes, and most failed jobs of a twin have none either. At full size, the twins of both
-clusters together have
+has no causes, and most failed jobs of a twin (a synthetic trace) have none either. At full size,
+the twins of both clusters together have
 
-- the table's numbers of failures, exactly;
-- its shares of GPU time, within a point (a quarter of a point with the default seed);
-- its mean GPUs within a tenth and its mean times to failure within a third, for reasons of ten jobs
-  or more and the default seed.
+- exactly the numbers of failures in the table;
+- its shares of GPU time, to within one percentage point (a quarter of a point with the default
+  seed);
+- its mean GPUs to within a tenth and its mean times to failure to within a third, for reasons with
+  at least ten jobs and the default seed.
 
-Two differences remain, since the released failed jobs do not permit more. Failures of Kalos on
-hundreds of GPUs (NCCL, the dataloader) take a quarter to two thirds of their time in the table, and
-no job of Kalos has the 1152 GPUs of `NCCLRemoteError`. The table's numbers times means exceed the
-GPU time of the released failed jobs several times. So in a twin, the largest of these jobs fail
-soon, and the longest have fewer GPUs. Restarts are not modelled.
+Two differences remain, since the released failed jobs do not permit a better match. First, failures
+of Kalos on hundreds of GPUs (NCCL, the dataloader) take only a quarter to two thirds of their time
+in the table, and no job of Kalos has the 1152 GPUs of `NCCLRemoteError`. Second, the table's
+numbers times its means exceed the GPU time of the released failed jobs several times. In a twin,
+the largest of these jobs therefore fail early, and the longest have fewer GPUs. Restarts are not
+modelled.
 """
 
 import tomllib
@@ -29,34 +31,33 @@ from holdfast.trace.twin.rounding import largest_remainder
 from holdfast.trace.twin.writing import write_rows
 
 FAILED: Final = ("FAILED", "NODE_FAIL")
-"""States of the jobs that may have a reason; TIMEOUT needs none."""
+"""States of the jobs that may get a reason; TIMEOUT needs none."""
 
 _NODE_FAILURE: Final = "NodeFailure"
 
 _SHARE: Final = 0.002
 _GPUS: Final = 0.25
 _TIME: Final = 0.6
-"""Errors of equal weight: of the share of GPU time, of log mean GPUs, of log mean time."""
+"""Errors that count as equal: of the share of GPU time, log mean GPUs, and log mean time."""
 _GOOD: Final = 2e-3
-"""The sum of squared errors below which a reason is not improved further."""
+"""A reason is not improved further if the sum of its squared errors is below this."""
 _SWEEPS: Final = 8
 _NEW_DEALS: Final = 100
 _TRIED: Final = 32
-"""The most jobs of a reason that a sweep replaces."""
+"""The most jobs of a reason that one pass replaces."""
 _OFFERED: Final = 6000
-"""The approximate number of candidates for a swap, which bounds the time of a large draw."""
+"""The approximate number of candidates for a swap, which limits the time of a large draw."""
 
 _SMALL_GPUS: Final = 32
 _SMALL_GPU_TIME_S: Final = 8 * 3600.0
-"""Jobs below both limits are plentiful, so a sample of these jobs suffices."""
+"""Jobs below both limits are plentiful, so only a sample of them is considered."""
 _SAMPLE: Final = 1000
 
 
 def published_reasons(cluster: str) -> Reasons:
-    """Return the part of Table 3 that a published cluster has.
+    """Return the part of Table 3 that belongs to a published cluster.
 
-    The table's `kalos_share` divides the reasons that both clusters have, in number and in GPU
-    time.
+    If both clusters have a reason, the table's `kalos_share` divides its number and its GPU time.
 
     Args:
         cluster: `seren` or `kalos`.
@@ -87,19 +88,23 @@ def dealt_reasons(
     states: Column,
     rng: np.random.Generator,
 ) -> tuple[Column, Column]:
-    """Return the reason of each job, '' if none was recorded, and the changed states.
+    """Assign reasons to failed jobs.
 
-    The number of NODE_FAIL jobs stays. The state goes first to jobs with the reason `NodeFailure`,
-    then to jobs with other reasons of the infrastructure, in the order of `reasons`.
+    The number of NODE_FAIL jobs does not change. The state NODE_FAIL is given first to jobs with
+    the reason `NodeFailure`, and then to jobs with other infrastructure reasons, in the order of
+    `reasons`.
 
     Args:
         reasons: the targets, at full size.
         factor: the ratio of the draw's size to full size.
         types: the type of each job.
-        gpus: the GPUs of each job.
-        runs_s: the seconds of each job, from its start.
+        gpus: the number of GPUs of each job.
+        runs_s: the seconds from each job's start to its end.
         states: the state of each job.
         rng: the random generator.
+
+    Returns:
+        The reason of each job, '' if none was recorded, and the new state of each job.
     """
     failed = np.isin(states, FAILED) & (gpus > 0) & (runs_s > 0)
     able = np.flatnonzero(failed & np.isin(types, sorted(reasons.types)))
@@ -126,16 +131,17 @@ def dealt_reasons(
 
 
 def _pool(able: Ints, gpus: Ints, runs_s: Ints, small: int, rng: np.random.Generator) -> Ints:
-    """Return the jobs to choose from: all large ones, and a sample of the others."""
+    """Return the jobs to choose from: all large jobs, and a sample of the small ones."""
     is_small = (gpus[able] < _SMALL_GPUS) & (gpus[able] * runs_s[able] < _SMALL_GPU_TIME_S)
     kept = rng.permutation(able[is_small])[:small]
     return np.sort(np.concatenate([able[~is_small], kept]))
 
 
 class _Dealing:
-    """Search for an assignment of reasons to jobs: a random one, improved by swaps of two jobs.
+    """Search for a good assignment of reasons to jobs.
 
-    A swap is between two reasons, or between a reason and no reason.
+    The search starts with a random assignment, and improves it by swaps between two jobs. The two
+    jobs have different reasons, or one of them has none.
     """
 
     def __init__(
@@ -144,7 +150,7 @@ class _Dealing:
         self.counts = counts
         self.gpus = gpus
         self.values = np.stack([gpus, runs_s, gpus * runs_s])
-        """(3, jobs) what a reason is told by."""
+        """GPUs, run time in s, and GPU time in s of each job, of shape (3, jobs)."""
         share = np.divide(counts, reasons.jobs * factor)
         self.wanted = np.stack(
             [counts * reasons.gpu_num, counts * reasons.run_s, share * reasons.gpu_time_s * factor]
@@ -154,7 +160,7 @@ class _Dealing:
         self.sums = np.zeros((3, len(counts)))
 
     def dealt(self, rng: np.random.Generator) -> Ints:
-        """Return the number of each job's reason, -1 for no reason."""
+        """Return the index of each job's reason; -1 for no reason."""
         # Largest jobs first: they are the scarce ones.
         mean_gpus = np.nan_to_num(
             np.divide(self.wanted[0], self.counts, where=self.counts > 0, out=self.wanted[0] * 0)
@@ -188,7 +194,7 @@ class _Dealing:
         return self.of
 
     def _dealt_anew(self, reason: int, rng: np.random.Generator) -> None:
-        """Replace some jobs of the reason by random jobs without a reason."""
+        """Replace some jobs of a reason by random jobs that have no reason."""
         own, free = np.flatnonzero(self.of == reason), np.flatnonzero(self.of < 0)
         count = min(int(rng.integers(1, len(own) + 1)), len(free), _TRIED)
         for jobs, sign, owner in (
@@ -205,7 +211,7 @@ class _Dealing:
         return costs
 
     def _improved(self, reason: int, part: float, rng: np.random.Generator) -> int:
-        """Replace jobs of the reason, each by the best candidate, while that helps.
+        """Replace jobs of a reason by better candidates, as long as this reduces the error.
 
         Returns:
             The number of swaps.
@@ -238,7 +244,10 @@ class _Dealing:
         return moves
 
     def _cost(self, reason: Any, sums: Floats) -> Any:
-        """Return the squared errors of (3, …) sums; an unknown target adds nothing."""
+        """Return the sum of squared errors for given sums of GPUs, run time and GPU time.
+
+        A target that is unknown adds nothing.
+        """
         wanted = self.wanted[:, reason]
         wanted = wanted.reshape(3, *[1] * (sums.ndim - wanted.ndim), *wanted.shape[1:])
         ratio = np.nan_to_num(np.log(np.maximum(sums[:2], 1.0) / wanted[:2]))
@@ -250,12 +259,13 @@ class _Dealing:
 
 
 def write_reasons(jobs: TwinJobs, path: Path | str) -> None:
-    """Write `job_id,reason,category` of the jobs with a reason, in the trace's order.
+    """Write the reasons as CSV: `job_id,reason,category` of each job that has a reason.
 
-    The reasons are in a separate file, since the published form of the trace has no such column.
+    The rows are in the order of the trace. The reasons are in a separate file, because the
+    published form of the trace has no column for them.
 
     Raises:
-        OSError: the file cannot be written; no part of it is left.
+        OSError: the file cannot be written; no partial file is left.
     """
     known = jobs.reason != ""
     category = {

@@ -1,9 +1,14 @@
-"""Give the parameters of the order in time of the two published clusters, known or chosen.
+"""Define the parameters for the order of jobs in time, for the two published clusters.
 
-Known are: the order of the 319 completed Kalos jobs of pretraining, fine-tuning and others, whose
-times are published; two autocorrelations of the completed jobs of Kalos; the types of the first
-tenth of Seren's GPU jobs; the median pause of eleven minutes before a retry (504 B200, arXiv
-2605.09370). All other parameters are chosen.
+These parameters are known from published data:
+
+- the order of the 319 completed Kalos jobs of pretraining, fine-tuning and others, whose times are
+  published
+- two autocorrelations of the completed jobs of Kalos
+- the types of the first tenth of Seren's GPU jobs
+- the median pause of eleven minutes before a retry (504 B200, arXiv 2605.09370)
+
+All other parameters are chosen by us.
 """
 
 from typing import Final
@@ -14,15 +19,21 @@ import numpy.typing as npt
 from holdfast.trace.twin.model import CPU, Rhythm
 
 KALOS_PRETRAIN: Final = (0.791, 0.823, 0.413, 6.54)
-"""`sessions.order_statistics` of the 183 completed pretraining jobs of Kalos in order of submission."""
+"""`sessions.order_statistics` of the 183 completed pretraining jobs of Kalos."""
 
 _FIRST_TENTH: Final = {"SFT": 25_781 / 66_971, "Evaluation": 2_965 / 292_212}
 _FIRST_TENTH_OTHERS: Final = (45_059 - 25_781 - 2_965) / (450_590 - 66_971 - 292_212)
-"""Parts of Seren's jobs of each type that are among the first tenth of its GPU jobs."""
+"""For each type, the share of Seren's jobs that are in the first tenth of its GPU jobs.
+
+This is the share for all types that `_FIRST_TENTH` does not list.
+"""
 _FIRST_TENTH_ENDS: Final = 1 / 6
-"""The first tenth of Seren's jobs comes in about the first of six months (chosen)."""
+"""Share of the time in which the first tenth of Seren's jobs arrives.
+
+It is about the first of six months (chosen).
+"""
 _KALOS_DRIFT: Final = {"Pretrain": 1.03, "Other": 0.71, "SFT": 0.71}
-"""Exponents that give the mean moment of the 319 jobs."""
+"""Drift exponents that reproduce the mean arrival time of the 319 jobs."""
 
 _SAME_SIZE: Final = {"Pretrain": 0.95, "Evaluation": 0.7}
 _NEAR_DURATION: Final = {"Pretrain": 0.84, "Evaluation": 0.6}
@@ -34,7 +45,8 @@ RETRY_MEDIAN_S: Final = 660.0
 def published_rhythm(types: tuple[str, ...], cluster: str) -> Rhythm:
     """Return the rhythm of a published cluster, `seren` or `kalos`.
 
-    The drift of Seren puts the published part of each type into the first tenth of its GPU jobs.
+    For Seren, the drift of each type is such that the published share of its jobs is among the
+    first tenth of all GPU jobs.
     """
     drift, first = np.ones(len(types)), np.zeros(len(types))
     for number, name in enumerate(types):
@@ -54,13 +66,13 @@ def usual_rhythm(
     first_parts: npt.NDArray[np.float64] | None = None,
     known: dict[int, tuple[float, float, float, float]] | None = None,
 ) -> Rhythm:
-    """Return the chosen rhythm with a drift.
+    """Return the chosen default rhythm, with the given drift.
 
     Args:
-        types: T names.
-        drift: (T) exponents, see `Rhythm.drift`.
-        first_parts: (T) parts, see `Rhythm.first_parts`.
-        known: statistics by number of the type, see `Rhythm.known`.
+        types: the names of the types.
+        drift: an exponent for each type; see `Rhythm.drift`.
+        first_parts: a share for each type; see `Rhythm.first_parts`.
+        known: statistics by type number; see `Rhythm.known`.
     """
     return Rhythm(
         same_size=np.array([_SAME_SIZE.get(name, 0.7) for name in types]),

@@ -1,4 +1,4 @@
-"""Stage 2: round tables to whole jobs, with every margin kept."""
+"""Stage 2: round tables to whole jobs, such that every margin is kept."""
 
 import numpy as np
 
@@ -7,9 +7,9 @@ from holdfast.trace.twin.model import Floats, Ints
 
 
 def largest_remainder(shares: Floats, total: int) -> Ints:
-    """Return integers proportional to `shares` that sum to `total`.
+    """Return integers that are proportional to `shares` and sum to `total`.
 
-    Shares are rounded down; the largest remainders get one more.
+    All values are rounded down, and then those with the largest remainders are increased by one.
     """
     if shares.sum() <= 0:
         return np.zeros(shares.shape, dtype=np.int64)
@@ -21,9 +21,10 @@ def largest_remainder(shares: Floats, total: int) -> Ints:
 
 
 def cumulative_rounded(parts: Floats, total: int) -> Ints:
-    """Return integers with the sum `total`, whose cumulative sums are those of `parts`, rounded.
+    """Round `parts` to integers that sum to `total`, such that their cumulative curve is kept.
 
-    The authors published cumulative curves of ordered bins, so rounding must keep these curves.
+    Each cumulative sum is the rounded cumulative sum of `parts`, scaled to `total`. The authors
+    published cumulative curves over ordered bins, so rounding must preserve these.
     """
     if total == 0:
         return np.zeros(len(parts), dtype=np.int64)
@@ -34,10 +35,11 @@ def cumulative_rounded(parts: Floats, total: int) -> Ints:
 
 
 def rounded_table(table: Floats, rows: Ints, columns: Ints, rng: np.random.Generator) -> Ints:
-    """Return integers near `table` with exactly these row and column sums.
+    """Round a table to integers that have exactly the given row and column sums.
 
-    The method is controlled rounding (Bacharach 1966): the table is raked to the margins and
-    rounded down. The missing units go to cells that are drawn by their remainders.
+    The method is controlled rounding (Bacharach 1966). The table is adjusted to the margins by
+    proportional fitting, and rounded down. The units that are missing are added to cells drawn at
+    random, with probabilities by their remainders.
     """
     outer = np.outer(rows, columns) / max(int(rows.sum()), 1)
     raked = np.where(outer > 0, table + 1e-9 * outer, 0.0)
@@ -73,10 +75,10 @@ def rounded_table(table: Floats, rows: Ints, columns: Ints, rng: np.random.Gener
 
 
 def _add_unit(whole: Ints, table: Floats, row: int, column: int) -> None:
-    """Add one to the sums of a row and of a column, in place.
+    """Increase the sums of one row and one column by 1, in place.
 
-    If the cell of both must stay empty, two other cells of the row and the column get a unit, and
-    the cell at their corner loses one.
+    If the cell in this row and column must stay 0, one cell in the row and one in the column are
+    increased instead, and the cell in the other row and column of these two is decreased.
     """
     if table[row, column] <= 0:
         # Another row gives a unit in a column where this one may have it, and takes it in the column that lacks it.
@@ -100,14 +102,15 @@ def rounded_cells(
     total: int,
     rng: np.random.Generator,
 ) -> tuple[Ints, Floats]:
-    """Return whole jobs near `cells`, `total` in all, and the total duration for each GPU count.
+    """Round the cells of a calibration to whole jobs, `total` in all.
 
-    Three margins are exact: jobs by type, the curve of jobs by type and duration, the curve of jobs
-    by GPU count. Then jobs of a type swap their GPU counts until the GPU time of each count is as
-    near to `seconds` as whole jobs permit.
+    Three margins are exact: jobs by type, the curve of jobs by type and duration, and the curve of
+    jobs by GPU count. Jobs of the same type then swap their GPU counts, until the GPU time of each
+    count is as close to `seconds` as whole jobs permit.
 
     Returns:
-        (T, G, D) jobs, and (T, G) total durations in seconds.
+        The jobs, of shape (types, GPU counts, bins), and their total durations in seconds, of shape
+        (types, GPU counts).
     """
     factor = total / cells.sum()
     is_gpu = gpu_nums > 0
@@ -141,10 +144,10 @@ def rounded_cells(
 
 
 def _reweighted(seconds: Floats, expected: Floats, jobs: Ints, gpu_nums: Floats) -> Floats:
-    """Return the (T, G) durations for the rounded jobs.
+    """Return total durations that fit the rounded jobs, of shape (types, GPU counts).
 
-    The duration of cells that have no job after rounding goes to other cells of the type and of the
-    GPU count.
+    If a cell has no job after rounding, its duration is distributed over other cells of the same
+    type and of the same GPU count.
     """
     by_type, by_gpus = (seconds * gpu_nums).sum(axis=1), (seconds * gpu_nums).sum(axis=0)
     gpu_time = (
@@ -162,10 +165,10 @@ def _reweighted(seconds: Floats, expected: Floats, jobs: Ints, gpu_nums: Floats)
 def _swap_to_time(
     jobs: Ints, seconds: Floats, means_s: Floats, gpu_nums: Floats, moves: int = 600
 ) -> None:
-    """Swap jobs of a type between GPU counts, in place, while the GPU time gets nearer its target.
+    """Swap jobs of a type between GPU counts, in place, to bring the GPU time to its target.
 
-    An error has more weight if durations within the bins can hardly correct it: about a fifth of a
-    group's GPU time can be corrected.
+    An error in a group has more weight if it cannot be corrected later. About a fifth of a group's
+    GPU time can be corrected by moving durations within their bins.
     """
     ease = 0.15 * gpu_nums * seconds + 5e-5 * float((gpu_nums * seconds).sum()) + 1e-9
     unit = gpu_nums / ease

@@ -1,4 +1,7 @@
-"""Stage 5: order jobs into batches of like jobs, campaigns, retries and bursts."""
+"""Stage 5: group jobs into batches of similar jobs, and order the batches in time.
+
+Batches form campaigns, retries and bursts.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,48 +13,60 @@ import numpy.typing as npt
 from holdfast.trace.twin.model import Floats, Ints, Rhythm
 
 _BATCH_GPUS: Final = 256
-"""The most GPUs of a batch, or a quarter of the cluster if fewer; larger jobs are single."""
+"""The most GPUs of all jobs of a batch together, or a quarter of the cluster if fewer.
+
+A larger job is a batch by itself.
+"""
 
 _TRIED_ORDERS: Final = 300
-"""Orders that are drawn if the order's statistics are known; the nearest one is used."""
+"""Number of orders drawn if an order's statistics are known; the best one is used."""
 
 _NEW_CAMPAIGN: Final = 1.0
-"""Extra rank of a gap before a campaign over a gap within one, in standard deviations."""
+"""Extra length of a gap before a new campaign, compared with a gap within a campaign.
+
+It is added to the gap's random rank, in standard deviations.
+"""
 
 
 _NO_ROOM: Final = 1.0
-"""Weight of the GPU time without room, as a part of all, beside a relative error."""
+"""Weight of the share of GPU time without room in the cluster, beside a relative error."""
 
 _AFTER_LONG: Final = 1.0
-"""Extra rank of a gap per standard deviation of the rank of GPU time of the batch before."""
+"""Extra length of a gap after a batch with much GPU time.
+
+It is added to the gap's random rank, per standard deviation of the rank of GPU time.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sessions:
-    """Hold the batches of a draw. N jobs, B batches.
+    """Hold the batches of a draw, for N jobs and B batches.
 
-    The batches of a type have ascending numbers, in the type's order.
+    The batches of a type have ascending numbers, in their order.
     """
 
     batches: Ints
     """(N) number of each job's batch."""
     places: Ints
-    """(N) place in the batch, 0 first."""
+    """(N) index of each job within its batch, from 0."""
     types: Ints
     """(B) type of each batch."""
     campaigns: Ints
-    """(B) number of the campaign, ascending: successive batches of one user, type and size."""
+    """(B) number of each batch's campaign, ascending.
+
+    A campaign consists of successive batches with the same user, type and size.
+    """
     parts: Floats
-    """(B) moment as a part of the type's arrivals, ascending within a type; unused for retries."""
+    """(B) arrival as a share of the type's arrivals, ascending by type; unused for retries."""
     retries: npt.NDArray[np.bool_]
-    """(B) True if the batch retries the failed batch before."""
+    """(B) True if the batch is a retry of the batch before it, which failed."""
     pauses_s: Floats
-    """(B) seconds from the failure to the retry."""
+    """(B) seconds between the failure and the retry."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Chain:
-    """Hold the order of one type. M jobs in order; B batches."""
+    """Hold the order of the jobs of one type, for M jobs and B batches."""
 
     jobs: Ints
     batches: Ints
@@ -75,20 +90,21 @@ def in_sessions(
     moments_s: Callable[[Floats, int], Floats],
     rng: np.random.Generator,
 ) -> Sessions:
-    """Order the jobs of each type into batches and campaigns, and spread the batches over time.
+    """Group the jobs of each type into batches and campaigns, and spread the batches over time.
 
-    Every job keeps its type, GPUs and duration; only its neighbours are chosen.
+    Every job keeps its type, GPUs and duration. Only the order of the jobs is chosen.
 
     Args:
-        types: (N) the number of each job's type.
-        gpu_nums: (N) the GPUs of each job.
+        types: (N) the type number of each job.
+        gpu_nums: (N) the number of GPUs of each job.
         durations_s: (N) the duration of each job.
-        completed: (N) True for completed jobs, the jobs of the known statistics.
+        completed: (N) True for completed jobs, to which the known statistics refer.
         failed: (N) True for failed jobs.
         mean_sizes: (T) the mean number of jobs in a batch.
-        rhythm: the correlations of the order.
-        capacity_gpus: the GPUs of the cluster; None if unknown.
-        moments_s: returns the seconds at which given parts of a type's arrivals have come.
+        rhythm: the parameters of the order.
+        capacity_gpus: the number of GPUs of the cluster; None if unknown.
+        moments_s: returns the times in seconds at which given shares of a type's arrivals have
+            come.
         rng: the random generator.
     """
     most = _BATCH_GPUS if capacity_gpus is None else min(_BATCH_GPUS, max(capacity_gpus // 4, 1))
@@ -141,7 +157,7 @@ def in_sessions(
 
 
 _FEWEST_KNOWN: Final = 30
-"""The fewest completed jobs for meaningful statistics of an order."""
+"""The fewest completed jobs for which the statistics of an order are meaningful."""
 
 
 def _chain(
@@ -199,10 +215,13 @@ def _chain(
 
 
 def _sizes(count: int, mean: float, rng: np.random.Generator) -> tuple[Ints, Ints]:
-    """Return the numbers of the batches and their sizes, which sum to `count`.
+    """Draw the sizes of batches, which sum to `count`.
 
-    Sizes are geometric, except that large batches (a checkpoint's datasets, a sweep) lie within 30%
-    of their mean.
+    Sizes are geometric. Large batches (a checkpoint's datasets, a parameter sweep) are an
+    exception, and lie within 30% of their mean.
+
+    Returns:
+        The numbers of the batches, and their sizes.
     """
     enough = int(count / mean * 1.5) + 20
     sizes = np.array([], dtype=np.int64)
@@ -219,7 +238,7 @@ def _sizes(count: int, mean: float, rng: np.random.Generator) -> tuple[Ints, Int
 
 
 def _correlated(count: int, correlation: float, rng: np.random.Generator) -> Floats:
-    """Draw a normal sequence with this correlation between neighbours."""
+    """Draw a normal sequence in which neighbours have the given correlation."""
     noise = rng.normal(size=count)
     rest = (1 - correlation**2) ** 0.5
     values = noise.tolist()
@@ -237,10 +256,11 @@ def _normal(values: Ints) -> Floats:
 def _parts(
     new: npt.NDArray[np.bool_], last: Floats, cv2: float, rng: np.random.Generator
 ) -> Floats:
-    """Draw moments in (0, 1) with log-normal gaps of this squared coefficient of variation.
+    """Draw times in (0, 1) with log-normal gaps.
 
-    Long gaps come before campaigns, and after batches of much GPU time. The gaps are near to
-    quantiles, so that their variation is nearly the variation of the distribution in every draw.
+    The gaps have the squared coefficient of variation `cv2`. Long gaps tend to come before new
+    campaigns, and after batches with much GPU time. The gaps are close to quantiles of the
+    distribution, so that their variation is nearly the same in every draw.
     """
     count = len(new)
     order = np.argsort(rng.normal(size=count) + _NEW_CAMPAIGN * new + _AFTER_LONG * last)
@@ -252,12 +272,12 @@ def _parts(
 
 
 def anchored(parts: Floats, come: Floats, anchor: float) -> Floats:
-    """Stretch the moments before and after `anchor`, so that this part of the jobs has come by then.
+    """Stretch the times before and after `anchor`, so that this share of the jobs has come by then.
 
     Args:
-        parts: (B) moments in (0, 1), ascending.
-        come: (B) the part of the jobs up to and including each batch.
-        anchor: the part of the jobs; 0 if unknown.
+        parts: (B) the times of the batches in (0, 1), ascending.
+        come: (B) the share of the jobs in the batches up to and including each one.
+        anchor: the share of the jobs, and the time by which it must have come; 0 if unknown.
     """
     last = int(np.searchsorted(come, anchor))
     if not anchor or last >= len(parts) - 1:
@@ -275,10 +295,10 @@ def _distance(
     known: tuple[float, float, float, float],
     capacity_gpus: int | None,
 ) -> float:
-    """Return the largest relative error of the statistics of an order.
+    """Return how far the statistics of an order are from their known values.
 
-    Jobs that would not fit into the cluster count as an error, too, because such jobs have to move,
-    which changes their order.
+    This is the largest relative error. GPU time for which the cluster has no room is added as a
+    further error, because such jobs must be moved, which changes the order.
     """
     ends_s = np.maximum.reduceat(durations_s[chain.jobs], np.flatnonzero(chain.places == 0))
     submits_s = retried(moments_s, ends_s, chain.retries, chain.pauses_s)[chain.batches]
@@ -305,9 +325,9 @@ def order_statistics(
 ) -> tuple[float, float, float, float]:
     """Return four statistics of jobs in the order of submission.
 
-    - the part of jobs with as many GPUs as the job before
-    - the correlation of log GPUs with log GPUs of the job before
-    - the correlation of log duration with log duration of the job before
+    - the share of jobs with as many GPUs as the previous job
+    - the correlation between log GPUs of successive jobs
+    - the correlation between log durations of successive jobs
     - the squared coefficient of variation of the gaps between submissions
     """
     gaps = np.diff(moments)
@@ -320,7 +340,7 @@ def order_statistics(
 
 
 def lagged(values: npt.NDArray[np.number], lag: int = 1) -> float:
-    """Return the correlation of a sequence with itself, shifted by `lag`; 0 if either is constant."""
+    """Return the autocorrelation of a sequence at a lag; 0 if the sequence is constant."""
     before, after = values[:-lag], values[lag:]
     if len(before) < 2 or not before.std() or not after.std():
         return 0.0
@@ -330,15 +350,15 @@ def lagged(values: npt.NDArray[np.number], lag: int = 1) -> float:
 def retried(
     moments_s: Floats, ends_s: Ints, retries: npt.NDArray[np.bool_], pauses_s: Floats
 ) -> Floats:
-    """Return the moments of the batches, with each retry moved after the batch before.
+    """Return the times of the batches, after each retry was moved behind the batch that it retries.
 
-    A retry comes one pause after the end of the batch before.
+    A retry comes one pause after the end of the batch before it.
 
     Args:
-        moments_s: (B) moments, in seconds from the start of the window.
-        ends_s: (B) seconds from the moment of a batch to the end of its last job.
-        retries: (B) True for batches that retry the batch before.
-        pauses_s: (B) the pauses, in seconds.
+        moments_s: (B) the times of the batches, in seconds from the start of the window.
+        ends_s: (B) seconds from the time of a batch to the end of its last job.
+        retries: (B) True for batches that retry the batch before them.
+        pauses_s: (B) the pauses in seconds.
     """
     moved = moments_s.copy()
     for batch in np.flatnonzero(retries).tolist():

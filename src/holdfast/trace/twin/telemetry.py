@@ -1,12 +1,13 @@
-"""Draw telemetry of the twin: wide CSVs of 15-second samples with the published curves.
+"""Draw telemetry for a twin: wide CSVs of 15-second samples that have the published curves.
 
-Each GPU has a latent variable, its work. The work is constant in the phases of a job, apart from
-small changes. A metric's value is the quantile of its published curve at the rank of the work among
-all samples, with some noise. So the metrics of a GPU change together, and each has its published
-curve. Utilisation, SM and tensor activity, and power have the same idle samples: a GPU without
-utilisation draws idle power. Temperatures follow the work with a lag.
+Each GPU has a hidden variable that describes its work. The work is constant during each phase of a
+job, apart from small changes. Each value of a metric is a quantile of the metric's published curve.
+The rank of the quantile is the rank of the GPU's work among all samples, with some noise. The
+metrics of a GPU therefore change together, and each metric has its published curve. Utilisation, SM
+activity, tensor activity and power are idle in the same samples, because a GPU without utilisation
+draws idle power. Temperatures follow the work with a lag.
 
-Jobs and telemetry are not joined, as in AcmeTrace's release.
+As in AcmeTrace's release, jobs and telemetry cannot be joined.
 """
 
 import tomllib
@@ -26,16 +27,16 @@ from holdfast.trace.twin.model import Calibration, Column, Floats
 from holdfast.trace.twin.writing import time_texts, whole_file
 
 SAMPLE_S: Final = 15
-"""Seconds between samples, as in Prometheus' scrapes."""
+"""Seconds between samples; Prometheus' scrapes have the same interval."""
 
 _PHASE_S: Final = 5400.0
-"""Mean seconds of a phase: a job, or the gap after a job."""
+"""Mean seconds of a phase, which is a job or the gap after a job."""
 _WANDER_S: Final = 300.0
-"""Time constant of the changes within a phase, in seconds."""
+"""Time constant of the small changes within a phase, in seconds."""
 
 
 def ranked(values: Floats) -> Floats:
-    """Return the rank of each value among all, in (0, 1); ties are ordered by position."""
+    """Return each value's rank among all values, scaled to (0, 1); ties rank by position."""
     flat = values.ravel()
     ranks = np.empty(len(flat))
     ranks[np.argsort(flat, kind="stable")] = (np.arange(len(flat)) + 0.5) / len(flat)
@@ -43,10 +44,10 @@ def ranked(values: Floats) -> Floats:
 
 
 class Latents:
-    """Draw the latent variables, block after block; phases continue from one block to the next.
+    """Draw the hidden variables, one block of samples after another.
 
-    In two thirds of the cases a phase holds the eight GPUs of a node together, as a job of whole
-    nodes does. Otherwise each GPU has phases of its own.
+    Phases continue from one block to the next. Two thirds of the phases cover all eight GPUs of a
+    node, as a job of whole nodes does. In the other phases, each GPU has its own work.
     """
 
     def __init__(self, nodes: int, cpu_nodes: int, rng: np.random.Generator) -> None:
@@ -61,7 +62,7 @@ class Latents:
         self.warm: Floats | None = None
 
     def block(self, count: int) -> tuple[Floats, Floats, Floats]:
-        """Draw the next `count` samples.
+        """Draw the next `count` samples of the work.
 
         Returns:
             The work, of shapes (samples, GPUs), (samples, nodes) and (samples, CPU nodes).
@@ -90,7 +91,7 @@ class Latents:
         return work, by_node, cpu
 
     def noise(self, count: int, devices: int) -> Floats:
-        """Draw the noise of one metric, which is correlated over about a minute."""
+        """Draw the noise of one metric, which is correlated in time over about a minute."""
         noise = self.rng.normal(size=(count, devices))
         keep = np.exp(-SAMPLE_S / 60.0)
         for sample in range(1, count):
@@ -98,16 +99,16 @@ class Latents:
         return noise
 
     def slow(self, shape: tuple[int, ...]) -> Floats:
-        """Draw a value for each device that drifts over the block.
+        """Draw a value for each device that drifts slowly over the block.
 
-        The value stands for memory in use that does not depend on the work.
+        The value models memory that is in use independently of the work.
         """
         count, devices = shape
         ends = self.rng.normal(size=(2, devices))
         return np.asarray(ends[0] + np.linspace(0, 1, count)[:, None] * (ends[1] - ends[0]))
 
     def warmth(self, work: Floats, times_s: npt.NDArray[np.float64]) -> Floats:
-        """Return the work with a lag of two minutes, plus offsets by place and time of day."""
+        """Return the work with a lag of two minutes, plus offsets by node and time of day."""
         warm = np.empty_like(work)
         now = work[0] if self.warm is None else self.warm
         part = SAMPLE_S / 120
@@ -122,23 +123,29 @@ class Latents:
 
 _ZONE: Final = "+08:00"
 _START: Final = "2023-08-01 00:00:00"
-"""The published temperatures and power are from August."""
+"""Default start, because the published temperatures and power are from August."""
 
 _FRAME_MIB: Final = 81920
 _USABLE_MIB: Final = 81248
-"""The most memory in use in a published sample: 99.18% of 80 GB."""
+"""The most memory in use in a published sample, in MiB: 99.18% of 80 GB."""
 
 _BLOCK_VALUES: Final = 2_000_000
-"""Samples x GPUs of a block; every block has the published curves."""
+"""Number of values in a block, samples times GPUs. Every block has the published curves."""
 
 _XID_HOURS: Final = 376.5
-"""Hours of Kalos with 852 onsets (jcmiller/hackathon-datacenter-agent): 15 to 31 August 2023."""
+"""Hours in which Kalos had 852 onsets, from 15 to 31 August 2023.
+
+Source: jcmiller/hackathon-datacenter-agent.
+"""
 _XID_CODES: Final = {43: 794, 31: 55, 94: 2, 45: 1}
 _XID_BURSTS: Final = 8
 _XID_SINGLES: Final = 19
-"""Events, ended by a pause of five minutes: eight have 50 to 116 GPUs, 19 have 1 to 13."""
+"""Number of small events, each ended by a pause of five minutes.
+
+Eight events have 50 to 116 GPUs (`_XID_BURSTS`), and 19 events have 1 to 13 GPUs.
+"""
 _XID_NODES: Final = 71 / 293
-"""Part of the nodes with an onset in a burst; such a node has 1.5 onsets on average."""
+"""Share of the nodes that have an onset in a burst; such a node has 1.5 onsets on average."""
 _XID_GPUS: Final = 1.5 / 8
 _XID_SPREAD_S: Final = 120.0
 """Approximate seconds between the first and the last onset of a burst (chosen)."""
@@ -146,14 +153,14 @@ _XID_SPREAD_S: Final = 120.0
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """Hold a published cumulative curve: values, and the part of samples at or below each."""
+    """Hold a published cumulative curve: values, and the share of samples at or below each."""
 
     values: Floats
     parts: Floats
     steps: bool
 
     def at(self, ranks: Floats) -> Floats:
-        """Return the quantile at each rank in (0, 1)."""
+        """Return the quantile at each rank, where ranks are in (0, 1)."""
         if self.steps:
             return np.asarray(
                 self.values[np.minimum(np.searchsorted(self.parts, ranks), len(self.values) - 1)]
@@ -162,7 +169,7 @@ class Curve:
 
     @property
     def idle(self) -> float:
-        """Return the part of the samples at the lowest value."""
+        """Return the share of the samples that have the lowest value."""
         return float(self.parts[self.values == self.values[0]].max())
 
 
@@ -206,12 +213,12 @@ def write_telemetry(
 
     Args:
         calibration: the calibration of `seren` or `kalos`.
-        folder: the folder, created if absent.
-        samples: the rows of each file, 15 seconds apart.
+        folder: the folder; created if it does not exist.
+        samples: the number of rows in each file, 15 seconds apart.
         seed: the seed of all random draws.
-        gpus: the number of GPUs, eight to a node; a part of a node counts as a whole one.
-        start: the local time (+08:00) of the first sample. Temperatures are those of August; in
-            other months they are lower by the season.
+        gpus: the number of GPUs, with eight per node; a part of a node counts as a whole node.
+        start: the local time (+08:00) of the first sample. Temperatures are as in August; in other
+            months, they are lower depending on the season.
 
     Raises:
         BadUse: the cluster has no telemetry, or a size is not positive.
@@ -275,7 +282,7 @@ def _metrics(
     order = ranked(work)
 
     def together(name: str, blur: float) -> Floats:
-        """Return a metric's values at ranks near those of the work, idle in the same samples."""
+        """Return the values of a metric that follow the work, and are idle in the same samples."""
         ranks = ranked(work + blur * latents.noise(count, work.shape[1]))
         busy = order > idle
         again = np.empty_like(order)
@@ -326,9 +333,10 @@ def _metrics(
 
 
 def _season_c(times_s: Floats) -> Floats:
-    """Return the degrees below August's temperature.
+    """Return the temperature's difference to August in degrees, positive if it is lower.
 
-    The machine room follows the year by a few degrees; the end of July is hottest.
+    The temperature of the machine room follows the year by a few degrees, with its maximum at the
+    end of July.
     """
     day = times_s / 86400 % 365.2425 - 208
     warmth = 3.0 * np.cos(2 * np.pi * day / 365.2425)
@@ -337,9 +345,9 @@ def _season_c(times_s: Floats) -> Floats:
 
 
 def _xids(codes: Any, count: int, rng: np.random.Generator) -> Any:
-    """Return the (samples, GPUs) last Xid of each GPU, 0 before the first.
+    """Return the last Xid of each GPU at each sample, of shape (samples, GPUs); 0 before the first.
 
-    The gauge keeps the last code, as DCGM's gauge does.
+    As in DCGM, the last code is kept until another one occurs.
     """
     latched = np.tile(codes, (count, 1))
     for sample, gpu, code in xid_onsets(len(codes), count, rng):
@@ -348,13 +356,13 @@ def _xids(codes: Any, count: int, rng: np.random.Generator) -> Any:
 
 
 def xid_onsets(gpus: int, samples: int, rng: np.random.Generator) -> list[tuple[int, int, int]]:
-    """Draw the onsets of Xids: sample, GPU and code, in order.
+    """Draw the onsets of Xid errors, in order of time: sample, GPU and code of each.
 
-    As in Kalos, most onsets come in bursts over a quarter of the nodes, and most are of
+    As in Kalos, most onsets come in bursts over a quarter of the nodes, and most are caused by
     applications (Xid 43).
 
     Args:
-        gpus: the number of GPUs, eight a node.
+        gpus: the number of GPUs, with eight per node.
         samples: the number of samples, 15 seconds apart.
         rng: the random generator.
     """

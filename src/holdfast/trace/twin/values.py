@@ -1,4 +1,4 @@
-"""Stage 3: draw seconds within the bins, such that the given totals and medians hold."""
+"""Stage 3: draw seconds within the bins, such that the given totals and medians are met."""
 
 from typing import Final
 
@@ -8,7 +8,10 @@ from holdfast.trace.twin.bins import bin_edges
 from holdfast.trace.twin.model import Floats, Ints
 
 _MOVABLE: Final = 9
-"""The first bin (over 256 s) whose values change to meet totals; smaller values keep medians."""
+"""The first bin (above 256 s) whose values may move to meet totals.
+
+Smaller values stay, because they determine the medians.
+"""
 
 
 def drawn_values(
@@ -21,14 +24,14 @@ def drawn_values(
 ) -> Ints:
     """Draw whole seconds, each within its bin, such that every group sums to its target.
 
-    The values are log-uniform at first, and then bent towards one edge of their bins.
+    The values are log-uniform at first, and then moved towards one edge of their bins.
 
     Args:
         bins: the bin of each job.
         groups: the group of each job, in any order.
-        limit_s: the greatest value of each job.
-        target_s: the target of each group; NaN for no target. A target that the bins do not permit
-            is missed.
+        limit_s: the largest possible value of each job.
+        target_s: the target of each group; NaN for no target. A target that cannot be met within
+            the bins is missed.
         rng: the random generator.
         longest: the index of the job whose value is exactly its limit.
     """
@@ -73,11 +76,11 @@ def shifted_to_totals(
     """Move values within their bins until the weighted sums of all groups meet their targets.
 
     Args:
-        values: whole seconds.
+        values: the values in whole seconds.
         bins: the bin of each value.
-        limit_s: the greatest value of each.
+        limit_s: the largest possible value of each.
         weights: the weight of each value in the sums, such as its GPUs.
-        margins: for each margin, the group of each value and the targets of the groups; NaN for no
+        margins: for each margin, the group of each value, and the target of each group; NaN for no
             target.
         keep: the index of a value that does not change.
         rounds: the number of passes over the margins.
@@ -105,9 +108,9 @@ def shifted_to_totals(
 
 
 def with_median(values: Ints, bins: Ints, median_s: float) -> Ints:
-    """Bend the values within the median's bin so that the median is exactly `median_s`.
+    """Move the values within the median's bin so that the median is exactly `median_s`.
 
-    Of an even number of values, the two middle ones are `median_s`.
+    If the number of values is even, both middle values become `median_s`.
     """
     if not len(values):
         return values

@@ -1,4 +1,4 @@
-"""Stage 9: write jobs as files, in AcmeTrace's own form or in a scheduling simulator's."""
+"""Stage 9: write jobs to files, in AcmeTrace's own form or in a simulator's form."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,23 +16,23 @@ from holdfast.trace.twin.model import CPU, Column, TwinJobs
 SYNTHETIC: Final = "SYNTHETIC"
 _ROWS = 50_000
 _FILE_TYPES = {"Evaluation": "Eval"}
-"""AcmeTrace's names of types that have another name here."""
+"""AcmeTrace's names for types that have a different name here."""
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[TextIO]:
-    """Open a text file that appears at `path` once the block ends without an error.
+    """Open a text file for writing that appears at `path` when the `with` block ends.
 
-    After an error, `path` is unchanged.
+    If the block raises an error, `path` is unchanged.
     """
     with replacing(path) as temporary, temporary.open("x", encoding="utf-8", newline="") as file:
         yield file
 
 
 def write_rows(path: Path, header: str, columns: Sequence[Column], separator: str = ",") -> None:
-    """Write text columns as a file with a header, whole or not at all.
+    """Write text columns as a file with a header, atomically.
 
-    The fields must need no quotes.
+    The fields must not need quotes.
 
     Raises:
         OSError: the file cannot be written.
@@ -52,7 +52,7 @@ def _texts(column: npt.NDArray[Any]) -> list[str]:
 def time_texts(unix_s: npt.NDArray[np.number], zone: str) -> npt.NDArray[np.str_]:
     """Format Unix times, such as `2023-03-01 00:18:22+08:00`.
 
-    `zone` is the offset of the written times; empty for UTC without an offset.
+    `zone` is the UTC offset to use; if it is empty, times are in UTC and have no offset.
     """
     offset = datetime.fromisoformat(f"2023-01-01T00:00:00{zone or '+00:00'}").utcoffset()
     assert offset is not None
@@ -63,14 +63,14 @@ def time_texts(unix_s: npt.NDArray[np.number], zone: str) -> npt.NDArray[np.str_
 
 
 def write_jobs(jobs: TwinJobs, path: Path | str) -> None:
-    """Write the trace as AcmeTrace's CSV of its cluster.
+    """Write a synthetic trace as CSV, in AcmeTrace's form for its cluster.
 
-    Every cluster whose durations begin at the start has Seren's form. Kalos' form also has memory
-    and two more times, and its `duration` and `gpu_time` count from submission. A last column
-    `synthetic` marks the rows, so that they are not taken for real ones.
+    A cluster whose durations count from the start has Seren's form. Kalos' form also has memory and
+    two more times, and its `duration` and `gpu_time` count from submission. An additional last
+    column `synthetic` marks the rows, so that they are not taken for real ones.
 
     Raises:
-        OSError: the file cannot be written; no part of it is left.
+        OSError: the file cannot be written; no partial file is left.
     """
     types = jobs.type.astype(object)
     for ours, theirs in _FILE_TYPES.items():
@@ -103,7 +103,7 @@ def write_jobs(jobs: TwinJobs, path: Path | str) -> None:
 
 
 def write_mark(folder: Path, like: str, *, seed: int) -> None:
-    """Write SYNTHETIC.txt beside a twin's files, which states that no row is real.
+    """Write SYNTHETIC.txt beside the files of a twin, which states that no row is real.
 
     Raises:
         OSError: the file cannot be written.
@@ -116,9 +116,9 @@ def write_mark(folder: Path, like: str, *, seed: int) -> None:
 
 
 def _kalos_memory(jobs: TwinJobs) -> dict[str, Any]:
-    """Return the memory of jobs, as in the released rows.
+    """Return the memory of Kalos' jobs, as in the released rows.
 
-    A node has 1000 GB, and 100 GB of shared memory. An evaluation has 32 GB a GPU, and no shared
+    A node has 1000 GB, and 100 GB of shared memory. An evaluation has 32 GB per GPU, and no shared
     memory.
     """
     small = (jobs.type == "Evaluation") | (jobs.type == CPU)
@@ -131,7 +131,7 @@ Columns = Mapping[str, npt.NDArray[Any]]
 
 NEEDED: Final = ("submit_s", "queue_s", "duration_s", "gpu_num")
 _STATUS: Final = {"COMPLETED": 1, "CANCELLED": 5}
-"""SWF: 1 completed, 5 cancelled, 0 failed."""
+"""Status of a final state in SWF: 1 is completed, 5 cancelled, and 0 (all other states) failed."""
 
 
 def export(
@@ -142,7 +142,7 @@ def export(
     name: str = "twin",
     zone: str = "+00:00",
 ) -> int:
-    """Write jobs for a simulator, whole or not at all, and return the number of written jobs.
+    """Write jobs for a simulator atomically, and return the number of written jobs.
 
     | format | form |
     |---|---|
@@ -151,22 +151,23 @@ def export(
     | `tiresias`, `tethys` | AcmeTrace's converted form |
     | `swf` | Standard Workload Format 2.2, in which processors are GPUs |
 
-    Only `helios` includes CPU jobs. `sia`, `tiresias` and `tethys` leave out jobs without run time,
-    because their simulators would never end such a job. All formats leave out jobs with an unknown
-    number (NaN) that the format needs, such as jobs that still wait.
+    Only `helios` includes CPU jobs. `sia`, `tiresias` and `tethys` leave out jobs without a run
+    time, because their simulators would never end such a job. Every format leaves out jobs in which
+    a number that it needs is unknown (NaN), such as jobs that still wait.
 
     Args:
         jobs: `submit_s` (Unix time), `queue_s`, `duration_s` (from the start), `gpu_num`, and
-            optionally `node_num`, `cpu_num`, `type`, `state`, `user`, `job_id`; the file has the
-            order of submission.
+            optionally `node_num`, `cpu_num`, `type`, `state`, `user`, `job_id`. The file is sorted
+            by submission time.
         path: the path of the file.
         format: a format of the table.
         name: the name of the cluster.
-        zone: the offset from UTC of the times in `sia` and `helios`, which are written without an
+        zone: the UTC offset of the times in `sia` and `helios`, which are written without an
             offset.
 
     Raises:
-        BadUse: there is no such format, a column is missing, or no job has all needed values.
+        BadUse: there is no such format, a column is missing, or no job has all values that are
+            needed.
         OSError: the file cannot be written.
     """
     if format not in FORMATS:
@@ -258,9 +259,9 @@ def _tiresias(jobs: Columns, _: str, __: str) -> Form:
 
 
 def _tethys(jobs: Columns, _: str, __: str) -> Form:
-    """Return the rows of Tethys' form, in iterations of 0.5 s.
+    """Return the rows of Tethys' form, with iterations of 0.5 s.
 
-    Pretraining has the larger network (1000) and the longer step of communication.
+    Pretraining jobs get the larger network (1000), and the longer communication time per iteration.
     """
     count = len(jobs["submit_s"])
     pretrain = jobs["type"] == "Pretrain"
@@ -281,7 +282,7 @@ def _tethys(jobs: Columns, _: str, __: str) -> Form:
 
 
 def _swf(jobs: Columns, name: str, _: str) -> Form:
-    """Return lines of the Standard Workload Format 2.2 (Feitelson): 18 fields, -1 if unknown."""
+    """Return the lines of Standard Workload Format 2.2 (Feitelson): 18 fields, -1 if unknown."""
     count = len(jobs["submit_s"])
     first_s = _first_s(jobs)
     unknown = np.full(count, -1)

@@ -1,12 +1,16 @@
-"""Read `lsb.acct`, the accounting file of IBM Spectrum LSF: its records of ended jobs.
+"""Read `lsb.acct`, the accounting file of IBM Spectrum LSF, with its records of ended jobs.
 
     cat $LSB_SHAREDIR/CLUSTER/logdir/lsb.acct* > lsf.txt
 
-Fields are separated by spaces. Texts are quoted, with quotes inside doubled. A list follows its
-length. A job with start 0 had no allocation. The GPUs of a job are those in its effective resource
-requirement: `ngpus_physical` of each host (or of each task, with `/task`), times the hosts. Without
-a requirement they are the GPUs of `-gpu num=`. Fields, states and reasons: IBM, "lsb.acct",
-JOB_FINISH, of version 10.1; `lsbatch.h`, TERM_*.
+Fields are separated by spaces. Texts are in quotes, and a quote inside a text is doubled. A list is
+preceded by its length. A job with start 0 never had an allocation.
+
+The GPUs of a job are taken from its effective resource requirement: `ngpus_physical` of each host
+(or of each task, with `/task`), times the number of hosts. Without a requirement, they are the GPUs
+of `-gpu num=`.
+
+Fields, states and reasons are documented in IBM, "lsb.acct", JOB_FINISH, version 10.1, and in
+`lsbatch.h`, TERM_*.
 """
 
 import csv
@@ -39,8 +43,10 @@ _ENDED_BY: Final = {
     1: "PREEMPTED", 5: "TIMEOUT", 6: "TIMEOUT", 12: "TIMEOUT", 8: "CANCELLED", 9: "CANCELLED", 14: "CANCELLED",
     15: "CANCELLED", 10: "PREEMPTED", 11: "PREEMPTED", 16: "OUT_OF_MEMORY", 20: "OUT_OF_MEMORY",
 }  # fmt: skip
-"""States by TERM_* number: preempted, run time, deadline and CPU limits, killed by owner or
-administrator, requeued, memory.
+"""The state for each TERM_* number.
+
+The numbers stand for preemption, run time, deadline and CPU limits, kills by the owner or an
+administrator, requeues, and the memory limit.
 """
 _SENTENCES: Final = {
     "unreadable-row": ("dropped", "Records that could not be read are left out."),
@@ -49,7 +55,7 @@ _SENTENCES: Final = {
 
 
 def read_lsf(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) -> Reading:
-    """Read accounting records; the module's docstring has the command and the rules.
+    """Read LSF's accounting records; the module's docstring has the command and the rules.
 
     Raises:
         BadTrace: a record cannot be read; the message has the line and the expected text.

@@ -2,15 +2,20 @@
 
     cat $PBS_HOME/server_priv/accounting/2024* > pbs.txt
 
-Each line is a record, `TIME;TYPE;ID;NAME=VALUE …`. A job's E (ended) record has all its values;
-each E record is an attempt. A job without E is running if it has S (started), cancelled if it has D
-(deleted), and waits if it has only Q (queued). Times inside E and S are Unix times. The times at
-the start of lines are local; they are used only without other times, and read as UTC. The GPUs of a
-job are `Resource_List.ngpus`, else the sum over the chunks of `select` or of Torque's `nodes`, each
-times its GPUs.
+Each line is a record, `TIME;TYPE;ID;NAME=VALUE …`. The types that matter are Q (queued), S
+(started), E (ended) and D (deleted):
 
-Formats and exit codes: PBS Professional, Administrator's Guide, "Accounting Log" and "Job Exit
-Status Codes"; Torque, "Job Accounting".
+- Each E record is one attempt, and contains all values of the job.
+- A job without an E record is running if it has an S record, and cancelled if it has a D record.
+- A job that has only a Q record is waiting.
+
+Times inside E and S records are Unix times. The times at the start of lines are local times; they
+are read as UTC, and used only if there are no others. The GPUs of a job are `Resource_List.ngpus`.
+Without this value, they are the sum over the chunks of `select`, or of Torque's `nodes`, each times
+its GPUs.
+
+Formats and exit codes are documented in PBS Professional, Administrator's Guide, "Accounting Log"
+and "Job Exit Status Codes", and in Torque, "Job Accounting".
 """
 
 import re
@@ -44,10 +49,13 @@ _HOST: Final = re.compile(r"([^/+]+)/")
 _GPU_NAMES: Final = ("ngpus", "gpus", "naccelerators")
 _SENTENCES: Final = {"unreadable-row": ("dropped", "Records that could not be read are left out.")}
 _SIGNALS_FROM: Final = 256
-"""Exit statuses above this are of jobs ended by a signal."""
+"""Exit statuses above this number mean that a signal ended the job."""
 _TERM: Final = 15
 _STATES: Final = {-29: "TIMEOUT", -28: "TIMEOUT", -27: "OUT_OF_MEMORY", -26: "OUT_OF_MEMORY"}
-"""States by PBS' own exit codes: killed for wall time, CPU time, memory, virtual memory."""
+"""States for PBS' own exit codes.
+
+The codes mean that a job was killed for its wall time, CPU time, memory or virtual memory.
+"""
 
 
 @dataclass
@@ -60,7 +68,7 @@ class _Job:
 
 
 def read_pbs(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) -> Reading:
-    """Read accounting records; the module's docstring has the command and the rules.
+    """Read PBS accounting records; the module's docstring has the command and the rules.
 
     Raises:
         BadTrace: a record cannot be read; the message has the line and the expected text.
@@ -102,7 +110,7 @@ def _jobs(path: Path, findings: Findings, *, drop: bool) -> dict[str, _Job]:
 
 
 def _add(jobs: dict[str, _Job], line: str) -> None:
-    """Add a record to its job.
+    """Add an accounting record to its job.
 
     Raises:
         ValueError: the line is not a record, or a number of the job cannot be read.
@@ -137,7 +145,7 @@ def _pairs(text: str) -> Iterator[tuple[str, str]]:
 
 
 def gpus_of(values: Mapping[str, str]) -> float:
-    """Return the GPUs of a job by its resources.
+    """Return the number of GPUs of a job, from its resources.
 
     Raises:
         ValueError: a number of GPUs cannot be read.
@@ -197,7 +205,7 @@ def _row(
 
 
 def _outcome(status: int | None) -> tuple[str, str | None, int | None]:
-    """Return state, reason and exit code for PBS' exit status."""
+    """Return the state, the reason and the exit code for PBS' exit status."""
     if status is None:
         return "UNKNOWN", None, None
     if status in _STATES:

@@ -1,13 +1,15 @@
 """Read the Standard Workload Format (SWF).
 
-The Parallel Workloads Archive and `holdfast trace export --to swf` write such files. A job is
-eighteen numbers, -1 if unknown; the comments before the jobs define them (Feitelson, "The Standard
-Workload Format", version 2.2). Times are seconds since `UnixStartTime`; the start is submission
-plus wait, the end is start plus run time. A cancelled job without run time never started. Partial
-executions (status 2) are left out, because the last record of the job has its whole time.
+The Parallel Workloads Archive and `holdfast trace export --to swf` write such files. A job is a
+line of eighteen numbers, where -1 means unknown. The comments before the jobs define the numbers
+(Feitelson, "The Standard Workload Format", version 2.2).
 
-SWF counts processors. They are GPUs if the comments say so, as in Holdfast's own export; else they
-are CPU cores and the trace has no GPUs.
+- Times are seconds since `UnixStartTime`. The start is submission plus wait, and the end is start
+  plus run time.
+- A cancelled job without a run time never started.
+- Partial executions (status 2) are skipped, because the last record of the job has its total time.
+- SWF counts processors. If the comments state that these are GPUs, as in Holdfast's own export,
+  they are read as GPUs. Otherwise they are CPU cores, and the trace has no GPUs.
 """
 
 import re

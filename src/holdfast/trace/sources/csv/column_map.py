@@ -1,4 +1,4 @@
-"""Read a column map from TOML and check the map before any file; see `sources.csv.mapped`."""
+"""Read a column map from TOML and validate it before any data; see `sources.csv.mapped`."""
 
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -31,7 +31,7 @@ _TARGET_KEYS: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class Mapped:
-    """The origin of a column of the jobs table."""
+    """Describe the column of a file from which a column of the jobs table is read."""
 
     column: str
     """Name of the column in the file."""
@@ -40,9 +40,9 @@ class Mapped:
     format: str | None = None
     zone: str = "UTC"
     unit: str = ""
-    """A key of `UNIT_S` for a numeric time; '' for a time as text."""
+    """A key of `UNIT_S` if the time is a number; '' if the time is a text."""
     origin_s: float = 0.0
-    """The time of the number 0, in seconds since the Unix epoch."""
+    """The time that the number 0 means, in seconds since the Unix epoch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class ColumnMap:
 
 @dataclass(frozen=True)
 class _Place:
-    """A place in the file, for errors."""
+    """A place in the column map, for error messages."""
 
     path: Path
     names: tuple[str, ...] = field(default=())

@@ -1,8 +1,8 @@
-"""Find the place and the reason of a fault in a CSV file, after the fast reading failed.
+"""Find the place and the reason of an error in a CSV file, after the fast reading failed.
 
-There are two slow passes. The first finds the rows that the database's reader rejects: too few or
-too many fields, or fields of a wrong type. The second is a query for other faults: infinite
-numbers, and times of a wrong format.
+The search takes two slow passes. The first pass finds rows that the database's reader rejects,
+because they have too few or too many fields, or fields of a wrong type. The second pass is a query
+for other errors, which are infinite numbers and times of a wrong format.
 """
 
 import re
@@ -23,20 +23,20 @@ EXAMPLES: Final = 3
 CORRECT: Final = "Correct the line, or drop such rows by --bad-rows drop."
 _KINDS: Final = {"DOUBLE": "a number", "BIGINT": "a whole number", "INTEGER": "a whole number"}
 _VALUE: Final = re.compile(r'Could not convert string "(.*)" to ', re.DOTALL)
-# Number the rows in the file's order. Not used for rejects: in this mode the database ignores an
-# unclosed quote.
+# An option to number the rows in the order of the file. It is not used to find rejected rows,
+# because with it the database ignores an unclosed quote.
 _IN_ORDER: Final = "parallel=false"
 
 
 def first_fault(
     connection: "duckdb.DuckDBPyConnection", path: Path, source: CsvSource, error: Exception
 ) -> BadTrace:
-    """Return the fault nearest to the start of the file, or one made from `error` if none is found."""
+    """Return the first error in the file, or one made from `error` if none is found."""
     import duckdb
 
     try:
-        # The second pass does not count rows that the first pass rejects. So a line of the second
-        # pass is too low, but still beyond the rejected row, and the least line is right.
+        # The second pass does not count rows that the first pass rejects, so its line numbers may
+        # be too low. They still are beyond the rejected row, so the smallest line number is right.
         faults = [*_rejected(connection, path, source, 1), *_unchecked(connection, path, source)]
     except duckdb.Error as later:
         faults, error = [], later
@@ -58,10 +58,10 @@ def first_fault(
 def bad_rows(
     connection: "duckdb.DuckDBPyConnection", path: Path, source: CsvSource
 ) -> tuple[int, tuple[str, ...]]:
-    """Count the unreadable rows, and return the places and reasons of a few.
+    """Count the unreadable rows, and describe a few of them by place and reason.
 
     Raises:
-        BadTrace: a fault concerns more than its row, such as an unclosed quote.
+        BadTrace: an error affects more than its own row, such as an unclosed quote.
     """
     faults = list(_rejected(connection, path, source, EXAMPLES))
     count = connection.execute(
@@ -79,7 +79,7 @@ def bad_rows(
 def mixed_offsets(
     connection: "duckdb.DuckDBPyConnection", path: Path, source: CsvSource
 ) -> BadTrace:
-    """Make the error of a file in which some times have a zone offset and others have none.
+    """Return the error for a file in which some times have a zone offset and others have none.
 
     The error names the first time of the rarer kind.
     """
@@ -111,13 +111,16 @@ def mixed_offsets(
 def _rejected(
     connection: "duckdb.DuckDBPyConnection", path: Path, source: CsvSource, at_most: int
 ) -> Iterator[BadTrace]:
-    """Yield the first rows that the reader rejects; the table `reject_errors` then has all of them."""
+    """Yield an error for each of the first rows that the reader rejects.
+
+    Afterwards, the table `reject_errors` contains all rejected rows.
+    """
     _forget_rejects(connection)
     checked = source.checked("store_rejects=true", "rejects_limit=0", "rejects_line_size_limit=200")
     counted = ", ".join(f"count({quoted(name)})" for name, _ in source.columns)
     connection.execute(f"SELECT {counted} FROM {checked}").fetchall()
-    # Of several faults in a row, the fault of the row's form comes first. An unclosed quote comes
-    # before all others, because the quote concerns all rows after it.
+    # If a row has several errors, a wrong number of fields comes before a wrong value. An unclosed
+    # quote comes before all other errors, because it affects all rows after it.
     rejects = connection.execute(
         "SELECT line_byte_position, line, column_name, error_type::VARCHAR, csv_line, "
         "error_message FROM reject_errors "
@@ -181,7 +184,7 @@ def _fault_of(
 def _unchecked(
     connection: "duckdb.DuckDBPyConnection", path: Path, source: CsvSource
 ) -> Iterator[BadTrace]:
-    """Yield the first field of each column that the reader accepted although its type is wrong."""
+    """Yield an error for each column's first wrong field that the reader accepted."""
     checked = (
         "(SELECT *, row_number() OVER () AS record FROM "
         f"{source.checked('ignore_errors=true', _IN_ORDER)})"
@@ -210,7 +213,7 @@ def _expected(source: CsvSource, column: str) -> str:
 
 
 def _line(path: Path, source: CsvSource, row: int) -> int:
-    """Return the line of a row; rows are counted from 1 after the header."""
+    """Return the line number of a row; rows are counted from 1 after the header."""
     record = row if source.has_header else row - 1
     return record + 1 if path.suffix == ".zst" else line_of_record(path, record)
 

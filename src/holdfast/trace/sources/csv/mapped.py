@@ -120,7 +120,10 @@ def _check_columns(column_map: ColumnMap, path: Path, present: Sequence[str]) ->
 
 
 def _csv_columns(column_map: ColumnMap, header: Sequence[str]) -> Columns:
-    """Return the type of each column of the file by its use; unused columns are text."""
+    """Return the type to read each column of the file as, depending on its use.
+
+    Unused columns are read as text.
+    """
     columns: dict[str, str | Time] = dict.fromkeys(header, "VARCHAR")
     used: dict[str, str] = {}
     for name, mapped in column_map.columns.items():
@@ -148,7 +151,7 @@ def _named(kind: str | Time) -> str:
 
 
 def _select(column_map: ColumnMap) -> str:
-    """Return SQL of the job columns computed from the file's columns."""
+    """Return SQL that computes the job columns from the file's columns."""
     cells = {name: _cell(column_map, name, mapped) for name, mapped in column_map.columns.items()}
     return ", ".join(f"{cell} AS {name}" for name, cell in _derived(cells, column_map).items())
 
@@ -175,7 +178,7 @@ def _cell(column_map: ColumnMap, name: str, mapped: Mapped) -> str:
 
 
 def _derived(cells: Mapping[str, str], column_map: ColumnMap) -> dict[str, str]:
-    """Return the cells that the map names, and the cells derived from them."""
+    """Return the cells that the map defines, and cells that can be derived from them."""
     derived = dict(cells)
     derived.setdefault("cluster", literal(column_map.cluster.name))
     submit, start, end = (cells.get(name) for name in ("submit_at", "start_at", "end_at"))
@@ -223,9 +226,10 @@ def _read_parquet(
 
 
 def _parquet_cell(wanted: str, mapped: Mapped, kind: str) -> str:
-    """Return SQL of a column in the form that a CSV file would have; '' to leave it unchanged.
+    """Return SQL that converts a Parquet column to the form that a CSV column has.
 
-    A time becomes a naive UTC TIMESTAMP, a list of names a text.
+    A time becomes a UTC TIMESTAMP, and a list of names becomes a text. '' means that the column
+    stays unchanged.
     """
     cell = quoted(mapped.column)
     if wanted == "VARCHAR[]":

@@ -1,8 +1,8 @@
-"""Join failure reasons from a CSV file to the jobs of a reading.
+"""Add failure reasons from a CSV file to jobs that were read from another file.
 
 The columns are `job_id`, `reason` and optionally `attempt` (0, 1 …); other columns are ignored. A
-reason is one of the study's Table 3 or a site's own word. The file may come from `holdfast
-diagnose`, from a person, or from a twin.
+reason is one of the study's Table 3, or a site's own word. The file may come from `holdfast
+diagnose`, from a person, or from a synthetic trace.
 """
 
 from dataclasses import replace
@@ -33,12 +33,12 @@ _MOST_EXAMPLES: Final = 3
 
 
 def join_reasons(connection: "duckdb.DuckDBPyConnection", reading: Reading, path: Path) -> Reading:
-    """Set the column `reason` of the jobs by a CSV file.
+    """Set the column `reason` of the jobs from a CSV file.
 
-    - A reason of the file replaces the job's own reason.
+    - A reason in the file replaces the job's own reason.
     - A row without an attempt applies to every failed attempt of its job.
     - Jobs that did not fail keep their reason.
-    - Of several rows for one job and attempt, the first counts.
+    - If there are several rows for the same job and attempt, the first one counts.
 
     Args:
         connection: the database.
@@ -46,13 +46,13 @@ def join_reasons(connection: "duckdb.DuckDBPyConnection", reading: Reading, path
         path: the CSV file.
 
     Returns:
-        The reading with the column `reason` and notes. The notes count the failures with a new
-        reason, and the rows for unknown jobs, for jobs that did not fail, and for jobs with an
+        The reading with the column `reason`, and with notes. The notes count the failures with a
+        new reason, and the rows for unknown jobs, for jobs that did not fail, and for jobs with an
         earlier row.
 
     Raises:
-        BadTrace: the file lacks a column or cannot be read; the message has the place. The
-            reading is then unchanged.
+        BadTrace: the file lacks a column or cannot be read; the message has the place. The reading
+            is then unchanged.
         NotFound: there is no such file.
     """
     if not path.is_file():
@@ -88,7 +88,7 @@ def join_reasons(connection: "duckdb.DuckDBPyConnection", reading: Reading, path
 
 
 def _joined(connection: "duckdb.DuckDBPyConnection", reading: Reading, path: Path) -> list[Note]:
-    """Set the reasons of `_NAMED`; return notes."""
+    """Set the reasons from the table `_NAMED`, and return the notes."""
     own = "coalesce(jobs.attempt, 0)" if "attempt" in reading.columns else "0"
     failed = f"coalesce(jobs.state IN ({_FAILED}), false)" if "state" in reading.columns else "true"
     connection.execute(f"""

@@ -1,4 +1,4 @@
-"""Make the SQL that reads a CSV file: columns by type, times by offset."""
+"""Build the SQL that reads a CSV file with given column types, and converts times to UTC."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,50 +8,51 @@ from typing import Final
 from holdfast.trace.sources.sql import literal, quoted
 
 MIXED: Final = "mixed"
-"""Value of a row's `zone_offset` if only some of its times have an offset."""
+"""Value of a row's `zone_offset` if only some of its times have a zone offset."""
 _SECONDS_END: Final = len("2023-03-01 00:18:22")
 _AFTER: Final = f"substring({{}}, {_SECONDS_END + 1}, {{}})"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Time:
-    """A column of times."""
+    """The type of a column that contains times."""
 
     zone: str = "UTC"
-    """IANA time zone of times without an offset."""
+    """IANA time zone of times without a zone offset."""
     format: str | None = None
-    """Format for strptime; None: ISO 8601, with or without an offset."""
+    """Format for strptime; None means ISO 8601, with or without a zone offset."""
 
 
 Columns = Mapping[str, str | Time]
-"""Name and DuckDB type, or `Time`, of each column of a file."""
+"""For each column of a file: its name, and its DuckDB type or a `Time`."""
 
 
 @dataclass(frozen=True)
 class CsvSource:
-    """The SQL that reads a CSV file."""
+    """Build the SQL that reads a CSV file."""
 
     file: Path
     columns: Sequence[tuple[str, str | Time]]
-    """Names and types in the file's order."""
+    """Names and types of the columns, in the file's order."""
     delimiter: str
     has_header: bool
 
     def typed(self) -> str:
-        """SELECT each column with its type; the query fails on a field of another type."""
+        """Return a SELECT that reads each column with its type, and fails on other types."""
         return f"{self._columns()} FROM {self.reader(self._kinds())}"
 
     def good(self) -> str:
-        """SELECT as `typed`, but only the rows that can be read."""
+        """Return a SELECT like `typed` that skips unreadable rows."""
         wrong = " OR ".join(
             wrong for name, _ in self.columns if (wrong := self._wrong(name, times=True))
         )
         return f"{self._columns()} FROM {self.reader(self._kinds(), 'ignore_errors=true')} WHERE NOT ({wrong or 'false'})"  # noqa: E501
 
     def checked(self, *options: str) -> str:
-        """Return the table function with every column typed, checked as far as the reader can.
+        """Return a table function that reads every column with its type.
 
-        `unchecked` has the remaining checks.
+        The function finds the errors that the reader itself can find. `unchecked` finds the other
+        errors.
         """
         kinds = {
             name: "TIMESTAMPTZ"
@@ -61,17 +62,17 @@ class CsvSource:
         return self.reader({**self._kinds(), **kinds}, *options)
 
     def unchecked(self) -> Mapping[str, str]:
-        """SQL, by column, that is true for a field of a wrong type that passed `checked`."""
+        """Return, by column, an SQL condition that finds wrong fields which `checked` accepts."""
         return {
             name: wrong for name, _ in self.columns if (wrong := self._wrong(name, times=False))
         }
 
     def texts(self, *options: str) -> str:
-        """Return the table function with every column as text."""
+        """Return a table function that reads every column as text."""
         return self.reader({name: "VARCHAR" for name, _ in self.columns}, *options)
 
     def reader(self, kinds: Mapping[str, str], *options: str) -> str:
-        """Return the table function with these column types."""
+        """Return a table function that reads the columns with the given types."""
         schema = ", ".join(f"{literal(name)}: '{kind}'" for name, kind in kinds.items())
         listed = "".join(f", {option}" for option in options)
         return (
@@ -82,7 +83,10 @@ class CsvSource:
         )
 
     def with_offset(self) -> Mapping[str, str]:
-        """SQL, by column, that is true for a time with a zone offset, NULL without a time."""
+        """Return, by column of times, an SQL condition that is true if a time has a zone offset.
+
+        The condition is NULL if the field is empty.
+        """
         return {
             name: _has_offset(quoted(name), kind)
             for name, kind in self.columns
@@ -122,7 +126,7 @@ class CsvSource:
 
 
 def _cell(name: str, kind: str | Time) -> str:
-    """Return SQL of a field as `source` has it."""
+    """Return SQL that converts a field to the value that the table `source` has."""
     cell = quoted(name)
     if isinstance(kind, Time):
         return utc_sql(cell, kind)
@@ -133,7 +137,7 @@ def _cell(name: str, kind: str | Time) -> str:
 
 
 def utc_sql(cell: str, time: Time) -> str:
-    """Return SQL of a time's text as a naive UTC TIMESTAMP."""
+    """Return SQL that converts a time's text to a TIMESTAMP in UTC without a zone."""
     if time.format:
         parsed = f"strptime({cell}, {literal(time.format)})"
         if "%z" in time.format or "%Z" in time.format:
@@ -163,11 +167,11 @@ def _has_offset(cell: str, time: Time) -> str:
 
 
 def _written_offset(cell: str, time: Time) -> str:
-    """Return SQL of the text after the seconds: '+08:00', 'Z', or ''."""
+    """Return SQL for the zone offset as written after the seconds: '+08:00', 'Z', or ''."""
     if time.format:
         return f"CASE WHEN {cell} IS NOT NULL THEN '' END"
-    # Most times have the length of 2023-03-01 00:18:22 or continue with the sign; the general form
-    # is slower.
+    # Most times are as long as 2023-03-01 00:18:22, or continue with the sign of the offset. The
+    # general expression is slower.
     return (
         f"CASE WHEN strlen({cell}) <= {_SECONDS_END} THEN '' WHEN {_AFTER.format(cell, 1)} IN "
         "('+', '-') "
@@ -176,5 +180,5 @@ def _written_offset(cell: str, time: Time) -> str:
 
 
 def _after_seconds(cell: str) -> str:
-    """Return SQL of the text after the seconds and their fraction."""
+    """Return SQL for the text after the seconds and their fraction."""
     return f"ltrim({_AFTER.format(cell, 40)}, '.0123456789 ')"

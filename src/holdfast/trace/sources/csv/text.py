@@ -1,8 +1,8 @@
-"""Read CSV with an explicit schema: times to UTC by their offset, and errors with their place.
+"""Read CSV with an explicit schema, convert times to UTC, and report errors with their place.
 
-The fast way is one database statement with every column typed. The database's own guesses are slow
-on wide files and wrong on columns that are empty at first. If the statement fails, `faults` reads
-the file again to find the place and the reason.
+Usually, one database statement reads the file with every column typed. Letting the database guess
+the types would be slow on wide files, and wrong on columns that are empty at first. If the
+statement fails, `faults` reads the file again to find the place and the reason.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,18 +26,18 @@ NO_JOB: Final = "It holds no job."
 
 @dataclass(frozen=True, kw_only=True)
 class CsvRead:
-    """The result of reading a CSV file."""
+    """The outcome of reading a CSV file."""
 
     rows: int
     dropped: int = 0
-    """Number of unreadable rows, if such rows are dropped."""
+    """Number of unreadable rows that were dropped."""
     faults: Sequence[str] = ()
-    """Place and reason of a few dropped rows."""
+    """Place and reason of a few dropped rows, as text."""
     offsets: Mapping[str, int] = field(default_factory=dict)
-    """Count of each zone offset; empty if the table has no `zone_offset`."""
+    """Number of rows for each zone offset; empty if the table has no `zone_offset`."""
 
     def notes(self, cluster: str) -> tuple[Note, ...]:
-        """Make notes about the dropped rows and the zone offsets."""
+        """Return notes about the dropped rows and the zone offsets."""
         notes = []
         if self.dropped:
             sentence = f"{self.dropped} rows could not be read and are left out."
@@ -75,22 +75,23 @@ def read_csv(
     delimiter: str = ",",
     has_header: bool = True,
 ) -> CsvRead:
-    """Create `table` as `select` over the CSV file, which the SELECT names `source`.
+    """Create `table` from a CSV file, by a SELECT statement in which the file is named `source`.
 
-    In `source`, a `Time` column is a naive UTC TIMESTAMP. The column `zone_offset` has the offset
-    of the row's times, '' if they have none. A select with `zone_offset` fails for a file in which
-    some times have an offset and others have none, because their order is unknown. Empty fields and
-    NaN are NULL. The suffix of a file shows compression by gzip or Zstandard.
+    In `source`, a `Time` column is a TIMESTAMP in UTC without a zone. The additional column
+    `zone_offset` has the offset of the row's times, or '' if they have none. If `select` uses
+    `zone_offset`, the function fails for a file in which some times have an offset and others have
+    none, because their order is unknown. Empty fields and NaN are NULL. Compression by gzip or
+    Zstandard is recognised by the suffix of the file.
 
     Args:
         connection: the database; its `TimeZone` is UTC.
-        path: the file; its header must have exactly the names of `columns`, in any order.
-        columns: name and DuckDB type (VARCHAR, DOUBLE, BIGINT, INTEGER) of each column of the
-            file, or its `Time`.
+        path: the file; its header must have exactly the names in `columns`, in any order.
+        columns: for each column of the file, its name and its DuckDB type (VARCHAR, DOUBLE, BIGINT,
+            INTEGER) or a `Time`.
         select: `SELECT … FROM source`.
         table: name of the new table.
         delimiter: separator of the fields.
-        has_header: False: the file has no header, and its columns are `columns`, in that order.
+        has_header: False if the file has no header; its columns are then `columns`, in that order.
 
     Raises:
         BadTrace: the file cannot be read; the message has the line, the column and the expected
@@ -145,7 +146,7 @@ def read_csv(
 
 
 def _offsets(connection: "duckdb.DuckDBPyConnection", table: str) -> dict[str, int]:
-    """Count each offset in the table, most frequent first; empty without the column."""
+    """Count the rows for each zone offset, most frequent first; empty without the column."""
     kept = [row[0] for row in connection.execute(f"DESCRIBE {table}").fetchall()]
     if "zone_offset" not in kept:
         return {}

@@ -1,1 +1,1 @@
-"""Read jobs and pods as `kubectl get -o json` prints them, with Kueue's workloads."""
+"""Read the jobs, pods and Kueue workloads that `kubectl get -o json` prints."""

@@ -1,9 +1,9 @@
 """Count the accelerators among a pod's extended resources, for all vendors.
 
-One unit of a whole resource is one GPU. A unit of a share counts as a part of a GPU if its name or
-a second resource gives the size: a MIG slice, an AMD compute partition, or per cent of the cores.
-Any other resource that looks like an accelerator is not counted; its name is returned for the
-report.
+One unit of a whole resource counts as one GPU. One unit of a shared resource counts as a part of a
+GPU, if its name or a second resource gives the size of the part. Examples are a MIG slice, an AMD
+compute partition, and a percentage of the cores. Any other resource that looks like an accelerator
+is not counted; its name is returned for the report.
 
 Sources: the documentation of each vendor's device plugin; HAMi, "Device supported"; Volcano, "GPU
 virtualization"; Koordinator, "GPU share"; Run:ai, "Run workloads with GPU fractions"; KubeVirt,
@@ -40,8 +40,9 @@ _SHARE_OF_EACH: Final = {
     "cambricon.com/vmlu": ("cambricon.com/mlu.smlu.vcore", "", "cambricon.com/mlu.smlu.vmemory"),
     "mthreads.com/vgpu": ("mthreads.com/sgpu-core", "", "mthreads.com/sgpu-memory"),
 }  # fmt: skip
-"""Whole resources, each with the resources that give its share: per cent of cores, per cent of
-memory, an amount of memory.
+"""Whole resources, each with the resources that state which part of a GPU is requested.
+
+The part is stated in per cent of the cores, in per cent of the memory, or as an amount of memory.
 """
 _PERCENT: Final = frozenset(
     {
@@ -51,33 +52,37 @@ _PERCENT: Final = frozenset(
         "tencent.com/vcuda-core",
     }
 )
-"""Resources of which a hundred are one GPU."""
+"""Resources of which one hundred units are one GPU."""
 _AMD_PARTITION: Final = re.compile(r"amd\.com/([sdtqc]px)_nps\d")
 _DIES_SHARED: Final = {"spx": 1.0, "dpx": 1 / 2, "tpx": 1 / 3, "qpx": 1 / 4, "cpx": 1 / 8}
-"""Shares of an MI300X with eight dies (AMD Instinct documentation, Compute Partitioning Modes)."""
+"""Share of an MI300X, which has eight dies, for each partition mode.
+
+Source: AMD Instinct documentation, Compute Partitioning Modes.
+"""
 _LIKE_GPUS: Final = re.compile(
     r"^nvidia\.com/|^(requests\.)?[^/]*/.*(gpu|npu|tpu|xpu|dcu|mlu|gcu|qaic|neuron|ascend|gaudi|vcuda|accelerator)"
     r"|^[^/]*(gpu|npu)[^/]*/",
     re.IGNORECASE,
 )
 _NO_GPUS: Final = re.compile(r"/(.*hostdev.*|.*rdma.*|.*_vf|.*nic.*|priority|.*memory-ratio)$")
-"""Resources that look like accelerators and are none: network cards, and sizes of shares."""
+"""Resources that look like accelerators but are not: network cards, and sizes of shares."""
 _PART: Final = re.compile(r"mem|core")
-"""Matches the names of resources that give the requested part of a GPU."""
+"""Matches the names of resources that state which part of a GPU is requested."""
 _FRACTION, _FRACTION_DEVICES, _FRACTION_MEMORY = (
     "gpu-fraction",
     "gpu-fraction-num-devices",
     "gpu-memory",
 )
-"""Run:ai's annotations of a pod: a share of a GPU, the number of GPUs, and memory in MiB in place
-of a share.
+"""Run:ai's annotations of a pod.
+
+They give a share of a GPU, the number of GPUs, and memory in MiB in place of a share.
 """
 
 
 def of_extended(resources: Mapping[str, Any]) -> tuple[float, frozenset[str]]:
-    """Return the GPUs of a list of resources, and the resources that cannot be counted.
+    """Return the number of GPUs in a list of resources, and the resources that cannot be counted.
 
-    `resources` maps names to quantities.
+    `resources` maps the names of resources to quantities.
     """
     amounts = {
         name: quantity(value)
@@ -97,7 +102,7 @@ def of_extended(resources: Mapping[str, Any]) -> tuple[float, frozenset[str]]:
 
 
 def of_annotations(annotations: Mapping[str, Any]) -> tuple[float, frozenset[str]]:
-    """Return the same as `of_extended` for Run:ai's annotations of a pod."""
+    """Return the same as `of_extended`, from Run:ai's annotations of a pod."""
     if _FRACTION in annotations:
         devices = quantity(annotations.get(_FRACTION_DEVICES, 1))
         return quantity(annotations[_FRACTION]) * devices, frozenset()
@@ -105,7 +110,7 @@ def of_annotations(annotations: Mapping[str, Any]) -> tuple[float, frozenset[str
 
 
 def _share_of(name: str, amounts: Mapping[str, float]) -> float | None:
-    """Return the share of a GPU that one unit of a resource is; None if unknown."""
+    """Return which share of a GPU one unit of a resource is; None if unknown."""
     if name in _SHARE_OF_EACH:
         cores, memory_percent, memory = _SHARE_OF_EACH[name]
         for percent in (cores, memory_percent):

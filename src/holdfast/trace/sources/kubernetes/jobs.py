@@ -3,22 +3,24 @@
     kubectl get pods,jobs --all-namespaces --output json > cluster.json
 
 The file is a `List`, or one object after another (`jq -c '.items[]'`), or YAML. Volcano's Jobs are
-read with their pods or alone. The API keeps no history: deleted pods and Jobs are missing. So a
-regular export, or Kueue's workloads (`holdfast.trace.sources.kubernetes.kueue`), give a fuller
-trace.
+read with or without their pods. The API keeps no history, so deleted pods and Jobs are missing.
+Exporting regularly, or exporting Kueue's workloads (`holdfast.trace.sources.kubernetes.kueue`),
+gives a more complete trace.
 
-`members` groups pods into jobs and `job_rows` makes the rows. Pods that were created after all
-earlier pods of the job had ended are its next attempt. Of an attempt,
+`members` groups pods into jobs, and `job_rows` makes the rows. If pods were created after all
+earlier pods of the job had ended, they are the next attempt of the job. The values of an attempt
+are:
 
-* submit is when its first pod was created;
-* start is when its last pod started, if all ran together at one time (a gang), else when the first started;
-* end is when its last pod ended; there is no end while a pod runs or waits;
-* its GPUs are the most that its pods held at one time;
-* its state is that of its Job object, else of the first pod that ended without success and was not
-  replaced; RUNNING or PENDING while a pod is.
+* submit: when its first pod was created
+* start: when its last pod started, if all pods ran together at some time (a gang), else when the
+  first pod started
+* end: when its last pod ended; missing while a pod runs or waits
+* GPUs: the most that its pods held at the same time
+* state: RUNNING or PENDING while a pod runs or waits, else the state of its Job object, else the
+  state of the first pod that failed and was not replaced
 
-Fields and reasons: Kubernetes API reference, core/v1 Pod and batch/v1 Job, of versions 1.26 to
-1.33.
+Fields and reasons are documented in the Kubernetes API reference, core/v1 Pod and batch/v1 Job,
+versions 1.26 to 1.33.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -75,7 +77,10 @@ _SENTENCES: Final = {
     ),
 }
 _RESERVING: Final = frozenset({"kai-resource-reservation", "runai-reservation"})
-"""Namespaces in which Run:ai and its KAI scheduler hold whole GPUs for the pods that ask for fractions of them."""
+"""Namespaces in which Run:ai and its KAI scheduler reserve whole GPUs.
+
+The reservations are for pods that request fractions of a GPU.
+"""
 _OPEN: Final = frozenset({"RUNNING", "PENDING"})
 _GOOD: Final = frozenset({"COMPLETED", *_OPEN})
 
@@ -83,11 +88,11 @@ _GOOD: Final = frozenset({"COMPLETED", *_OPEN})
 def read_kubernetes(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) -> Reading:
     """Read pods and Jobs; the module's docstring has the command and the rules.
 
-    Objects are read one at a time; each keeps about 1 kB in memory.
+    Objects are read one at a time, and each takes about 1 kB of memory.
 
     Raises:
-        BadTrace: an object cannot be read; the message has the line, the object and the
-            expected value.
+        BadTrace: an object cannot be read; the message has the line, the object and the expected
+            value.
     """
     findings = Findings()
     drop = drops_bad_rows(connection)
@@ -129,7 +134,7 @@ def read_kubernetes(connection: "duckdb.DuckDBPyConnection", path: Path, table: 
 
 
 def _no_job(pod: Member) -> str | None:
-    """Return the check by which a pod is left out; None of a job's pod."""
+    """Return the name of the check that leaves this pod out; None if the pod belongs to a job."""
     if pod.key.partition("/")[0] in _RESERVING:
         return "kubernetes-reservations"
     asks = pod.request.gpu_num or pod.request.uncounted
@@ -144,13 +149,13 @@ def recognises(path: Path) -> bool:
 def job_rows(
     cluster: str, key: str, members: Sequence[Member], verdicts: Sequence[Verdict]
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield the attempts of one job, in the order of `COLUMNS`.
+    """Yield a row for each attempt of a job, with the columns `COLUMNS`.
 
     Args:
         cluster: name of the cluster.
         key: id of the job.
         members: pods of the job, in any order.
-        verdicts: Job objects of the job, if exported.
+        verdicts: Job objects of the job, if they were exported.
     """
     attempts = _attempts(members)
     last = max(attempts)
@@ -170,8 +175,8 @@ def job_rows(
             elif state in _GOOD or verdict == "TIMEOUT":
                 state, reason = str(verdict), reason or reasons[verdict]
         nodes = sorted({pod.node for pod in pods if pod.node})
-        # A pod with an unknown end held its GPUs for an unknown time, so leave it out if others are
-        # known.
+        # A pod with an unknown end held its GPUs for an unknown time, so it is left out if other
+        # pods have a known end.
         held = [pod for pod in started if pod.end_s is not None or pod.state in _OPEN]
         held = held or started or list(pods)
         yield (
@@ -185,7 +190,11 @@ def job_rows(
 
 
 def _attempts(members: Sequence[Member]) -> dict[int, list[Member]]:
-    """Group the members by attempt, as their operator counts, else by the ends of earlier pods."""
+    """Group the pods of a job by attempt.
+
+    The attempt is the operator's count if there is one. Otherwise, a new attempt starts with a pod
+    that was created after all earlier pods had ended.
+    """
     attempts: dict[int, list[Member]] = {}
     number, last_end_s = 0, None
     for member in sorted(members, key=lambda member: member.created_s):
@@ -227,7 +236,7 @@ def _outcome(pods: Sequence[Member]) -> tuple[str, str | None, int | None]:
 
 
 def _most(pods: Sequence[Member], amount: Callable[[Member], float]) -> float:
-    """Return the most that the pods held at one time, or the sum if none has started."""
+    """Return the most that the pods held at the same time, or the sum if no pod has started."""
     changes = []
     for pod in pods:
         changes.append((float("-inf") if pod.start_s is None else pod.start_s, 1, amount(pod)))
@@ -243,7 +252,10 @@ def _most(pods: Sequence[Member], amount: Callable[[Member], float]) -> float:
 
 
 def _kind(item: dict[str, Any]) -> str:
-    """Return an object's kind; items of the API's own lists have none, so their fields decide."""
+    """Return the kind of an object.
+
+    Items of the API's own lists have no kind, so it is derived from their fields.
+    """
     if "kind" in item:
         return str(item["kind"])
     spec = item.get("spec") or {}
@@ -251,7 +263,7 @@ def _kind(item: dict[str, Any]) -> str:
 
 
 def _read(path: Path, line: int | None, item: dict[str, Any]) -> Member | Verdict | None:
-    """Return a pod or a Job of the batch API or of Volcano; None for another kind."""
+    """Parse a pod, or a Job of the batch API or of Volcano; return None for any other kind."""
     kind, api = _kind(item), str(item.get("apiVersion", "batch/v1")).partition("/")[0]
     try:
         if kind == "Pod":

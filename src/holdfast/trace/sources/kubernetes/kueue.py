@@ -2,10 +2,11 @@
 
     kubectl get workloads.kueue.x-k8s.io --all-namespaces --output json > workloads.json
 
-A workload is a job: submitted when created, started when admitted (from then on it holds its
-quota), ended when finished. Its conditions keep only their last change, so the times of runs before
-an eviction are lost, and `attempt` has their number. Fields and reasons: Kueue API, kueue.x-k8s.io
-v1beta1 and v1beta2.
+A workload is read as a job. It is submitted when the workload was created, starts when it was
+admitted (from then on it holds its quota), and ends when it finished. Kueue keeps only the last
+change of each condition, so the times of runs before an eviction are lost. `attempt` has the number
+of these runs. Fields and reasons are documented in the Kueue API, kueue.x-k8s.io v1beta1 and
+v1beta2.
 """
 
 from collections.abc import Iterator, Mapping
@@ -116,7 +117,10 @@ def _row(cluster: str, item: Mapping[str, Any], findings: Findings) -> tuple[Any
 
 
 def _request(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Request:
-    """Return the resources reserved for all pods of a workload, else those that the pods request."""
+    """Return the resources that are reserved for all pods of a workload.
+
+    For pods without a reservation, these are the resources that they request.
+    """
     assigned = {
         one["name"]: one for one in (status.get("admission") or {}).get("podSetAssignments") or ()
     }
@@ -156,7 +160,7 @@ def _since(conditions: Mapping[str, Any], kind: str) -> float | None:
 def _outcome(
     spec: Mapping[str, Any], conditions: Mapping[str, Any], *, admitted: bool
 ) -> tuple[str, str | None, float | None]:
-    """Return state, reason and end of a workload."""
+    """Return the state, the reason and the end time of a workload."""
     finished_s = _since(conditions, "Finished")
     if finished_s is not None:
         condition = conditions["Finished"]
@@ -164,8 +168,8 @@ def _outcome(
             str(condition.get("reason", "")),
             str(condition.get("message", "")).lower(),
         )
-        # Before Kueue 0.7 the reason is JobFinished for success and failure; only the message
-        # differs.
+        # Before Kueue 0.7, the reason is JobFinished for both success and failure, and only the
+        # message differs.
         if reason == "Succeeded" or (reason == "JobFinished" and "success" in message):
             return "COMPLETED", None, finished_s
         if reason in ("Failed", "AdmissionChecksRejected", "FailedToStart") or "fail" in message:

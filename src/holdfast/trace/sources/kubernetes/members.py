@@ -1,9 +1,11 @@
-"""Convert a Kubernetes pod, or a Job whose pods are gone, to a member of a job.
+"""Convert a Kubernetes pod, or a Job whose pods were deleted, to a member of a job.
 
-Pods with an equal label of `GROUP_LABELS` make one job, else pods of one controller. In a
-LeaderWorkerSet each group, a leader with its workers, is a job. A pod of a Deployment, StatefulSet
-or DaemonSet, or without a controller, is a job by itself. So is a pod of an Argo workflow, because
-the steps run one after another and each holds its own GPUs.
+- Pods with the same value of a label in `GROUP_LABELS` make one job.
+- Without such a label, pods of the same controller make one job.
+- In a LeaderWorkerSet, each group of a leader with its workers is a job.
+- A pod of a Deployment, StatefulSet or DaemonSet, or without a controller, is a job by itself.
+- A pod of an Argo workflow is a job by itself, because the steps run one after another and each
+  holds its own GPUs.
 """
 
 import re
@@ -25,14 +27,14 @@ GROUP_LABELS: Final = {
     "volcano.sh/job-name": "volcano",
     "leaderworkerset.sigs.k8s.io/name": "leaderworkerset",
 }
-"""Labels by which operators mark the pods of one job, and the kind in the job's id."""
+"""Labels with which operators mark the pods of one job, and the kind to use in the job's id."""
 SERVICES: Final = frozenset(
     {"DaemonSet", "Node", "ReplicaSet", "ReplicationController", "StatefulSet"}
 )
-"""Controllers of services: each pod is a replica and counts as a job."""
+"""Controllers of services. Each of their pods is a replica, and counts as a job."""
 _GROUP_OF_SET: Final = "leaderworkerset.sigs.k8s.io/group-index"
 _STEPS_OF: Final = "workflows.argoproj.io/workflow"
-"""Label of the pods of an Argo workflow."""
+"""Label that marks the pods of an Argo workflow."""
 QUEUE_LABELS: Final = (
     "kueue.x-k8s.io/queue-name",
     "volcano.sh/queue-name",
@@ -63,9 +65,9 @@ _STATE_OF_REASON: Final = {
     "PreemptionByKubeScheduler": "PREEMPTED",
     "EvictionByEvictionAPI": "PREEMPTED",  # for example a drained node
 }
-"""States by the reason of a failed pod, of its containers or of its DisruptionTarget condition.
+"""The state for each reason of a failed pod, its containers or its DisruptionTarget condition.
 
-Other reasons are FAILED.
+All other reasons mean FAILED.
 """
 
 
@@ -75,9 +77,9 @@ _STATE_OF_VOLCANO: Final = {
     "Aborted": "CANCELLED",
     "Terminated": "CANCELLED",
 }
-"""Final phases of a Volcano Job (its API, JobPhase).
+"""The state for each final phase of a Volcano Job (its API, JobPhase).
 
-`Terminated` is by the user's policy or command.
+A Job is `Terminated` by the user's policy or command.
 """
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(h|ms|m|s|us|µs|ns)")
 _UNITS_S: Final = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
@@ -87,7 +89,7 @@ _CRASHES: Final = "CrashLoopBackOff"
 
 @dataclass(kw_only=True, slots=True)
 class Member:
-    """A pod, or a Job counted for its pods. Unix times in seconds."""
+    """A pod, or a Job that stands in for its deleted pods; times are Unix times in seconds."""
 
     key: str
     """Key of the pod's job: `namespace/kind/name`."""
@@ -95,9 +97,9 @@ class Member:
     pool: str
     is_service: bool
     attempt: int | None
-    """Attempt by the operator's count; None without a count."""
+    """Number of the attempt as the operator counts; None if the operator does not count."""
     place: str
-    """Place of a pod in its job. Pods with an equal place replace each other; '' if unknown."""
+    """Role of a pod in its job; '' if unknown. Pods with the same role replace each other."""
     created_s: float
     start_s: float | None
     end_s: float | None
@@ -111,18 +113,18 @@ class Member:
 
 @dataclass(kw_only=True, slots=True)
 class Verdict:
-    """The state of a job by its Job object."""
+    """The state of a job as its Job object reports it."""
 
     key: str
     created_s: float
     state: str | None
     reason: str | None
     as_member: Member
-    """The Job in place of its pods, if the pods are gone."""
+    """The Job as a member, to be used if its pods were deleted."""
 
 
 def duration_s(text: str) -> float:
-    """Return the seconds of a duration in Go's notation, such as `2h0m5s`.
+    """Convert a duration in Go's notation, such as `2h0m5s`, to seconds.
 
     Raises:
         ValueError: the text is not a duration.
@@ -134,7 +136,7 @@ def duration_s(text: str) -> float:
 
 
 def unix_s(value: object) -> float | None:
-    """Convert an RFC 3339 time to seconds since the Unix epoch; None stays None.
+    """Convert an RFC 3339 time to seconds since the Unix epoch; return None for an empty value.
 
     Raises:
         ValueError: the value is not a time.
@@ -151,17 +153,17 @@ def unix_s(value: object) -> float | None:
 
 
 def pod_member(pod: Mapping[str, Any]) -> Member:
-    """Convert a pod of the core/v1 API.
+    """Convert a pod of the core/v1 API to a member of a job.
 
-    The pod starts when the node's kubelet accepts the pod (`status.startTime`): from then on the
-    pod holds its GPUs, even while images are pulled. The pod ends with its last container.
+    The pod starts when the node's kubelet accepts it (`status.startTime`), because from then on it
+    holds its GPUs, even while images are pulled. The pod ends with its last container.
 
-    A pod has failed in any phase if it is being evicted, its node is lost, or a container keeps
-    crashing (`CrashLoopBackOff`). Its end is then the end of the container's last run, or the last
-    change of its condition.
+    A pod of any phase counts as failed if it is being evicted, its node is lost, or a
+    container keeps crashing (`CrashLoopBackOff`). Its end is then the end of the container's last
+    run, or the last change of its condition.
 
     Raises:
-        KeyError, ValueError: a field is missing or not as in the API.
+        KeyError, ValueError: a field is missing, or does not have the form that the API defines.
     """
     meta, spec, status = pod["metadata"], pod["spec"], pod.get("status") or {}
     key, job_name, is_service = _job_of(meta, "pod")
@@ -176,8 +178,8 @@ def pod_member(pod: Mapping[str, Any]) -> Member:
     if phase in ("Running", "Pending") and (crashed or _is_thrown_out(status)):
         phase, ended = "Failed", crashed
     if phase in _ENDED:
-        # An evicted pod may lack the end of its container; then its last change of state is the
-        # end.
+        # An evicted pod may lack the end of its container. Its last change of state is then used as
+        # its end.
         ends = [unix_s(one.get("finishedAt")) for one in ended] or [None]
         known = (
             [at for at in ends if at is not None]
@@ -209,12 +211,11 @@ def job_verdict(job: Mapping[str, Any]) -> Verdict:
     """Convert a Job of the batch/v1 API.
 
     Raises:
-        KeyError, ValueError: a field is missing or not as in the API.
+        KeyError, ValueError: a field is missing, or does not have the form that the API defines.
     """
     meta, spec, status = job["metadata"], job["spec"], job.get("status") or {}
     labelled = _job_of(meta, "job")
-    # A Job with an operator's labels belongs to the operator's job, even if the Job has another
-    # owner.
+    # A Job with an operator's labels belongs to the operator's job, even if it has another owner.
     key, job_name = (
         labelled[:2] if labelled[0].split("/")[1] in GROUP_LABELS.values() else _own(meta, "job")
     )
@@ -254,10 +255,10 @@ def job_verdict(job: Mapping[str, Any]) -> Verdict:
 
 
 def volcano_verdict(job: Mapping[str, Any]) -> Verdict:
-    """Convert a Job of Volcano's batch.volcano.sh API, which starts when the Job first runs.
+    """Convert a Job of Volcano's batch.volcano.sh API. Its start is when it first runs.
 
     Raises:
-        KeyError, ValueError: a field is missing or not as in the API.
+        KeyError, ValueError: a field is missing, or does not have the form that the API defines.
     """
     meta, spec, status = job["metadata"], job["spec"], job.get("status") or {}
     name, phase = meta["name"], (status.get("state") or {}).get("phase", "Pending")
@@ -299,14 +300,17 @@ def volcano_verdict(job: Mapping[str, Any]) -> Verdict:
 
 
 def owner_key(meta: Mapping[str, Any], kind: str) -> tuple[str, str]:
-    """Return id and name of an object's job: by its labels, its controller, or its own name."""
+    """Return the id and the name of the job that an object belongs to.
+
+    These come from the object's labels, else from its controller, else from its own name.
+    """
     return _job_of(meta, kind)[:2]
 
 
 def bad_object(
     path: Path, line: int | None, item: Mapping[str, Any], error: Exception, *, next_step: str
 ) -> BadTrace:
-    """Make the user's error for an object with a missing or invalid field."""
+    """Return the error message for an object with a missing or invalid field."""
     meta = item.get("metadata")
     name = meta.get("name", "without a name") if isinstance(meta, dict) else "without metadata"
     problem = f"has no {error}" if isinstance(error, KeyError) else str(error)
@@ -316,7 +320,10 @@ def bad_object(
 
 
 def _job_of(meta: Mapping[str, Any], kind: str) -> tuple[str, str, bool]:
-    """Return key and name of an object's job, and True if the object is a service's replica."""
+    """Return the key and the name of the job that an object belongs to.
+
+    The third value is True if the object is a replica of a service.
+    """
     namespace, labels = meta.get("namespace", "default"), _labels(meta)
     for label, kind_of_label in GROUP_LABELS.items():
         if name := labels.get(label):
@@ -368,7 +375,7 @@ def _running_since(container: Mapping[str, Any]) -> float | None:
 
 
 def _ended(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the ends of a pod's containers, including failed init containers."""
+    """Return the ends of a pod's containers and of its failed init containers."""
     ended = []
     for name in ("initContainerStatuses", "containerStatuses"):
         for container in _statuses(status, name):
@@ -379,7 +386,7 @@ def _ended(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _crashed(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the last ends of containers that keep crashing, each with the crash as its reason."""
+    """Return the last end of each container that keeps crashing, with the crash as its reason."""
     crashed: list[Mapping[str, Any]] = []
     for name in ("initContainerStatuses", "containerStatuses"):
         for container in _statuses(status, name):
@@ -393,7 +400,7 @@ def _crashed(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _is_thrown_out(status: Mapping[str, Any]) -> bool:
-    """Return True if a pod is being evicted or its node is lost, though its phase has not changed."""
+    """Return True if a pod is being evicted or its node is lost, regardless of its phase."""
     disrupted = any(
         one.get("type") == "DisruptionTarget" and one.get("status") == "True"
         for one in _statuses(status, "conditions")

@@ -1,7 +1,7 @@
 """Read the objects that `kubectl get -o json` or `-o yaml` printed, one after another.
 
-JSON is streamed. A YAML document is held in memory, because its parser builds it whole; export JSON
-from large clusters.
+JSON is streamed. A YAML document is held in memory, because the YAML parser cannot stream. For
+large clusters, export JSON.
 """
 
 import re
@@ -20,11 +20,13 @@ _LIST: Final = frozenset({"items"})
 def kubernetes_objects(
     path: Path, *, next_step: str
 ) -> Iterator[tuple[int | None, dict[str, Any]]]:
-    """Yield each object with its first line (JSON only); yield the items of a list.
+    """Yield each object with the number of its first line; of a list, yield its items.
+
+    Line numbers are available for JSON only.
 
     Raises:
-        BadTrace: the file is neither JSON nor YAML, is cut off, or an item is not an object;
-            the message has the line.
+        BadTrace: the file is neither JSON nor YAML, is cut off, or an item is not an object; the
+            message has the line.
     """
     if _is_yaml(head(path)):
         yield from _of_yaml(path, next_step)
@@ -33,7 +35,7 @@ def kubernetes_objects(
 
 
 def names_a_kind(path: Path, kinds: str) -> bool:
-    """Return True if a file begins with Kubernetes objects of these kinds (a pattern)."""
+    """Return True if a file begins with Kubernetes objects whose kind matches a pattern."""
     start = head(path)
     if _is_yaml(start):
         return (
@@ -50,7 +52,7 @@ def _of_yaml(path: Path, next_step: str) -> Iterator[tuple[None, dict[str, Any]]
     import yaml
 
     class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-        """Keep times as texts, as in JSON."""
+        """A YAML loader that keeps times as text, as JSON does."""
 
     Loader.yaml_implicit_resolvers = {
         first: [one for one in resolvers if not one[0].endswith(":timestamp")]

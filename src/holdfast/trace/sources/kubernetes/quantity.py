@@ -1,4 +1,4 @@
-"""Read a quantity of the Kubernetes API (resource.Quantity)."""
+"""Parse a quantity of the Kubernetes API (resource.Quantity)."""
 
 import re
 from typing import Final

@@ -1,4 +1,4 @@
-"""Sum the resources that a pod requests, including the rule for init containers."""
+"""Sum the resources that a pod requests, including the special rule for init containers."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,19 +12,19 @@ MODEL_LABELS: Final = (
     "amd.com/gpu.product-name",
     "cloud.google.com/gke-accelerator",
 )
-"""Node labels that name the GPU, as used in a pod's nodeSelector."""
+"""Node labels that name the GPU model, as used in a pod's nodeSelector."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Resources that one or several pods request."""
+    """The resources that one or several pods request."""
 
     gpu_num: float = 0.0
     cpu_num: float = 0.0
     mem_gb: float = 0.0
-    """Memory in units of 2**30 bytes."""
+    """Memory in GiB (2**30 bytes)."""
     uncounted: frozenset[str] = frozenset()
-    """Accelerator resources of unknown size, which count as no GPU."""
+    """Accelerator resources whose size is unknown; they are not counted as GPUs."""
 
     def __add__(self, other: "Request") -> "Request":
         return Request(
@@ -35,7 +35,7 @@ class Request:
         )
 
     def __or__(self, other: "Request") -> "Request":
-        """Take the larger of each resource: enough for either request."""
+        """Return the larger of both requests for each resource, so that it suffices for either."""
         return Request(
             gpu_num=max(self.gpu_num, other.gpu_num),
             cpu_num=max(self.cpu_num, other.cpu_num),
@@ -54,7 +54,10 @@ class Request:
 
 
 def of_resources(resources: Mapping[str, Any]) -> Request:
-    """Return the request of a list of resources, name to quantity; see `accelerators` for GPUs."""
+    """Return the request for resources given as a mapping from name to quantity.
+
+    `accelerators` describes which resources count as GPUs.
+    """
     gpu_num, uncounted = of_extended(resources)
     return Request(
         gpu_num=gpu_num,
@@ -67,10 +70,10 @@ def of_resources(resources: Mapping[str, Any]) -> Request:
 def of_pod(spec: Mapping[str, Any], annotations: Mapping[str, Any] | None = None) -> Request:
     """Return the resources that the scheduler reserves for a pod.
 
-    The request is that of the containers and the sidecars together, or of an init container with
-    the sidecars before it if larger (Kubernetes documentation, Sidecar Containers, "Resource
-    sharing within containers"). The pod's overhead is added. Annotations and dynamic resource
-    claims apply to the whole pod.
+    Containers and sidecars run together, so their requests are added. An init container runs
+    together with the sidecars before it; if that sum is larger, it counts instead (Kubernetes
+    documentation, Sidecar Containers, "Resource sharing within containers"). The pod's overhead is
+    added. Annotations and dynamic resource claims apply to the whole pod.
     """
     sidecars, largest = Request(), Request()
     for container in _containers(spec, "initContainers"):
@@ -91,7 +94,7 @@ def of_pod(spec: Mapping[str, Any], annotations: Mapping[str, Any] | None = None
 
 
 def gpu_model_of(spec: Mapping[str, Any]) -> str | None:
-    """Return the GPU model in a pod's node selector; None if the pod takes any."""
+    """Return the GPU model in a pod's node selector; None if the pod accepts any model."""
     selector = spec.get("nodeSelector") or {}
     return next((str(selector[label]) for label in MODEL_LABELS if label in selector), None)
 

@@ -2,17 +2,22 @@
 
 Each row is a job: job_id, user, node_num, gpu_num, cpu_num, type, state, submit_time, start_time,
 end_time, duration, queue, gpu_time. Kalos also has mem_per_pod_GB, shared_mem_per_pod, fail_time
-and stop_time, which identify it. Times carry their offset (Seren +08:00, Kalos +00:00; the users of
-both clusters live at +08:00). Durations are seconds.
+and stop_time, by which its file is recognised. Times carry their offset (Seren +08:00, Kalos
++00:00; the users of both clusters live at +08:00). Durations are seconds.
 
-A file trace_NAME.csv of another NAME, such as a synthetic twin, is of a cluster NAME of unknown
-size. A twin that `holdfast trace twin` drew also has a column `synthetic`: its cluster is named
-NAME-SYNTHETIC, and the report states that no row is real.
+A file trace_NAME.csv with another NAME, such as a synthetic trace, describes a cluster NAME of
+unknown size. A trace that `holdfast trace twin` drew also has a column `synthetic`. Its cluster is
+named NAME-SYNTHETIC, and the report states that no row is real.
 
-Traps. Kalos' `duration` is end - submit, contrary to its README, so it includes the queue time, and
-so does `gpu_time` (GPUs times duration). Here the run time is end - start, and the released values
-are kept as reported. Kalos' RUNNING jobs have no end: their run time is duration - queue, until the
-trace was taken. CPU jobs have gpu_num 0. Evaluation is named Eval.
+Pitfalls of the format:
+
+- Kalos' `duration` is end - submit, contrary to its README. It therefore includes the queue time,
+  and so does `gpu_time` (GPUs times duration). Here the run time is end - start, and the released
+  values are kept as reported.
+- Kalos' RUNNING jobs have no end. Their run time is duration - queue, which is the time until the
+  trace was taken.
+- CPU jobs have gpu_num 0.
+- Evaluation is named Eval.
 """
 
 import re
@@ -44,7 +49,7 @@ _KNOWN_BY: Final = frozenset(
     {"job_id", "node_num", "gpu_num", "type", "state", "submit_time", "queue", "gpu_time"}
 )
 SYNTHETIC: Final = "SYNTHETIC"
-"""Value of a twin's column `synthetic`, and suffix of its cluster's name."""
+"""Value in the column `synthetic` of a synthetic trace, and suffix of its cluster's name."""
 _NAME: Final = re.compile(r"trace_([A-Za-z0-9-]+)")
 _TYPES: Final = {"Eval": "Evaluation", "Evaluation": "Evaluation"} | {
     name: name for name in ("Pretrain", "SFT", "MLLM", "Debug", "Other")
@@ -69,13 +74,13 @@ def _cluster(name: str, nodes: int, *, counts_queue: bool) -> Cluster:
 
 SEREN: Final = _cluster("Seren", 286, counts_queue=False)
 KALOS: Final = _cluster("Kalos", 302, counts_queue=True)
-"""Sizes: the study, Table 1."""
+"""Number of nodes as in the study, Table 1."""
 
 
 def _named(path: Path, published: Cluster) -> Cluster:
-    """Return the published cluster, or for another NAME a cluster of unknown size.
+    """Return the cluster to which a file `trace_NAME.csv` belongs.
 
-    NAME comes from the file name `trace_NAME.csv`.
+    This is the published cluster of that name, or else a cluster NAME of unknown size.
     """
     named = _NAME.fullmatch(cluster_name(path))
     if named is None or named[1].lower() in {SEREN.name.lower(), KALOS.name.lower()}:
@@ -128,7 +133,7 @@ def _read(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) -> Re
 
 
 def _utc_offset_h(connection: "duckdb.DuckDBPyConnection", table: str) -> float:
-    """Return the most frequent offset of the times in hours; 0 without offsets."""
+    """Return the most frequent UTC offset of the times in hours; 0 if no time has an offset."""
     (offset,) = connection.execute(f"SELECT mode(zone_offset) FROM {table}").fetchall()[0]
     if not re.fullmatch(r"[+-]\d\d(:?\d\d)?", offset or ""):
         return 0.0

@@ -3,10 +3,10 @@
 Each row is a job: job_id, user, vc, gpu_num, cpu_num, node_num, state, submit_time, start_time,
 end_time, duration, queue. AcmeTrace's CSV also has the column cluster. HeliosData has one folder
 per cluster (Earth, Saturn, Uranus, Venus), whose name becomes the cluster. vc is the virtual
-cluster, the pool here. duration is end - start and queue is start - submit, in seconds.
+cluster, which is read as the pool. duration is end - start and queue is start - submit, in seconds.
 
-Traps. Times are in UTC+8 without an offset. A job id is unique within its cluster only. Half the
-jobs hold no GPU.
+Pitfalls of the format: times are in UTC+8 without an offset. A job id is unique only within its
+cluster. Half of the jobs hold no GPU.
 """
 
 from pathlib import Path
@@ -28,7 +28,7 @@ COLUMNS: Final[Columns] = {
     "end_time": Time(zone=SHANGHAI), "duration": "DOUBLE", "queue": "DOUBLE",
 }  # fmt: skip
 NODES: Final = {"Venus": 133, "Earth": 143, "Saturn": 262, "Uranus": 264}
-"""Nodes of 8 GPUs each: Hu et al., SC 2021, Table 1."""
+"""Number of nodes of each cluster, with 8 GPUs each: Hu et al., SC 2021, Table 1."""
 
 
 def _cluster(name: str) -> Cluster:

@@ -1,17 +1,22 @@
 """Read Alibaba's GPU cluster of 2023 (openb): `openb_pod_list_*.csv` and `openb_node_list_*.csv`.
 
 Each row is a pod: name, cpu_milli, memory_mib, num_gpu, gpu_milli, gpu_spec, qos, pod_phase,
-creation_time, deletion_time, scheduled_time. Lists sampled from the default one (such as
-multigpu50) have the first five only. Units are thousandths of CPUs and of GPUs, and MiB. Times are
-seconds since an unpublished moment, taken as the Unix epoch here: durations are right and dates are
-wrong.
+creation_time, deletion_time, scheduled_time. Lists that were sampled from the default list (such as
+multigpu50) have only the first five columns. Units are thousandths of CPUs and of GPUs, and MiB.
+Times are seconds since an unpublished moment, and are read as if this were the Unix epoch.
+Durations are therefore right and dates are wrong.
 
-Traps. A pod with num_gpu 1 may share its GPU: it holds num_gpu times gpu_milli / 1000. Times of a
-pod that was not scheduled are empty. `pod_phase` is the phase when the trace was taken: Running
-pods have a deletion_time, and are RUNNING here. gpu_spec lists the GPU models that the pod accepts
-(`V100M16|V100M32`), not the model that it got.
+Pitfalls of the format:
 
-The cluster's size is that of the node list beside the pod list, if any, counting nodes with GPUs.
+- A pod with num_gpu 1 may share its GPU, so it holds num_gpu times gpu_milli / 1000 GPUs.
+- The times of a pod that was not scheduled are empty.
+- `pod_phase` is the phase when the trace was taken. Running pods have a deletion_time nevertheless;
+  they are read as RUNNING.
+- gpu_spec lists the GPU models that the pod accepts (`V100M16|V100M32`), and not the model that it
+  got.
+
+The size of the cluster comes from the node list beside the pod list, if there is one; only nodes
+with GPUs count.
 """
 
 import csv
@@ -89,7 +94,7 @@ def _at(seconds: str) -> str:
 
 
 def _with_nodes(cluster: Cluster, folder: Path) -> Cluster:
-    """Set the cluster's size by the node list in the folder."""
+    """Return the cluster with the size given by the node list in a folder, if there is one."""
     path = next((folder / name for name in NODE_LISTS if (folder / name).is_file()), None)
     if path is None:
         return cluster

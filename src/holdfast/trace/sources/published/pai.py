@@ -1,19 +1,20 @@
 """Read PAI (Alibaba, 2020): `pai_task_table.csv`, or AcmeTrace's join of jobs, tasks and instances.
 
-`pai_task_table.csv` has no header. Each row is a task of inst_num instances: job_name, task_name,
+`pai_task_table.csv` has no header. Each row is a task with inst_num instances: job_name, task_name,
 inst_num, status, start_time, end_time, plan_cpu, plan_mem, plan_gpu, gpu_type. start_time is the
-launch; the submission is in another table. GPUs are those of all instances.
+launch, since the submission is in another table. The GPUs of a row are the sum over all its
+instances.
 
-AcmeTrace's CSV has the task's columns, then those of the job (suffix _j) and of an instance (suffix
-_i), and runtime (the task's end - start), duration (the instance's), queue (the instance's start -
-the task's), start_date. A row is a task with one of its instances. Its GPUs are those of one
-instance, plan_gpu / 100, which gives the study's mean of 0.68 and maximum of 8 GPUs. There is no id
-and no user.
+In AcmeTrace's CSV, each row is a task with one of its instances. There are columns of the task, of
+the job (suffix _j) and of the instance (suffix _i), and also runtime (the task's end - start),
+duration (the instance's end - start), queue (the instance's start - the task's start) and
+start_date. The GPUs of a row are only the GPUs of this instance, plan_gpu / 100, which gives the
+study's mean of 0.68 and maximum of 8 GPUs. There is no id and no user.
 
-plan_gpu and plan_cpu are hundredths of GPUs and CPUs, plan_mem is GB, all of one instance. Times
-are seconds since an unpublished moment. Taken as the Unix epoch, they give the right hour of the
-day and day of the week at UTC+8, and wrong dates (such as a start_date of 1970). Terminated is the
-state of a task that succeeded.
+plan_gpu and plan_cpu are hundredths of GPUs and CPUs, and plan_mem is GB, for one instance. Times
+are seconds since an unpublished moment. Read as Unix times, they give the right hour of the day and
+day of the week at UTC+8, and wrong dates (such as a start_date of 1970). Terminated is the state of
+a task that succeeded.
 """
 
 from pathlib import Path

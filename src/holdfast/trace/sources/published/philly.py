@@ -2,21 +2,21 @@
 
 `cluster_job_log` of philly-traces is a JSON list of jobs {status, vc, jobid, attempts,
 submitted_time, user} with attempts {start_time, end_time, detail: [{ip, gpus: [gpu0 …]}]}. Each
-attempt becomes a row. All attempts but the last failed, because they were tried again; the last has
-the job's status. An attempt waits from the end of the previous one. Missing times are null or the
-text None.
+attempt becomes a row. All attempts except the last count as failed, because they were tried again.
+The last attempt has the job's status. An attempt waits from the end of the previous attempt.
+Missing times are null or the text None.
 
 AcmeTrace's CSV has a row per attempt, `JOB-attemptN`: jobname, vc, user, state, submit_time,
 start_time, end_time, gpu_num, gpu_alloc, node_list, duration, queue. Lists are in Python's
-notation. Times are rounded to minutes, while duration and queue are seconds of the original. So
-here the start is submission + queue and the end is start + duration. A spreadsheet damaged some vc
-and user hashes (6.21E+12).
+notation. Times are rounded to minutes, while duration and queue are the exact seconds. The start is
+therefore computed as submission + queue, and the end as start + duration. A spreadsheet program
+damaged some hashes of vc and user (6.21E+12).
 
 Sia's CSV has a row per job that ran: timestamp (submission), duration, num_gpus, gpu_time, cluster
 (the virtual cluster).
 
-Times are local times of the US Pacific coast: the datacenter's utilisation files have PDT and PST.
-duration is end - start, in seconds. In the repeated hour of 2017-11-05, times are taken as PST.
+Times are local times of the US Pacific coast, since the datacenter's utilisation files have PDT and
+PST. duration is end - start, in seconds. In the repeated hour of 2017-11-05, times are read as PST.
 """
 
 import re
@@ -119,7 +119,7 @@ def _read_sia(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) -
 
 
 def _attempts(path: Path) -> Iterator[tuple[Any, ...]]:
-    """Yield a row of `LOG_COLUMNS` for each attempt, and one for a job without attempts."""
+    """Yield a row of `LOG_COLUMNS` for each attempt, or one row for a job without attempts."""
     next_step = "Give cluster_job_log of philly-traces, whole."
     for line, job in json_objects(path, frozenset(), next_step=next_step):
         try:
@@ -153,7 +153,7 @@ def _attempts(path: Path) -> Iterator[tuple[Any, ...]]:
 
 
 def _seconds(text: str | None) -> float | None:
-    """Convert a time of the log to seconds since the Unix epoch."""
+    """Convert a time in the log to seconds since the Unix epoch."""
     if text is None or text == "None":
         return None
     return datetime.fromisoformat(text).replace(tzinfo=ZoneInfo(PACIFIC), fold=1).timestamp()

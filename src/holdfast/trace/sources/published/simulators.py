@@ -1,10 +1,9 @@
-"""Read the CSV of the scheduler simulators Tiresias and Tethys.
+"""Read the CSV files of the scheduler simulators Tiresias and Tethys.
 
-`holdfast trace export` writes such files.
-
-Times are seconds since the first submission, read as seconds since 1970. Neither format has states,
-users or starts. A Tethys job has `gpu_workers` nodes of `gpu_per_worker` GPUs, and lasts
-`num_iteration` iterations of `iteration_computing_time` s.
+`holdfast trace export` can write such files. Times are seconds since the first submission, and are
+read as seconds since 1970. Neither format has states, users or start times. A Tethys job has
+`gpu_workers` nodes of `gpu_per_worker` GPUs, and runs for `num_iteration` iterations of
+`iteration_computing_time` seconds.
 """
 
 from pathlib import Path
@@ -37,7 +36,7 @@ _JOBS: Final = {
         "gpu_workers::INTEGER", "cpu_per_gpu_worker * gpu_workers * gpu_per_worker",
     ),
 }  # fmt: skip
-"""Columns of each format, and SQL of submission, duration, GPUs, nodes and CPU cores."""
+"""For each format: its columns, and SQL of submission, duration, GPUs, nodes and CPU cores."""
 
 
 def _read(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) -> Reading:

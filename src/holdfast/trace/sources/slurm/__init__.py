@@ -1,1 +1,1 @@
-"""Read Slurm's accounting: `sacct --parsable2` and `sacct --json`."""
+"""Read the output of Slurm's `sacct --parsable2` and `sacct --json`."""

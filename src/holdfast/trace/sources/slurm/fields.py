@@ -1,8 +1,8 @@
 """Parse single fields of Slurm: states, times, exit codes, trackable resources (TRES), node lists.
 
-The functions are pure and serve `sacct --parsable2` and `sacct --json`. Each raises ValueError with
-the expected form if a field cannot be read. Sources: the manual pages sacct(1), slurm.conf(5) and
-scontrol(1) of Slurm 22.05 to 24.11.
+All functions are pure, and are used for both `sacct --parsable2` and `sacct --json`. If a field
+cannot be parsed, a function raises a ValueError that states the expected form. Sources: the manual
+pages sacct(1), slurm.conf(5) and scontrol(1) of Slurm 22.05 to 24.11.
 """
 
 import itertools
@@ -19,12 +19,12 @@ from holdfast.core.errors import BadUse
 from holdfast.trace.sources.mig import is_slice, mig_share
 
 NEVER: Final = frozenset({"", "Unknown", "None", "N/A", "NONE", "Invalid"})
-"""Slurm's texts for a time in the future or a missing value."""
+"""Texts that Slurm prints for a time in the future or for a missing value."""
 NO_NODES: Final = frozenset({"", "None assigned", "(null)", "None"})
 LAST_UNIX_S: Final = 253_402_300_799
-"""The end of the year 9999: years after have five digits."""
+"""The end of the year 9999, because later years would have five digits."""
 MOST_NODES: Final = 65_536
-"""Slurm's own limit of a cluster (MAX_SLURM_NODES); a longer list is damaged."""
+"""Slurm's own limit for a cluster (MAX_SLURM_NODES). A list with more nodes is damaged."""
 
 _STATES: Final = {
     "COMPLETED": "COMPLETED",
@@ -61,7 +61,7 @@ _REASONS: Final = {
     "BOOT_FAIL": "NodeFailure",
     "OUT_OF_MEMORY": "OutOfMemory",
 }
-"""States that are a reason themselves: the study's word (Table 3), or Slurm's own."""
+"""States that imply a failure reason: a name from the study's Table 3, or Slurm's own."""
 _FAILURE_REASONS: Final = frozenset(
     {
         "NonZeroExitCode",
@@ -73,7 +73,7 @@ _FAILURE_REASONS: Final = frozenset(
         "OutOfMemory",
     }
 )
-"""Values of Slurm's Reason for failures; other values are reasons for waiting."""
+"""Values of Slurm's Reason that mean a failure; all other values are reasons for waiting."""
 
 _RAW_STATE = re.compile(r"([A-Z][A-Z_]*)\+?(?: by .*)?$", re.DOTALL)
 _EXIT_CODE = re.compile(r"(\d+):(\d+)$")
@@ -86,14 +86,14 @@ _OFFSET = re.compile(r"([+-])(\d\d):?(\d\d)$")
 
 @lru_cache(maxsize=1024)
 def state_of(words: str) -> tuple[str, str | None]:
-    """Return a state of `schema.STATES`, and the failure reason if the state implies one.
+    """Return a state of `schema.STATES`, and the failure reason that the state implies.
 
     Args:
-        words: a state as Slurm writes it, such as `CANCELLED by 1000`, or several joined by
+        words: a state as Slurm prints it, such as `CANCELLED by 1000`, or several states joined by
             commas, as in JSON. The first known state counts.
 
     Returns:
-        The state, UNKNOWN for a word outside Slurm's manual, and a reason or None.
+        The state, which is UNKNOWN if Slurm's manual does not list it, and a reason or None.
     """
     for word in words.split(","):
         match = _RAW_STATE.match(word.strip())
@@ -103,12 +103,12 @@ def state_of(words: str) -> tuple[str, str | None]:
 
 
 def is_known(words: str) -> bool:
-    """Return True if Slurm's manual has this state."""
+    """Return True if Slurm's manual lists this state."""
     return state_of(words)[0] != "UNKNOWN" or words.startswith("RESIZING")
 
 
 def failure_reason(words: str | None) -> str | None:
-    """Return Slurm's Reason if it is a failure; None for reasons to wait, the usual case."""
+    """Return Slurm's Reason if it means a failure; None if it is a reason for waiting."""
     if words and (words in _FAILURE_REASONS or words.startswith("RaisedSignal")):
         return words
     return None
@@ -116,12 +116,10 @@ def failure_reason(words: str | None) -> str | None:
 
 @lru_cache(maxsize=1024)
 def exit_code_of(text: str) -> int | None:
-    """Parse an exit code `CODE:SIGNAL`.
+    """Parse an exit code of the form `CODE:SIGNAL`.
 
-    A job killed by a signal has 128 + its number, as in shells.
-
-    POSIX.1-2017, Shell Command Language 2.8.2, requires more than 128; bash and others add exactly
-    128.
+    If a signal killed the job, the result is 128 plus the signal's number, as in bash and other
+    shells. POSIX.1-2017, Shell Command Language 2.8.2, requires only more than 128.
     """
     if text in NEVER:
         return None
@@ -133,7 +131,7 @@ def exit_code_of(text: str) -> int | None:
 
 
 def elapsed_s(text: str) -> float | None:
-    """Parse `[DAYS-][HOURS:]MINUTES:SECONDS` or plain seconds to seconds."""
+    """Convert a duration of the form `[DAYS-][HOURS:]MINUTES:SECONDS`, or a number, to seconds."""
     if text in NEVER:
         return None
     if text.isdecimal():
@@ -167,7 +165,7 @@ def zone_of(text: str) -> tzinfo:
 
 
 def check_time(text: str) -> None:
-    """Raise ValueError unless the text is a time, a Unix time, or a time that has not come."""
+    """Raise ValueError unless the text is a time, a Unix time, or Slurm's text for no time."""
     if text in NEVER or (text.isascii() and text.isdecimal() and int(text) <= LAST_UNIX_S):
         return
     with suppress(ValueError):
@@ -179,20 +177,20 @@ def check_time(text: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """Resources that a job holds or requested."""
+    """The resources that a job holds or has requested."""
 
     gpu_num: float = 0.0
     gpu_model: str | None = None
     cpu_num: float | None = None
     mem_gb: float | None = None
-    """Memory in units of 2**30 bytes, Slurm's G."""
+    """Memory in GiB (2**30 bytes), which is Slurm's unit G."""
     node_num: int | None = None
     has_shares: bool = False
-    """True if the job holds shards or MPS shares of GPUs, whose size no record has."""
+    """True if the job holds shards or MPS shares of GPUs, whose size is not recorded."""
 
 
 _ACCELERATORS: Final = ("gpu", "dcu", "gaudi", "gcu", "hpu", "mlu", "neuron", "npu", "tpu", "xpu")
-"""Names of generic resources by which sites call their accelerators."""
+"""Names of generic resources that sites use for their accelerators."""
 
 
 @lru_cache(maxsize=65536)
@@ -200,7 +198,7 @@ def resources_of(tres: str) -> Resources | None:
     """Parse a TRES text such as `billing=8,cpu=8,gres/gpu:a100=8,gres/gpu=8,mem=500G,node=1`.
 
     Returns:
-        The resources; None for an empty text: nothing was allocated.
+        The resources; None for an empty text, which means that nothing was allocated.
     """
     if tres in NEVER:
         return None
@@ -215,11 +213,11 @@ def resources_of(tres: str) -> Resources | None:
 
 
 def resources_of_pairs(pairs: Iterable[tuple[str, float]]) -> Resources:
-    """Convert names and amounts to resources; `mem` in bytes.
+    """Convert pairs of name and amount to resources; the amount of `mem` is in bytes.
 
-    `gres/gpu` counts all GPUs and `gres/gpu:TYPE` those of a type among them, so the two are never
-    added. A MIG slice (a type such as `1g.5gb`) counts as its share of a GPU.
-    Other makers' accelerators, such as `gres/dcu`, count as GPUs.
+    `gres/gpu` counts all GPUs, including the GPUs of each type that `gres/gpu:TYPE` counts, so the
+    two are never added. A MIG slice (a type such as `1g.5gb`) counts as its share of a GPU.
+    Accelerators of other vendors, such as `gres/dcu`, count as GPUs.
     """
     amounts = dict(pairs)
     typed, gpu_num = dict[str, float](), 0.0
@@ -267,7 +265,7 @@ def nodes_of(text: str) -> tuple[str, ...] | None:
 
 
 def _parts(text: str) -> list[str]:
-    """Split at commas outside brackets."""
+    """Split a node list at the commas outside brackets."""
     parts, depth, start = [], 0, 0
     for index, letter in enumerate(text):
         depth += (letter == "[") - (letter == "]")
@@ -282,7 +280,7 @@ def _parts(text: str) -> list[str]:
 
 
 def _expanded(part: str) -> list[str]:
-    """Expand one part: plain text and brackets of numbers, in turn."""
+    """Expand one part of a node list, in which plain text and brackets of numbers alternate."""
     pieces: list[Sequence[str]] = []
     count = 1
     for index, piece in enumerate(re.split(r"\[([^\]]*)\]", part)):

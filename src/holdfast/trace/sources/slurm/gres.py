@@ -1,7 +1,8 @@
-"""Read the generic resources (GRES) of Slurm up to 20.11, whose TRES may lack the GPUs.
+"""Read the generic resources (GRES) that Slurm up to 20.11 prints.
 
-AllocGRES counts the resources of the whole job, ReqGRES those of each node (sacct(1) of Slurm
-19.05). GRES are ignored if the trackable resources (TRES) of the record have GPUs.
+The trackable resources (TRES) of these versions may lack the GPUs. AllocGRES counts the resources
+of the whole job, and ReqGRES the resources of each node (sacct(1) of Slurm 19.05). If the TRES of a
+record have GPUs, its GRES are ignored.
 """
 
 import re
@@ -19,7 +20,7 @@ _GRES = re.compile(
     r"(?:gres[:/])?(?P<name>[A-Za-z_]\w*|7696487)(?::(?P<type>[A-Za-z_][^:,()]*))?(?::(?P<count>\d+))?(?:\([^)]*\))?$"
 )
 _GPU_PLUGIN: Final = "7696487"
-"""Number of Slurm's GPU plugin, which is printed if the name was lost."""
+"""Number of Slurm's GPU plugin, which Slurm prints if it lost the plugin's name."""
 
 
 @lru_cache(maxsize=65536)
@@ -28,7 +29,7 @@ def tres_of_gres(gres: str, nodes: int = 1) -> str:
 
     Args:
         gres: `NAME`, `NAME:COUNT`, `NAME:TYPE` or `NAME:TYPE:COUNT`, joined by commas.
-        nodes: number of nodes that hold these resources each.
+        nodes: number of nodes, each of which has these resources.
 
     Raises:
         ValueError: the text is not a list of generic resources.
@@ -51,13 +52,13 @@ def tres_of_gres(gres: str, nodes: int = 1) -> str:
 def with_gres(
     connection: "duckdb.DuckDBPyConnection", table: str, source: str, present: frozenset[str]
 ) -> str:
-    """Return SQL of the records with the GPUs of their GRES added to their TRES.
+    """Return SQL of the records in which the GPUs from GRES are added to the TRES texts.
 
     Args:
         connection: the database.
-        table: name of a new table with each different GRES text.
-        source: SQL of the records as texts.
-        present: names of the texts in the file.
+        table: name of a new table for the distinct GRES texts and their meaning.
+        source: SQL of the records, as texts.
+        present: names of the texts that the file has.
     """
     fields = sorted(present & {"allocated_gres", "requested_gres"})
     texts = set[tuple[str, int]]()
@@ -89,9 +90,10 @@ def _nodes_of(field: str) -> str:
 
 
 def _merged(tres: str, gres: str) -> str:
-    """Return SQL of a TRES text with the GPUs of its GRES.
+    """Return SQL that adds the GPUs of a GRES text to a TRES text.
 
-    An unreadable GRES replaces the TRES text, so that the reader reports it.
+    A GRES text that cannot be parsed replaces the TRES text, so that the error is reported when the
+    TRES text is parsed.
     """
     return (
         f"CASE WHEN contains(coalesce(s.{tres}, ''), 'gres/gpu') THEN s.{tres}"

@@ -1,9 +1,9 @@
 """Convert Slurm's records to rows of the jobs table.
 
-The input is a relation of texts as sacct prints them, `FIELDS`, one row per record without steps;
-`sacct --json` is converted to the same texts first. `fields` parses each different state, resource,
-node list and exit code once, and rows look the values up. The database parses the times. So three
-million jobs take seconds.
+The input is an SQL relation with the texts that sacct prints (`FIELDS`), one row per record,
+without job steps. The output of `sacct --json` is converted to the same texts first. Each distinct
+state, resource, node list and exit code is parsed once by `fields`, and then looked up for every
+row. The database parses the times. Three million jobs therefore take only seconds.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -41,11 +41,11 @@ FIELDS: Final = (
     "cluster", "job_id", "shown_id", "restarts", "name", "username", "pool", "state", "reason", "exit_code", "submit",
     "start", "end", "elapsed", "allocated", "requested", "nodes", "allocated_gres", "requested_gres", "node_count",
 )  # fmt: skip
-"""Texts of a record, NULL or empty if missing.
+"""Names of a record's texts, which are NULL or empty if missing.
 
-`job_id` is JobIDRaw if present. `shown_id` is the id for people: `123_4` of an array, `123+1` of a
-heterogeneous job. The last three are of Slurm up to 20.11, whose TRES may lack the resources in
-GRES.
+`job_id` is JobIDRaw if the file has it. `shown_id` is the id that Slurm shows to people: `123_4`
+for a task of an array, `123+1` for a part of a heterogeneous job. The last three texts are of Slurm
+up to 20.11, where resources may be missing from TRES and present in GRES.
 """
 READERS: Final[Mapping[str, Callable[[str], object]]] = {
     "exit_code": exit_code_of,
@@ -56,7 +56,10 @@ READERS: Final[Mapping[str, Callable[[str], object]]] = {
     "allocated_gres": tres_of_gres,
     "requested_gres": tres_of_gres,
 }
-"""Fields that `fields` parses, each different text once; each raises ValueError."""
+"""For each of these texts, the function that parses it, called once for each distinct value.
+
+The functions raise ValueError.
+"""
 
 SENTENCES: Final = {
     "unreadable-row": ("dropped", "Records that could not be read are left out."),
@@ -126,7 +129,7 @@ SENTENCES: Final = {
 }
 _FAILED: Final = ("FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
 _NOTHING: Final = ", ".join(literal(text) for text in sorted({*NEVER, *NO_NODES, "0"}))
-"""Texts that stand for no value, in one field or another."""
+"""Texts that mean no value, in at least one of the fields."""
 _SEEN: Final = {
     "slurm-never-started": "never_started",
     "slurm-pending-arrays": "contains(odd_id, '_[')",
@@ -135,7 +138,7 @@ _SEEN: Final = {
     "slurm-unknown-state": "odd_state IS NOT NULL",
     "slurm-no-zone": "is_local",
 }
-"""Checks and their conditions on the table while the table has the working columns."""
+"""For each check, an SQL condition on the table, valid while it has the working columns."""
 _WORKING: Final = (
     "odd_id",
     "odd_state",
@@ -164,12 +167,12 @@ def write_jobs(
         connection: the database.
         path: the file.
         table: name of the new table; its columns depend on `present`.
-        source: SQL of a relation with the texts `FIELDS`; read twice.
-        present: names of the `FIELDS` in the file.
-        zone: time zone of times without an offset; None: UTC, with a note.
-        findings: findings so far.
-        faults: reads the file again, slowly, and yields an error for each record with an
-            unreadable field.
+        source: SQL of a relation with the texts `FIELDS`; it is read twice.
+        present: names of the `FIELDS` that the file has.
+        zone: time zone of times without an offset; None means UTC, and adds a note.
+        findings: the problems counted so far.
+        faults: a function that reads the file again, slowly, and yields an error for each record
+            with an unreadable field.
 
     Raises:
         BadTrace: there is no job, or a record cannot be read; the error comes from `faults`.
@@ -202,28 +205,30 @@ def write_jobs(
 
 
 def zone_told(connection: "duckdb.DuckDBPyConnection") -> tzinfo | None:
-    """Return the zone of times without an offset by the database's variable `zone`; None if unset.
+    """Return the zone for times without an offset, from the database's variable `zone`.
+
+    Return None if the variable is not set.
 
     Raises:
-        BadUse: the variable is not a zone.
+        BadUse: the variable is not a time zone.
     """
     row = connection.execute("SELECT getvariable('zone')").fetchone()
     return zone_of(str(row[0])) if row and row[0] else None
 
 
 def settle_records(connection: "duckdb.DuckDBPyConnection", table: str, findings: Findings) -> None:
-    """Merge records of one run that was recorded twice, and number runs that followed each other.
+    """Drop records that describe the same run twice, and number the runs of a job.
 
-    Of records with one submission and start, the latest is kept. A record that waited is dropped if
-    one of the same submission started: two exports of adjacent times both have a job that ran
-    between them. Slurm submits a requeued job again under its id, so the runs are numbered by
-    submission.
+    - Of several records with the same submission and start, the latest is kept.
+    - A record of a waiting job is dropped if another record of the same submission has started.
+      Exports of adjacent periods may contain both.
+    - Slurm submits a requeued job again under its id, so the runs of a job are numbered by
+      submission time in `attempt`.
 
     Args:
         connection: the database.
-        table: a table with `cluster`, `job_id`, `attempt`, `submit_at`, `start_at` and
-            `end_at`.
-        findings: counts both.
+        table: a table with `cluster`, `job_id`, `attempt`, `submit_at`, `start_at` and `end_at`.
+        findings: receives the number of dropped records and of repeated runs.
     """
     several = f"SELECT cluster, job_id FROM {table} GROUP BY cluster, job_id HAVING count(*) > 1"
     repeated = connection.execute(
@@ -248,11 +253,11 @@ def settle_records(connection: "duckdb.DuckDBPyConnection", table: str, findings
 
 
 def _join_resized(connection: "duckdb.DuckDBPyConnection", table: str, findings: Findings) -> None:
-    """Join the records of a job that was resized while running.
+    """Join the records of a job that was resized while it ran.
 
-    Slurm ends one record with RESIZING and begins the next. The job starts with the first record
-    and ends with the last, whose state counts. Its GPUs are its GPU time divided by its run time,
-    so that no GPU hour is lost or counted twice.
+    Slurm ends one record with RESIZING and starts the next record. The job starts with the first
+    record and ends with the last, which gives its state. Its number of GPUs is its GPU time divided
+    by its run time, so that no GPU hour is lost or counted twice.
     """
     run = "PARTITION BY cluster, job_id, submit_at"
     once = (
@@ -283,7 +288,7 @@ def _join_resized(connection: "duckdb.DuckDBPyConnection", table: str, findings:
 
 
 def _look_up(connection: "duckdb.DuckDBPyConnection", table: str, source: str) -> list[str]:
-    """Make tables of the meaning of each different text."""
+    """Create tables that map each distinct text to its meaning."""
     fields = ("state", "reason", "exit_code", "elapsed", "allocated", "requested", "nodes")
     distinct = ", ".join(f"list(DISTINCT {name})" for name in fields)
     texts = connection.execute(f"SELECT {distinct} FROM {source}").fetchall()[0]
@@ -336,7 +341,7 @@ def _read(reader: Callable[[str], Any], text: str) -> Any:
 
 
 def _jobs_sql(table: str, source: str, present: frozenset[str], zone: tzinfo) -> str:
-    """Return SQL of the jobs with the working columns. Needs the tables of `_look_up`."""
+    """Return SQL of the jobs with the working columns; it uses the tables of `_look_up`."""
     never = _never_started_sql(present)
     held = ", ".join(
         f"CASE WHEN got.text IS NULL THEN asked.{name} ELSE got.{name} END AS {name}"
@@ -390,11 +395,11 @@ def _jobs_sql(table: str, source: str, present: frozenset[str], zone: tzinfo) ->
 
 
 def _never_started_sql(present: frozenset[str]) -> str:
-    """Return SQL that is true for a job that ended before it got a node.
+    """Return an SQL condition for jobs that ended before they got a node.
 
-    Slurm sets the start of such a job to its end. Nothing was allocated to the job, as the
-    allocation or the nodes in the record show. Without these fields, a cancelled job without
-    duration counts as one that waited.
+    Slurm sets the start of such a job to its end. The allocation or the nodes in the record show
+    that nothing was allocated. Without these fields, a cancelled job with no duration is assumed to
+    have waited only.
     """
     none = ", ".join(literal(text) for text in sorted(NO_NODES))
     if "allocated" in present:
@@ -410,7 +415,7 @@ def _never_started_sql(present: frozenset[str]) -> str:
 
 
 def _is_local(text: str) -> str:
-    """Return SQL that is true for a time without an offset that is not a Unix time."""
+    """Return an SQL condition for a time that has no offset and is not a Unix time."""
     return f"(contains({text}, 'T') AND NOT {_has_offset(text)})"
 
 
@@ -419,13 +424,13 @@ def _has_offset(text: str) -> str:
 
 
 def _time_sql(text: str, zone: tzinfo, *, after: str | None = None) -> str:
-    """Return SQL of a time in UTC; NULL for a time that has not come, or an invalid time.
+    """Return SQL that converts a time to UTC; NULL for an invalid time, or one that is not set yet.
 
     Args:
-        text: the column.
+        text: the column with the time as text.
         zone: time zone of times without an offset.
-        after: an earlier time of the same job. A time in the hour that a clock repeats is taken
-            as the second passage if the first lies before `after`.
+        after: an earlier time of the same job. When clocks are set back, an hour occurs twice. A
+            time in this hour is read as the second occurrence if the first would be before `after`.
     """
     local = f"try_cast({text} AS TIMESTAMP)"
     if isinstance(zone, ZoneInfo):
@@ -453,7 +458,10 @@ def _refuse(
     findings: Findings,
     faults: Callable[[], Iterator[BadTrace]],
 ) -> None:
-    """Raise for the first unreadable record, or drop and count all of them if `load` was called so."""
+    """Raise the error for the first unreadable record.
+
+    If `load` was called to drop unreadable rows, drop and count all of them instead.
+    """
     count = connection.execute(f"SELECT count(*) FROM {table} WHERE is_bad").fetchall()[0][0]
     if not count:
         return
@@ -474,7 +482,7 @@ def _refuse(
 def _count(
     connection: "duckdb.DuckDBPyConnection", table: str, findings: Findings, *, has_zone: bool
 ) -> None:
-    """Count the rows of each condition in `_SEEN`, with a few examples."""
+    """Count the rows that meet each condition in `_SEEN`, with a few examples."""
     seen = {
         check: condition
         for check, condition in _SEEN.items()
@@ -494,7 +502,7 @@ def _count(
 
 
 def _absent(present: frozenset[str]) -> list[str]:
-    """Return the columns that no field of the file gives."""
+    """Return the columns of the jobs table for which the file has no field."""
     needs = {
         "name": {"name"}, "username": {"username"}, "pool": {"pool"}, "exit_code": {"exit_code"}, "nodes": {"nodes"},
         "reported_duration_s": {"elapsed"},

@@ -1,18 +1,19 @@
-r"""Read Slurm's accounting as text: the output of `sacct --parsable2`, with any fields in any order.
+"""Read Slurm's accounting as text: the output of `sacct --parsable2`, with any fields in any order.
 
-This command is recommended, because its output is unambiguous: Unix times need no zone, and a job's
-name in the last field may contain any text.
+The following command is recommended, because its output is unambiguous: Unix times need no zone,
+and a job's name may contain any text if it is the last field.
 
     SLURM_TIME_FORMAT=%s sacct --allusers --allocations --duplicates --parsable2 --starttime 2023-03-01 --format \
         Cluster,JobIDRaw,JobID,User,Account,Partition,State,Submit,Start,End,ElapsedRaw,AllocTRES,ReqTRES,\
         NodeList,ExitCode,Reason,JobName > jobs.txt
 
-`--duplicates` adds the earlier runs of a requeued job; Slurm 24.05 and later may add Restarts. CSV
-with quotes, as pandas writes it, is read too.
+`--duplicates` adds the earlier runs of requeued jobs. Restarts may be added for Slurm 24.05 and
+later. CSV with quotes, as pandas writes it, is also read.
 
-JobIDRaw or JobID is needed, and State. Job steps are left out if `--allocations` was not given. The
-format is that of the manual page sacct(1) of Slurm 22.05. A job's name and a few other fields are
-printed as they are, so a name may span several lines and may contain the separator.
+The file must have State, and JobIDRaw or JobID. If `--allocations` was not given, job steps are
+left out. The format is described in the manual page sacct(1) of Slurm 22.05. Slurm prints a job's
+name and a few other fields without escaping, so a name may span several lines and may contain the
+separator.
 """
 
 import csv
@@ -51,13 +52,13 @@ FREE_TEXT: Final = frozenset(
     {"AdminComment", "Comment", "Constraints", "Extra", "JobName", "StdErr", "StdIn", "StdOut", "SubmitLine",
      "SystemComment", "WorkDir"}
 )  # fmt: skip
-"""Fields with text of a user or a site, which may contain the separator and line breaks."""
+"""Fields with free text of users or sites, which may contain the separator and line breaks."""
 NEXT_STEP: Final = (
     "Export again with `sacct --parsable2`, with JobName as the last field and no other free text."
 )
 
 _QUOTED_HEADER = re.compile(r'(?:"[A-Za-z]*"|(?=[,;\t]))([,;\t])(?:"?[A-Za-z]+"?\1?)+$')
-"""Matches the header of a CSV writer: quoted names, or an index without a name first."""
+"""Matches a header that a CSV library wrote: quoted names, or an unnamed index column first."""
 _HEADER = re.compile(r"([A-Za-z]+)([^A-Za-z]+)(?=[A-Za-z])")
 _JOB_ID_SQL: Final = r"\d+(?:_\d+|_\[[^\]]*\]|\+\d+)?(?:\.\S+)?"
 _JOB_ID = re.compile(r"\d+(?:_\d+|_\[[^\]]*\]|\+\d+)?(?P<step>\.\S+)?$")
@@ -79,7 +80,7 @@ _EXACT: Final = {
     "JobIDRaw": _JOB_ID,
     "JobID": _JOB_ID,
 }
-"""Forms of fixed fields, to find the end of a name that contains the separator."""
+"""Patterns of fields with a fixed form, used to find the end of a name that has separators."""
 
 _GIVE: Final[Mapping[str, tuple[str, ...]]] = {
     "cluster": ("Cluster",),
@@ -103,7 +104,7 @@ _GIVE: Final[Mapping[str, tuple[str, ...]]] = {
     "requested_gres": ("ReqGRES", "ReqGres"),
     "node_count": ("NNodes", "AllocNodes"),
 }
-"""Fields for each text of `rows.FIELDS`; the first that the file has is used."""
+"""For each text in `rows.FIELDS`, the fields that can provide it; the first one present is used."""
 _READERS: Final[Mapping[str, Callable[[str], object]]] = {
     **dict.fromkeys(("submit", "start", "end"), check_time),
     **READERS,
@@ -112,7 +113,9 @@ _READERS: Final[Mapping[str, Callable[[str], object]]] = {
 
 
 def read(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) -> Reading:
-    """Read the output of `sacct`, as text or as JSON; times are in the zone given to `load`.
+    """Read the output of `sacct`, as text or as JSON.
+
+    Times without an offset are in the zone that was given to `load`.
 
     Raises:
         BadTrace: a record cannot be read; the message has the line, the field and the expected
@@ -125,7 +128,7 @@ def read(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) -> Rea
 
 
 def recognises(path: Path) -> bool:
-    """Return True if a file begins like `sacct --parsable2` or like `sacct --json`."""
+    """Return True if a file begins like the output of `sacct --parsable2` or `sacct --json`."""
     fields = _fields_of(head(path, 8192).lstrip("\ufeff").partition("\n")[0])[0]
     return ("State" in fields and not {"JobID", "JobIDRaw"}.isdisjoint(fields)) or is_sacct_json(
         path
@@ -139,9 +142,10 @@ def read_sacct(
 
     Args:
         connection: the database.
-        path: the file; one record at a time is held in memory.
+        path: the file, of which one record at a time is held in memory.
         table: name of the new table.
-        zone: time zone of times without an offset (all but Unix times); None: UTC, with a note.
+        zone: time zone of times without an offset (all but Unix times); None means UTC, and adds a
+            note.
 
     Raises:
         BadTrace: a record cannot be read; the message has the line, the field and the expected
@@ -176,9 +180,13 @@ def read_sacct(
 def _steps_of_regular(
     connection: "duckdb.DuckDBPyConnection", path: Path, source: str
 ) -> tuple[int, list[str]] | None:
-    """Count the job steps, with a few ids, if the database can split the file; else return None.
+    """Count the job steps if the database can split the file into records, else return None.
 
-    The database can split the file if every line is one record: as many records as line breaks.
+    The database can split the file if every line is one record, so that there are as many records
+    as line breaks.
+
+    Returns:
+        The number of job steps, and a few of their ids.
     """
     import duckdb
 
@@ -207,7 +215,7 @@ def _steps_of_regular(
 
 
 class _Export:
-    """One file: its header, then its records."""
+    """Split the output of sacct into its header and its records."""
 
     def __init__(self, path: Path, *, drop: bool) -> None:
         self._path, self._drop = path, drop
@@ -215,8 +223,9 @@ class _Export:
         self._fields, self._separator = _fields_of(header)
         self._header = header
         self.is_quoted = self._separator != "|" and '"' in head(path)
-        """True if a CSV writer such as pandas wrote the file, which quotes texts with the
-        separator.
+        """True if a CSV library such as pandas wrote the file.
+
+        Such libraries quote a text that contains the separator.
         """
         if "State" not in self._fields or {"JobID", "JobIDRaw"}.isdisjoint(self._fields):
             raise BadTrace(
@@ -227,7 +236,7 @@ class _Export:
                 next_step="Export with `sacct --parsable2` and without --noheader.",
             )
         self._unended = 0
-        """The last line if no line break ends it; the line may be incomplete."""
+        """Number of the last line, if no line break ends it. This line may be incomplete."""
         self._place = {name: index for index, name in enumerate(self._fields)}
         self._free = [index for index, name in enumerate(self._fields) if name in FREE_TEXT]
         self._exact = [
@@ -249,14 +258,15 @@ class _Export:
         self.present = frozenset(self._given)
 
     def lines_sql(self) -> str:
-        """SQL of the file's lines as the database splits them: `FIELDS` and `is_record`.
+        """Return SQL of the file's lines as split by the database: `FIELDS` and `is_record`.
 
-        `is_record` is true if the line has as many fields as the header, and id and state have
-        their form. The SQL fails if the file is not UTF-8 or a line has many more fields.
+        `is_record` is true if the line has as many fields as the header, and its id and state have
+        the expected form. The SQL fails if the file is not UTF-8, or if a line has many more
+        fields.
         """
         count = len(self._fields) + self._ends_with_separator
-        # Read one more field than expected, because the database drops a line's last separator,
-        # which may belong to a name.
+        # Read one more field than expected, because the database drops the last separator of a
+        # line, although it may belong to a name.
         columns = ", ".join(f"f{index}: 'VARCHAR'" for index in range(count + 1))
         read = (
             f"read_csv({literal(_literally(self._path))}, auto_detect=false, header=false, skip=1, "
@@ -277,7 +287,10 @@ class _Export:
         return f"(SELECT {texts}, {is_record} AS is_record FROM {read})"
 
     def texts(self, findings: Findings) -> Iterator[tuple[str, ...]]:
-        """Yield the records without steps as `FIELDS`; refuse records that cannot be split."""
+        """Yield the texts `FIELDS` of each record, without job steps.
+
+        Records that cannot be split are refused.
+        """
         picked = self._picked()
         for line, fields in self._records(findings):
             texts = picked([*fields, ""])
@@ -291,7 +304,7 @@ class _Export:
                 yield (texts[0] or cluster_name(self._path), *texts[1:])
 
     def faults(self) -> Iterator[BadTrace]:
-        """Yield the error of every record with an unreadable field."""
+        """Yield an error for every record with an unreadable field."""
         picked = self._picked()
         for line, fields in self._records(Findings()):
             texts = dict(zip(FIELDS, picked([*fields, ""]), strict=True))
@@ -303,7 +316,10 @@ class _Export:
                     break
 
     def _picked(self) -> Callable[[Sequence[str]], tuple[str, ...]]:
-        """Return a function from fields, followed by an empty text, to `FIELDS`."""
+        """Return a function that picks `FIELDS` from a record's fields.
+
+        The record's fields must be followed by an empty text, which is picked for a missing field.
+        """
         return itemgetter(*(self._place.get(self._given.get(text, ""), -1) for text in FIELDS))
 
     @property
@@ -312,13 +328,16 @@ class _Export:
         return self._header.endswith(self._separator)
 
     def _refuse(self, fault: BadTrace, findings: Findings) -> None:
-        """Raise, or count if such rows are dropped."""
+        """Raise an error, or count it if unreadable rows are dropped."""
         if not self._drop:
             raise fault
         findings.add("unreadable-row", str(fault))
 
     def _records(self, findings: Findings) -> Iterator[tuple[int, list[str]]]:
-        """Yield each record's first line and fields; a record ends where the next line begins one."""
+        """Yield the first line and the fields of each record.
+
+        A record ends before the next line that begins a record.
+        """
         expected = f"expected {len(self._fields)} fields joined by {self._separator!r}"
         if self.is_quoted:
             yield from self._quoted(findings)
@@ -346,7 +365,7 @@ class _Export:
                 text = f"{text}\n{this}"
 
     def _quoted(self, findings: Findings) -> Iterator[tuple[int, list[str]]]:
-        """Yield each record's first line and fields, for a file with quotes."""
+        """Yield the first line and the fields of each record, for a file with quotes."""
         with opened_text(self._path) as file:
             rows = csv.reader(file, delimiter=self._separator)
             line = 1
@@ -383,12 +402,13 @@ class _Export:
     def _begins(self, parts: Sequence[str]) -> bool:
         """Return True if a line begins a record.
 
-        The id and the state before any free text then have their form.
+        A line begins a record if the id and the state that precede any free text have their
+        expected form.
         """
         if (
             not self._leading
-            # If the names come first, only a complete line can be distinguished from the rest of a
-            # name.
+            # If the free text comes first, only a complete line can be distinguished from the
+            # continuation of a name.
         ):
             return len(parts) >= len(self._fields)
         return len(parts) > self._leading[-1][0] and all(
@@ -396,7 +416,7 @@ class _Export:
         )
 
     def _fitted(self, line: int, text: str) -> list[str]:
-        """Return a record's fields; join a name that contains the separator."""
+        """Return a record's fields. A name that contains the separator is joined to one field."""
         fields = text.split(self._separator)
         extra = len(fields) - len(self._fields)
         if extra == 0:
@@ -433,12 +453,15 @@ class _Export:
 
 
 def _literally(path: Path) -> str:
-    """Quote the path for the database, which reads some characters as patterns."""
+    """Escape a path for the database, which treats some characters as patterns."""
     return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in str(path))
 
 
 def _fields_of(header: str) -> tuple[tuple[str, ...], str]:
-    """Return the field names of a header and their separator; `--delimiter` may be any text."""
+    """Return the field names in a header, and their separator.
+
+    The separator may be any text, because sacct has the option `--delimiter`.
+    """
     header = header.rstrip("\r\n")
     if quoted := _QUOTED_HEADER.match(header):
         return tuple(next(csv.reader([header], delimiter=quoted[1]))), quoted[1]
@@ -452,7 +475,10 @@ def _fields_of(header: str) -> tuple[tuple[str, ...], str]:
 
 
 def settled(connection: "duckdb.DuckDBPyConnection", reading: Reading) -> Reading:
-    """Join several exports of one cluster; keep a job that ran from one into the next once."""
+    """Join several exports of one cluster.
+
+    A job that is in two exports, because it ran from one period into the next, is kept once.
+    """
     findings = Findings()
     settle_records(connection, reading.table, findings)
     return replace(

@@ -2,11 +2,15 @@
 
     sacct --allusers --duplicates --json --starttime 2023-03-01 > jobs.json
 
-The format changed with Slurm's version (data parser v0.0.37 of 21.08 to v0.0.42 of 24.11), and each
-is read. A state is a word, later a list of words; a number is a number, later an object `{set,
-infinite, number}`; the signal of an exit code is `signal_id`, later `id`. Times are Unix times. In
-Slurm 22.05 `sacct --json` includes the steps of every job and is many times as large as the text,
-which `holdfast.trace.sources.slurm.sacct` reads faster.
+The format has changed between Slurm's versions (data parser v0.0.37 of 21.08 to v0.0.42 of 24.11).
+All of these versions are read:
+
+- A state is a word, and in later versions a list of words.
+- A number is a number, and in later versions an object `{set, infinite, number}`.
+- The signal of an exit code is named `signal_id`, and in later versions `id`.
+
+Times are Unix times. In Slurm 22.05, `sacct --json` includes the steps of every job, and its output
+is many times larger than the text, which `holdfast.trace.sources.slurm.sacct` reads faster.
 """
 
 from collections.abc import Iterator
@@ -27,7 +31,7 @@ if TYPE_CHECKING:
 
 NEXT_STEP: Final = "Export again with `sacct --json`, or as text with `sacct --parsable2`."
 _NO_VALUE: Final = 0xFFFFFFFE
-"""Slurm's NO_VAL, and INFINITE one above: older versions print these for a missing number."""
+"""Slurm's NO_VAL. Older versions print it, or INFINITE (one more), for a missing number."""
 
 
 def read_sacct_json(
@@ -39,8 +43,8 @@ def read_sacct_json(
         connection: the database.
         path: the file.
         table: name of the new table.
-        zone: time zone of the cluster, for the hour of the day; None: UTC. No time depends on
-            the zone.
+        zone: time zone of the cluster, used only for the hour of the day, since all times are Unix
+            times; None means UTC.
 
     Raises:
         BadTrace: a record cannot be read; the message has the line, the field and the expected
@@ -70,7 +74,10 @@ def read_sacct_json(
 
 
 def is_sacct_json(path: Path) -> bool:
-    """Return True if a file begins like `sacct --json`: an object with `jobs` and Slurm's fields."""
+    """Return True if a file begins like the output of `sacct --json`.
+
+    Such a file is an object with `jobs` and with fields of Slurm.
+    """
     start = head(path)
     if not start.lstrip("\ufeff \t\r\n").startswith("{") or '"jobs"' not in start:
         return False
@@ -131,7 +138,7 @@ def _bad(path: Path, line: int, job: dict[str, Any], error: Exception) -> BadTra
 
 
 def _texts(job: dict[str, Any], path: Path, findings: Findings) -> tuple[str, ...]:
-    """Return a job as `FIELDS`."""
+    """Return the texts `FIELDS` of a job."""
     time, state, tres = job.get("time") or {}, job.get("state") or {}, job.get("tres") or {}
     association = job.get("association") or {}
     current = state.get("current") or ""
@@ -189,7 +196,10 @@ def _shown_id(record: dict[str, Any]) -> str:
 
 
 def _number(value: Any) -> float | None:
-    """Parse a number of any version; None if unset, infinite or Slurm's value for a missing number."""
+    """Parse a number in the form of any version.
+
+    Return None if the number is not set or infinite, or is Slurm's value for a missing number.
+    """
     if isinstance(value, dict):
         value = value.get("number") if value.get("set") and not value.get("infinite") else None
     if value is None or value == "":
@@ -207,7 +217,7 @@ def _digits(number: float | None) -> str:
 
 
 def _exit_code(value: Any) -> str:
-    """Return `CODE:SIGNAL`; empty if there is none yet."""
+    """Return the exit code as `CODE:SIGNAL`; empty if the job has none yet."""
     if not isinstance(value, dict):
         return "" if value is None else f"{int(value)}:0"
     signal = value.get("signal") or {}
@@ -219,7 +229,7 @@ def _exit_code(value: Any) -> str:
 
 
 def _tres(items: Any) -> str:
-    """Format resources as in sacct's text."""
+    """Return resources in the form of sacct's text output."""
     amounts = []
     for item in items or ():
         count = _number(item.get("count"))
