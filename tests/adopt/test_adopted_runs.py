@@ -1,6 +1,8 @@
 """Run scripts to which `holdfast init` has added Holdfast: killed once, they end as if nothing was."""
 
 import os
+import runpy
+import signal
 import subprocess
 import sys
 
@@ -30,7 +32,8 @@ def mortal():
 """Kill the process at a call of `mortal`, once, as soon as a checkpoint is durable."""
 
 
-def run(folder, *command):
+def run(folder, *arguments):
+    """Run a command of Holdfast in a folder."""
     environment = {
         **os.environ,
         "HOLDFAST_HOME": str(folder / ".holdfast"),
@@ -38,7 +41,7 @@ def run(folder, *command):
         "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}",  # noqa: PTH120
     }
     done = subprocess.run(
-        command,
+        [sys.executable, "-m", "holdfast.cli.main", *arguments],
         cwd=folder,
         env=environment,
         capture_output=True,
@@ -50,11 +53,19 @@ def run(folder, *command):
     return done
 
 
-def weights_of(folder, script):
+def here(folder, monkeypatch):
+    """Run the script of a folder in this process, which has imported torch already."""
+    with monkeypatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", ["train.py"])
+        runpy.run_path("train.py", run_name="__main__")
+    return torch.load(folder / "model.pt")
+
+
+def weights_of(folder, script, monkeypatch):
     folder.mkdir()
     (folder / "train.py").write_text(script)
-    run(folder, sys.executable, "train.py")
-    return torch.load(folder / "model.pt")
+    return here(folder, monkeypatch)
 
 
 def adopted(folder, script, every):
@@ -65,52 +76,66 @@ def adopted(folder, script, every):
     path.write_text(path.read_text().replace("every=100", f"every={every}"))
 
 
+EPOCHS_LINE = "            loss = F.mse_loss"
+
+
+def with_mortal(script, line, dies):
+    """Return a script that calls `mortal` before a line."""
+    assert script.count(line) == 1
+    indent = line[: len(line) - len(line.lstrip())]
+    return MORTAL.replace("DIES", str(dies)) + script.replace(line, f"{indent}mortal()\n{line}")
+
+
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
 @pytest.mark.parametrize(
     ("script", "line", "dies", "every"),
     [
         # In the middle of the second epoch, between two micro-batches of a step.
-        pytest.param(EPOCHS, "            loss = F.mse_loss", 42, 3, id="epochs"),
-        # A save is due at the last step of the first epoch, whose loss is read after the loop.
-        pytest.param(
-            EPOCHS, "            loss = F.mse_loss", 45, 15, id="epoch-end", marks=pytest.mark.slow
-        ),
-        pytest.param(
-            EPOCH_FUNCTION, "        loss = nn", 20, 3, id="function", marks=pytest.mark.slow
-        ),
-        pytest.param(STEPS, "\tfor micro", 25, 3, id="steps", marks=pytest.mark.slow),
+        pytest.param(EPOCHS, EPOCHS_LINE, 42, 3, id="epochs"),
         pytest.param(HUGGINGFACE, "        tokens = torch.arange", 52, 2, id="huggingface"),
     ],
 )
 def test_a_killed_run_ends_with_the_weights_of_the_script_without_holdfast(
-    tmp_path, script, line, dies, every
+    tmp_path, monkeypatch, script, line, dies, every
 ):
-    expected = weights_of(tmp_path / "plain", script)
-    indent = line[: len(line) - len(line.lstrip())]
-    assert script.count(line) == 1
-    mortal = script.replace(line, f"{indent}mortal()\n{line}")
+    expected = weights_of(tmp_path / "plain", script, monkeypatch)
     folder = tmp_path / "adopted"
     folder.mkdir()
-    adopted(folder, MORTAL.replace("DIES", str(dies)) + mortal, every=every)
-    run(
-        folder,
-        sys.executable,
-        "-m",
-        "holdfast.cli.main",
-        "run",
-        "--name",
-        "r",
-        "--",
-        "python",
-        "train.py",
-    )
+    adopted(folder, with_mortal(script, line, dies), every=every)
+    run(folder, "run", "--name", "r", "--", "python", "train.py")
     assert (folder / "killed").exists()
     with Ledger.open(ledger_url(folder / ".holdfast")) as ledger:
         assert [one.action for one in ledger.incidents("r")] == ["restart"]
         second = ledger.attempts("r")[1]
     assert second.start_step, "the second attempt began at a checkpoint"
-    found = torch.load(folder / "model.pt")
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert_same(torch.load(folder / "model.pt"), expected)
+
+
+@pytest.mark.parametrize(
+    ("script", "line", "dies", "every"),
+    [
+        # A save is due at the last step of the first epoch, whose loss is read after the loop.
+        pytest.param(EPOCHS, EPOCHS_LINE, 45, 15, id="epoch-end"),
+        pytest.param(EPOCH_FUNCTION, "        loss = nn", 20, 3, id="function"),
+        pytest.param(STEPS, "\tfor micro", 25, 3, id="steps"),
+    ],
+)
+def test_a_script_that_is_killed_and_started_again_ends_with_the_same_weights(
+    tmp_path, monkeypatch, script, line, dies, every
+):
+    expected = weights_of(tmp_path / "plain", script, monkeypatch)
+    folder = tmp_path / "adopted"
+    folder.mkdir()
+    adopted(folder, with_mortal(script, line, dies), every=every)
+    killed = subprocess.run(
+        [sys.executable, "train.py"], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
+    assert_same(here(folder, monkeypatch), expected)
 
 
 @pytest.mark.parametrize(
@@ -124,5 +149,5 @@ def test_a_killed_run_ends_with_the_weights_of_the_script_without_holdfast(
 )
 def test_the_last_step_of_an_adopted_script_is_saved(tmp_path, script, launcher, last):
     adopted(tmp_path, script, every=7)
-    run(tmp_path, sys.executable, "-m", "holdfast.cli.main", "run", "--", *launcher, "train.py")
+    run(tmp_path, "run", "--", *launcher, "train.py")
     assert (tmp_path / f"checkpoints/step-{last:010}/holdfast.json").exists()
