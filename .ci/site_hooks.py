@@ -219,12 +219,7 @@ def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
     return files
 
 
-def on_page_markdown(
-    markdown: str,
-    page: "Page",
-    config: "MkDocsConfig",
-    files: "Files",  # noqa: ARG001
-) -> str:
+def on_page_markdown(markdown: str, page: "Page", **_: object) -> str:
     """Lead a page's links to the places of the files in the site."""
     uri = page.file.src_uri
     return markdown if uri == SCHEMAS_PAGE else with_site_links(markdown, source_of(uri))
