@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # folders, the longest first (tests/conftest.py): by their number of tests, the long end-to-end runs would all come last.
 PARALLEL := --numprocesses $(shell echo $$(($$(nproc) * 5 / 2))) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test coverage test-slow test-gpu docs-test lint collect format examples bench bench-quick picture profile-cases ci clean
+.PHONY: demo test coverage test-slow test-gpu docs-test site lint collect format examples bench bench-quick picture profile-cases ci clean
 
 demo: $(VENV)/.train
 	$(BIN)/holdfast demo $(DEMO_FLAGS)
@@ -37,6 +37,10 @@ test-gpu:
 # Executes the blocks of the README and of a newcomer's pages, and lists what a block needs that is not here.
 docs-test: $(VENV)/.dev
 	$(BIN)/python .ci/docs_blocks.py
+
+# The pages of docs/, the API, the commands and the schemas, in site/. A warning, such as a broken link, is an error.
+site: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
@@ -82,13 +86,14 @@ picture: $(VENV)/.dev $(VENV)/.debian
 # The longest ones, which come first: at the end nobody waits for one of them alone.
 LONGEST := quick-checkpoint quick-chaos quick-recover quick-evaluate quick-overhead example-integrations
 
-# A failed test, example or quick benchmark runs once more, alone; lint and the collection do not.
+# A failed test, example or quick benchmark runs once more, alone; lint, the site and the collection do not.
 ci:
 	$(MAKE) --jobs=2 $(VENV)/.dev $(VENV)/.debian $(VENV)/.trackers
-	$(BIN)/python .ci/checks.py --once lint collect --again $(LONGEST) $(filter-out $(LONGEST),$(EXAMPLES) $(QUICK)) -- $(PARALLEL) $(PYTEST_FLAGS)
+	$(MAKE) $(VENV)/.docs
+	$(BIN)/python .ci/checks.py --once lint site collect --again $(LONGEST) $(filter-out $(LONGEST),$(EXAMPLES) $(QUICK)) -- $(PARALLEL) $(PYTEST_FLAGS)
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
 
 # What is installed is remembered by stamp files, renewed when the project's own lists change.
 
@@ -121,6 +126,11 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/pip
 	$(PIP) --constraint constraints.txt --no-deps torchtitan
 	@$(COMPILE)
 	@touch $@ $(VENV)/.train
+
+# Not beside another installation into the same environment.
+$(VENV)/.docs: pyproject.toml constraints.txt | $(VENV)/bin/pip
+	$(INSTALL) '.[docs]'
+	@touch $@
 
 $(VENV)/.debian: tests/debian-packages.txt tests/install-debian-packages.sh | $(VENV)/bin/pip
 	tests/install-debian-packages.sh tests/debian-packages.txt

@@ -1,6 +1,6 @@
 """Holdfast keeps LLM development running on GPU clusters.
 
-In a training script::
+In a training script:
 
     run = holdfast.attach()
     ckpt = holdfast.Checkpointer("checkpoints")
@@ -8,7 +8,7 @@ In a training script::
     run.step(step, loss=loss)
     ckpt.save(step, state)
 
-Everything else is imported from its room, for example ``from holdfast.diagnose import diagnose``.
+Everything else is imported from its room, for example `from holdfast.diagnose import diagnose`.
 """
 
 from typing import TYPE_CHECKING, Any

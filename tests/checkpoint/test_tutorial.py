@@ -1,19 +1,22 @@
-"""Run the script of the checkpoint tutorial: killed and started again, it ends with the same loss."""
+"""Run the script of the tutorial: killed and started again, it ends with the same loss."""
 
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
+import pytest
+
 PAGE = Path(__file__).parents[2] / "docs" / "checkpoints" / "tutorial.md"
+SCRIPT, MORTAL = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+SCRIPT = SCRIPT.replace("time.sleep(0.05)", "time.sleep(0.005)")
 
 
 def start(folder):
     folder.mkdir(exist_ok=True)
-    (script,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    script = script.replace("time.sleep(0.05)", "time.sleep(0.005)")
     return subprocess.Popen(
-        [sys.executable, "-c", script], cwd=folder, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", SCRIPT], cwd=folder, stdout=subprocess.PIPE, text=True
     )
 
 
@@ -32,3 +35,24 @@ def test_the_tutorial_continues_after_a_kill_and_ends_with_the_same_loss(tmp_pat
     assert step % 20 == 0
     assert lines[-1].startswith("end at step 200, loss ")
     assert lines_again[-1] == lines[-1]
+
+
+@pytest.mark.slow
+def test_holdfast_starts_it_again_and_the_loss_is_the_same(tmp_path):
+    with start(tmp_path / "whole") as whole:
+        last = whole.stdout.read().splitlines()[-1]
+    mortal = textwrap.indent(MORTAL, " " * 8)
+    script = "import os\n" + SCRIPT.replace("step += 1\n", f"step += 1\n{mortal}")
+    (tmp_path / "train.py").write_text(script)
+
+    def holdfast(*words):
+        command = [sys.executable, "-m", "holdfast.cli.main", *words]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    printed = holdfast("run", "--name", "tutorial", "--", "python", "train.py")
+    begins = [int(step) for step in re.findall(r"begin at step (\d+)", printed)]
+    assert begins in ([0, 100], [0, 120])
+    assert last in printed
+    assert "SIGKILL" in holdfast("explain", "tutorial")

@@ -89,6 +89,7 @@ class _Commands(click.Group):
             return None
         command = importlib.import_module(COMMANDS[cmd_name][0]).command
         assert isinstance(command, click.Command)
+        command.name = cmd_name  # else the name of its function, in the reference of the site
         _keep_summaries_whole(command)
         return command
 

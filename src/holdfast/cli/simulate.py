@@ -1,6 +1,7 @@
 """Provide `holdfast simulate`: simulate a cluster's jobs, a training job or an evaluation."""
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,11 @@ def command() -> None:
     """
 
 
-command.add_command(plan_evaluation, "evaluate")
+evaluate = copy(
+    plan_evaluation
+)  # a command of its own, since the reference reads names from commands
+evaluate.name = "evaluate"
+command.add_command(evaluate)
 command.add_command(cluster)
 
 
