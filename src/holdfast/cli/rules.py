@@ -66,7 +66,7 @@ def ls(place: Place, learned: bool, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def show(place: Place, rule_id: str, as_json: bool) -> None:
-    """Show a rule in the form of its file; for a learned rule, also where it was learned.
+    """Print a rule as its file has it; for a learned rule, also where it was learned.
 
     \b
     holdfast rules show python-key-error

@@ -104,8 +104,8 @@ class Span:
 
     Attributes:
         phase: a name of `metrics.PHASES`.
-        start_ns: start in nanoseconds. Unix time when read from a recording, monotonic time when
-            written.
+        start_ns: start in nanoseconds. The recorder writes monotonic time; a reader of the
+            recording converts it to Unix time.
         end_ns: end, on the same clock as `start_ns`.
         step: the step during which the phase ran; None outside of steps.
     """
@@ -123,8 +123,8 @@ class MemoryUse:
     """The device memory that one rank's PyTorch uses at one moment.
 
     Attributes:
-        at_ns: time in nanoseconds. Unix time when read from a recording, monotonic time when
-            written.
+        at_ns: time in nanoseconds. The recorder writes monotonic time; a reader of the
+            recording converts it to Unix time.
         allocated_bytes: bytes of live tensors.
         reserved_bytes: bytes that PyTorch's allocator has reserved on the device.
         peak_bytes: the most allocated bytes so far, as PyTorch's allocator counts them.

@@ -38,8 +38,8 @@ class Loader(Protocol):
         Args:
             is_left_out: called with the number of a batch within the epoch, from 1 on; returns True
                 if the batch is left out.
-            is_first: whether this is the first epoch of the whole training, which a former process
-                may have begun.
+            is_first: whether this is the first epoch of the training. The first epoch stays the
+                first when a restarted process continues it.
 
         Returns:
             The batches that are not left out, each with its number within the epoch.

@@ -239,12 +239,12 @@ def _has_changed_lately(path: Path) -> bool:
 def remove_leftovers(
     folder: Path, *, but_of: str = "", progress: Callable[[int], None] = lambda _: None
 ) -> None:
-    """Delete the files that saves and deletions of dead processes left in `folder`.
+    """Delete the unfinished saves and deletions in `folder` whose processes have died.
 
     Args:
         folder: the checkpoint folder.
-        but_of: the prefix of the ids of saves to keep, because another process resumes them. A
-            hyphen follows the prefix.
+        but_of: keep the saves whose id begins with this prefix and a hyphen, because another
+            process resumes these saves. The empty text keeps none.
         progress: called with 1 after each deleted file.
 
     Raises:

@@ -157,7 +157,7 @@ class TrainerData:
         }
 
     def go_on(self, state: Mapping[str, Any] | None, *, step: int, accumulation_steps: int) -> int:
-        """Continue at a saved position.
+        """Set the position in the data to the saved one, so that training continues there.
 
         Args:
             state: the saved result of the method `state`; None if the checkpoint has none.
@@ -165,10 +165,11 @@ class TrainerData:
             accumulation_steps: the number of micro-batches in one step of the optimizer.
 
         Returns:
-            The number of entries that the Trainer skips at the start of its epoch.
+            The number of batches that the Trainer skips at the start of its epoch.
 
         Raises:
-            BadUse: batches are left out, and the length of the data has changed since the save.
+            BadUse: the length of the data has changed since the save, but the run is configured to
+                leave out certain batches, whose numbers would now mean other data.
         """
         epoch, steps = divmod(step, -(-self._length // accumulation_steps))
         passed = steps * accumulation_steps

@@ -17,9 +17,10 @@ class DurableSnapshot:
         order: the request that describes the save.
         layout: the layout of the rank's files.
         arena: the buffer that holds the snapshot.
-        generation: the number of the buffer's use for this snapshot. A later use overwrites the
-            snapshot.
-        blocks: the digests of each file's blocks, by file name, in the form of the sidecar.
+        generation: the buffer's count of uses when it received this snapshot. If the count is
+            higher now, a later save has overwritten the snapshot.
+        blocks: the digests of each file's blocks, by file name, encoded as in a checkpoint's file
+            of block digests.
     """
 
     order: SaveRequest

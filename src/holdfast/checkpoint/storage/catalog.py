@@ -101,7 +101,12 @@ def scan_remote(
 def inspect_remote(
     objects: Objects, name: str, there: dict[str, StoredObject]
 ) -> RemoteCheckpoint | None:
-    """Check one folder that contains the objects `there`; return None if it is not a checkpoint.
+    """Describe the checkpoint in one remote folder; return None if the folder holds no checkpoint.
+
+    Args:
+        objects: the bucket and prefix that contain the folder.
+        name: the name of the folder.
+        there: the objects in the folder, by their names relative to the folder.
 
     Raises:
         NotFound, StorageFailed: see `Objects`.

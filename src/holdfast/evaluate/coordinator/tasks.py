@@ -31,8 +31,9 @@ class ConnectedHost:
 class Tasks:
     """Run every task of every model once.
 
-    Outcomes are kept as files, which outlive the coordinator. Outcomes are not kept in memory,
-    since results are large and a stream has many models.
+    The outcome of each task is stored in a file, so that a restarted coordinator finds it. Outcomes
+    are not held in memory, since results are large and an evaluation may go through many
+    checkpoints.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Do the jobs of a forked process: run a task until it has scores, or compute metrics.
+"""Run one evaluation task from its requests to its scores, or compute metrics, in a forked process.
 
 The process receives its jobs over a socket from the host, and uses the harnesses that its parent,
 the zygote, imported. The process ends when the host ends.

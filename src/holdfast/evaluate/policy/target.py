@@ -146,11 +146,11 @@ def time_left_s(items: Items, curve: Curve, engines: float) -> float:
 
 
 def pace_s(items: Items, curve: Curve, engines: float, left_s: float) -> float:
-    """Return the time in which each answer should end, at most `left_s`.
+    """Return the duration within which each answer should end, at most `left_s`.
 
     If the engines have time to spare, they spend it on smaller batches, so that answers end earlier
-    than the target needs. The reason is that predicted lengths may be wrong: an answer that is
-    longer than predicted would otherwise be in too large a batch.
+    than the target needs. The reason is that predicted lengths may be wrong: in a
+    large batch, an answer that is longer than predicted would end after the target.
     """
     low_s, high_s = 0.0, left_s
     if needs_s(items, curve, high_s) > SPARE * left_s * engines:

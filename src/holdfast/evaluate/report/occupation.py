@@ -116,9 +116,9 @@ def covered(spans: Sequence[Span], edges_s: Values) -> Values:
 
 
 def _elapsed(moments: Values, at: Values) -> Values:
-    """Return, for each time in `at`, the summed times since all earlier `moments`.
+    """Return, for each time t in `at`, the sum of t - m over all moments m before t.
 
-    `moments` must be sorted.
+    `moments` must be sorted in ascending order.
     """
     before = np.searchsorted(moments, at)
     passed: Values = before * at - np.append(0.0, np.cumsum(moments))[before]

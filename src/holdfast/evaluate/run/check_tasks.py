@@ -73,9 +73,10 @@ def main() -> None:
 
 
 def _is_of_the_suite(error: BaseException) -> bool:
-    """Return True if the error concerns the suite: then the error and all its causes are `BadUse`.
+    """Return True if the suite itself is wrong, so that it would fail on every machine.
 
-    Other errors may concern only this machine.
+    The suite is taken to be wrong if the error and all its causes are `BadUse`. Any other error
+    may come from this machine alone.
     """
     found: BaseException | None = error
     while found is not None:

@@ -147,10 +147,11 @@ class ModelShare:
             self._plan()
 
     async def complete(self) -> list[bytes]:
-        """Wait until every chunk is present; return the digests of the chunks.
+        """Wait until this node has every chunk of the model; return the digests of the chunks.
 
         Raises:
-            EvaluationError: a chunk cannot be fetched; other nodes may lack it too.
+            EvaluationError: a chunk could be fetched neither from storage nor from another node, or
+                the model was released.
         """
         while self._missing:
             if self._error is not None:

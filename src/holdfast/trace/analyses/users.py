@@ -25,9 +25,9 @@ NO_USERS = "no GPU job has a user"
 
 @dataclass(frozen=True, kw_only=True)
 class Users:
-    """Sum GPU jobs by user, sorted by GPU time, the largest first.
+    """Hold the count, GPU time and waits of each user's GPU jobs.
 
-    Each array has one entry per user.
+    Each array has one entry per user. The user with the most GPU time comes first.
     """
 
     names: list[str]

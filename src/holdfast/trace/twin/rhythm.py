@@ -66,13 +66,15 @@ def usual_rhythm(
     first_parts: npt.NDArray[np.float64] | None = None,
     known: dict[int, tuple[float, float, float, float]] | None = None,
 ) -> Rhythm:
-    """Return the chosen default rhythm, with the given drift.
+    """Return a `Rhythm` whose fields are this module's constants, unless an argument gives them.
+
+    A rhythm describes how the submissions of each job type follow each other in time.
 
     Args:
-        types: the names of the types.
+        types: the names of the job types. A type's number is its index here.
         drift: an exponent for each type; see `Rhythm.drift`.
-        first_parts: a share for each type; see `Rhythm.first_parts`.
-        known: statistics by type number; see `Rhythm.known`.
+        first_parts: a share for each type; see `Rhythm.first_parts`. None stands for zeros.
+        known: published statistics of some types, by type number; see `Rhythm.known`.
     """
     return Rhythm(
         same_size=np.array([_SAME_SIZE.get(name, 0.7) for name in types]),

@@ -46,8 +46,9 @@ def ranked(values: Floats) -> Floats:
 class Latents:
     """Draw the hidden variables, one block of samples after another.
 
-    Phases continue from one block to the next. Two thirds of the phases cover all eight GPUs of a
-    node, as a job of whole nodes does. In the other phases, each GPU has its own work.
+    A phase is a period of work of about one length; phases continue from one block to the next. In
+    two thirds of the phases, all eight GPUs of a node do the same work, as if one job used the
+    whole node. In the other phases, each GPU has work of its own.
     """
 
     def __init__(self, nodes: int, cpu_nodes: int, rng: np.random.Generator) -> None:

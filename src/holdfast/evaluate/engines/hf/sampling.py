@@ -133,7 +133,9 @@ class Recipes:
         return self._strings.watch(until)
 
     def of(self, sampling: Sampling) -> Recipe:
-        """Return the recipe for a request's parameters.
+        """Return the `Recipe` that draws tokens according to a request's sampling parameters.
+
+        Equal parameters share one recipe.
 
         Raises:
             ValueError: transformers refuses the parameters.

@@ -55,9 +55,10 @@ class JudgeRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Came:
-    """A request ended, by an answer or without a known outcome.
+    """Record that a request to the judge has ended, with an answer or without a known outcome.
 
-    `tokens` and `cost_microdollars` are its actual use, or its reservation if the use is unknown.
+    `tokens` and `cost_microdollars` are what the request used. If the judge did not report the use,
+    they are the amounts that were reserved for the request.
     """
 
     now_s: float
