@@ -52,7 +52,7 @@ def _has_own_digits(atom: str) -> bool:
 
 
 def with_own_digits(patterns: Iterable[str]) -> list[str]:
-    """Return those of `patterns` that distinguish texts of one shape, loosened by `with_any_digits`."""
+    """Return the patterns that distinguish texts of one shape, loosened by `with_any_digits`."""
     return [loose for pattern in patterns if (loose := with_any_digits(pattern)) != pattern]
 
 

@@ -56,7 +56,7 @@ ENDS_IN_WORDS: Final[Mapping[Outcome, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """How a job ended and why, with the cited lines and the next action."""
+    """The way in which a job ended, the cause, the cited lines and the next action."""
 
     outcome: Outcome = "failed"
     end_line: LogLine | None = None

@@ -101,8 +101,7 @@ _ENDS: Final = frozenset({"death", "crash", "frozen", "exit", "host_memory", "sc
 OF_PEERS: Final = frozenset({"peer_lost", "store_lost", "collective_timeout"})
 """Kinds of events in which a process reports on its peers."""
 _REPEATED: Final = OF_PEERS | {"exit", "teardown"}
-"""Kinds of events that count as one consequence, however many there are and whatever their words.
-"""
+"""Kinds of events that count as one consequence, however many there are and with any words."""
 _OF_A_PROGRAM: Final = frozenset(
     {
         *(reason for reason, category in CATEGORIES.items() if category == "Script"),
@@ -276,7 +275,7 @@ def _apart(cluster: Cluster) -> tuple[float, How]:
 
 
 def _reached(root: int, inside: Set[int], edges: Sequence[Mapping[int, float]]) -> set[int]:
-    """Return `root` and all its possible consequences, whatever they cost."""
+    """Return `root` and all its possible consequences, at any cost."""
     reached = {root}
     while more := {
         index for index in inside - reached if not reached.isdisjoint(edges[index].keys())

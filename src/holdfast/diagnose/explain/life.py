@@ -207,7 +207,7 @@ _Place: TypeAlias = tuple[bytes, bytes]
 
 
 class Counters:
-    """Find numbers that rise from line to line, whatever their names are."""
+    """Find numbers with any name that rise from line to line."""
 
     def __init__(self) -> None:
         self.now = 0

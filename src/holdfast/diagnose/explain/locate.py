@@ -71,9 +71,8 @@ def scope_of(root: Cluster, same: Sequence[Event], everything: Sequence[Event]) 
     if rule.kind == "collective_timeout":
         found["rank"] |= absent_ranks(everything)
     _leave_out_bystanders(rule, found, everything)
-    is_whole_node = (
-        rule.first_death and found["node"]
-    )  # the end of the node also ended its other ranks
+    # The end of the node also ended its other ranks.
+    is_whole_node = rule.first_death and found["node"]
     is_named = found["rank"] or found["local_rank"] or is_whole_node
     if not is_named and rule.kind not in OF_PEERS | _OF_NO_PROCESS:
         of_exit = _of_the_only_exit(everything)

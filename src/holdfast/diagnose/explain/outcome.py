@@ -61,7 +61,7 @@ _ADVICE: Final[dict[Outcome, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """How a job ended."""
+    """The way in which a job ended."""
 
     outcome: Outcome
     stated_by: Event | None = None

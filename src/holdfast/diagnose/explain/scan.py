@@ -27,33 +27,23 @@ from holdfast.diagnose.logs.tracebacks import Caught, Raised, TracebackReader
 from holdfast.diagnose.rules.rules import ROUTINE, Rule, RuleSet, Where
 
 KEPT_PER_RULE: Final = 16
-"""The number of events of one rule that are kept of one log: this many first ones that were not
-survived, and this many last ones.
-"""
+"""For each rule, this many first events (not survived) and last events of a log are kept."""
 _STREAMS_LIMIT: Final = 4096
 _PROGRESS_WINDOW_BYTES: Final = 64 * 1024
 _PROGRESS_LINES: Final = 16
-"""The number of progress lines that are read before an event or before the end of a block. Older
-lines add no information.
-"""
+"""The number of last progress lines that are read before an event or the end of a block."""
 _SHAPES_LIMIT: Final = 65_536
 _OF_PROGRAMS: Final = frozenset({"exception", "suspect"})
-"""Kinds of errors that concern only the program. If an exit handler raises such an error, the error
-is no root.
-"""
+"""Kinds of errors of only the program. If an exit handler raises one, the error is no root."""
 _OF_A_CALL: Final = _OF_PROGRAMS | {"service", "disk", "device_memory"}
 """Kinds of errors that a program can catch and survive."""
 _OUTLIVED_LINES: Final = 20
-"""If at least this many lines lie between two errors of a process, the first did not cause the
-second.
-"""
+"""With at least this many lines between, a first error of a process did not cause a second."""
 _ONE_DIGIT: Final = bytes.maketrans(b"123456789", b"000000000")
 _TORN_LINES: Final = 5000
-"""An unfinished traceback counts as cut off after this number of lines of other processes."""
+"""An unfinished traceback is cut off after this number of lines of other processes."""
 _BACK_S: Final = 30.0
-"""The largest time by which the lines of several processes may be out of order. A larger step back
-means that logs were concatenated.
-"""
+"""The largest disorder of lines, in seconds; a larger one shows that logs were concatenated."""
 _MATCHES_LIMIT: Final = 512
 """The largest number of lines that pass the prefilter and are read to find `_PROGRESS_LINES`."""
 _COUNTER_LINES: Final = 128
@@ -62,18 +52,12 @@ _FEW_COUNTER_LINES: Final = 16
 """The same limit if events are close together."""
 _COUNTER_SHARE: Final = 4
 _ALWAYS_COUNTER_LINES: Final = 4096
-"""The first lines of a log, up to this number, are all searched for counters. After that, one line
-in `_COUNTER_SHARE` is searched.
-"""
+"""After this number of lines, only one in `_COUNTER_SHARE` lines is searched for counters."""
 _ENDS: Final = frozenset({"exit", "death", "crash", "node", "scheduler", "teardown"})
-"""Kinds of events that report an end. Errors before an end were not survived, even if the next
-attempt repeats them.
-"""
+"""Kinds of events that report an end. Errors before an end were not survived."""
 
 StreamKey: TypeAlias = int | tuple[str | int | None, ...] | None
-"""Identifies a stream by its rank or, if the rank is unknown, by the host with the local rank or
-the process.
-"""
+"""A rank or, if the rank is unknown, the host with the local rank or the process."""
 
 
 @dataclass
@@ -115,19 +99,16 @@ class Event:
     introduced: bool = False
     """True if other words stand before the beginning of the traceback in the same line."""
     survived_before: int = 0
-    """How many times the job survived the same error before."""
+    """The number of times that the job survived the same error before."""
     time_s: float | None = None
-    """The time in the line, or else the last time before, in seconds since 1970 in the log's time
-    zone.
+    """The time of the line, or else the last one before, in seconds since 1970 in the log's zone.
     """
     has_own_time: bool = False
     whole_traceback: bool = False
     demoted: bool = False
-    """True if another line of the same chain of tracebacks is a better root, or if Python continued
-    after the exception.
-    """
+    """True if a line of the same chain is a better root, or Python went on after the exception."""
     caught: Caught = "nobody"
-    """What printed the traceback, such as a thread or the interpreter."""
+    """The printer of the traceback, such as a thread or the interpreter."""
 
     @property
     def recovered(self) -> bool:
@@ -211,9 +192,7 @@ class _Log:
     def __init__(self, rules: RuleSet, shapes: set[int], ranks: set[int]) -> None:
         self.rules = rules
         self.shapes = shapes
-        """Hashes of lines that can be skipped. One hash stands for all lines that differ only in
-        digits, unless the digits matter to a rule.
-        """
+        """Hashes of lines to skip. One hash covers all digits, unless digits matter to a rule."""
         self.ranks = ranks
         """The ranks that any log of the job names."""
         self.prefixes = Prefixes()
@@ -229,26 +208,18 @@ class _Log:
         """The number of lines so far that are frames or source code in tracebacks."""
         self.streams: dict[StreamKey, Stream] = {}
         self.tracebacks = TracebackReader()
-        """Reads the lines of all streams together, since launchers may give the lines of one
-        traceback different prefixes.
-        """
+        """Reads all streams together, since one traceback may have several kinds of prefixes."""
         self.open: dict[StreamKey, int] = {}
-        """The streams that are inside a traceback, each with the number of its last line. All lines
-        of such a stream are needed.
-        """
+        """The number of the last line of each stream that is inside a traceback."""
         self.reporters: dict[str, dict[int, int | None]] = {}
-        """By rule id, the ranks that reported an event, each with the number of its last enqueued
-        collective.
-        """
+        """By rule id, the ranks that reported an event, with their last enqueued collectives."""
         self.block = b""
         self.block_times = BlockTimes(b"")
         self.progress_at = -1
         """The offset in the block of the next progress line; -1 if it was not searched yet."""
         self.line_start = self.line_end = 0
         self.steps_noted_to = 0
-        """The offset in the block up to which progress is recorded. The rest is recorded when an
-        event needs it.
-        """
+        """The offset up to which progress is recorded; the rest waits until an event needs it."""
         self.newest_at: tuple[int, Line] | None = None
         """The offset in the block of its newest progress line, and this line."""
         self.newest: Event | None = None
@@ -257,8 +228,7 @@ class _Log:
         self.last: dict[str, deque[Event]] = {}
         self.steps_noted = 0
         self.weighed: dict[str, tuple[int, int, bool]] = {}
-        """By rule id, the signs of survival at the last check. No check is made until there are new
-        signs.
+        """By rule id, the signs of survival at the last check. Only new signs lead to a new check.
         """
 
     def stream(self, key: StreamKey) -> tuple[StreamKey, Stream]:
@@ -361,8 +331,7 @@ def _scan_block(log: _Log, file: LogFile, block: bytes, number: int) -> None:
     for raw in block.split(b"\n"):
         if raw:
             for part in raw.split(b"\r") if b"\r" in raw else (raw,):
-                # Most lines differ from earlier lines only in numbers, and so cost only this
-                # lookup.
+                # Most lines differ from earlier ones only in numbers, and cost only this lookup.
                 shape = hash(part.translate(_ONE_DIGIT))
                 if log.open or (shape not in log.shapes and hash(part) not in log.shapes):
                     log.line_start, log.line_end = position, position + len(part) + 1
@@ -448,11 +417,7 @@ def _has_progress(log: _Log, start: int, end: int) -> bool:
 def _note_newest(log: _Log, file: LogFile, number: int, log_line: int) -> None:
     """Make an event of the newest step in the block.
 
-    Args:
-        log: the log that the block belongs to.
-        file: the file that the block was read from.
-        number: the number in the file of the block's first line.
-        log_line: the number in the log of the block's first line.
+    The first line of the block has `number` in the file, and `log_line` in the log.
     """
     if log.newest_at is None:
         return
@@ -527,9 +492,7 @@ def _scan_line(log: _Log, file: LogFile, line: Line) -> bool:
 def _note_open(log: _Log, key: StreamKey, stream: Stream) -> None:
     log.open.pop(key, None)
     if stream.tracebacks.is_open:
-        log.open[key] = (
-            log.lines
-        )  # moves the stream to the end: the first stream has been silent longest
+        log.open[key] = log.lines  # moves it to the end: the first is silent longest
     oldest = next(iter(log.open), key)
     if log.lines - log.open.get(oldest, log.lines) > _TORN_LINES:
         log.streams[oldest].tracebacks.is_open = False

@@ -99,7 +99,7 @@ class Dialects:
 
 
 _Parted: TypeAlias = tuple[int, tuple[tuple[str, int, int], ...]]
-"""Where the prefixes of a text end, and the name, start and end of each field in them."""
+"""The end of the prefixes of a text, and the name, start and end of each field in them."""
 
 
 def _begins(patterns: Iterable[str]) -> Any:

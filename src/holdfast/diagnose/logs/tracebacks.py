@@ -20,9 +20,9 @@ was handled, or the original traceback that PyTorch repeats inside the exception
 process."""
 
 Caught = Literal["nobody", "a thread", "the interpreter"]
-"""What printed a traceback. `a thread`: a thread or a task of an event loop ended, and the program
-continued. `the interpreter`: a finalizer, an exit handler or a logging handler failed, and Python
-continued."""
+"""The printer of a traceback. `a thread`: a thread or a task of an event loop ended, and the
+program continued. `the interpreter`: a finalizer, an exit handler or a logging handler failed, and
+Python continued."""
 
 HEADER: Final = "Traceback (most recent call last)"
 _HEADER = re2.compile(r"Traceback \(most recent call last\):?(?: \(RANK (?P<rank>\d{1,6})\))?$")
@@ -82,7 +82,8 @@ class Raised:
     outside the standard library and the installed packages."""
     link: Link
     caught: Caught
-    """What printed the traceback, judged by the line before its header and by its outermost frame.
+    """The printer of the traceback, judged by the line before its header and by its outermost
+    frame.
     """
     deepest: str
     """The file of the deepest frame."""

@@ -72,7 +72,7 @@ class RuleCandidate:
 
     pattern: str
     breadth: int
-    """How specific the pattern is: from 0, the most general, to 9, the line itself."""
+    """The specificity of the pattern: from 0, the most general, to 9, the line itself."""
     hot: tuple[str, ...]
     """Words in lower case. Each line that the pattern matches has at least one of these words."""
     named: bool = False
@@ -85,7 +85,7 @@ class RuleCandidate:
     learned.
     """
     worth: float = 0.0
-    """How informative the words are about the reason, to compare candidates of the same breadth."""
+    """The information of the words about the reason, to compare candidates of the same breadth."""
     what: str
     """A description, for people, of the lines that match."""
 

@@ -35,7 +35,7 @@ class Learned:
     order: int
     """The rule comes directly before the topics of this order."""
     breadth: int
-    """How specific the rule is: from 0, the most general, to 9, a single line."""
+    """The specificity of the rule: from 0, the most general, to 9, a single line."""
     hot: tuple[str, ...]
     sources: tuple[str, ...]
     """The keys of the incidents from which the rule was learned."""

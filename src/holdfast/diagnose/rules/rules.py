@@ -58,7 +58,7 @@ class Rule:
     mitigation: str
     confidence: float
     source: str
-    """Where the wording of the lines comes from, such as a source file."""
+    """The source of the wording, such as a source file."""
     match: tuple[str, ...]
     no_match: tuple[str, ...]
     category: Category = "Unknown"
@@ -66,14 +66,15 @@ class Rule:
     category.
     """
     where: Where = "line"
-    """Where the rule applies. A rule for `user_exception` or `library_exception` matches only the
-    last line of a traceback, whose deepest frame must be in the user's own code, or in other code.
+    """The lines to which the rule applies. A rule for `user_exception` or `library_exception`
+    matches only the last line of a traceback, whose deepest frame must be in the user's own code,
+    or in other code.
     """
     first_death: bool = False
     """True if a match means that the rank died before all others, and not because of a peer. The
     errors of other ranks then follow from this death."""
     ending: Ending = ""
-    """What the line states about the end of the job."""
+    """The statement of the line about the end of the job."""
     alone: float | None = None
     """The cost, in nats, that such a line begins a failure; set only if it differs from the cost of
     the kind."""

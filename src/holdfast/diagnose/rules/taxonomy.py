@@ -25,7 +25,7 @@ Outcome = Literal[
     "running",
     "unknown",
 ]
-"""How a job ended."""
+"""The way in which a job ended."""
 
 
 Ending = Literal[
@@ -38,10 +38,10 @@ Ending = Literal[
     "never_began",
     "stopped",
 ]
-"""What a line states about the end of a job, in this order: nothing, the newest step, finished
-work, the success of one process, the success of the job, the failure of a job, a job that did not
-start, a stop from outside. A line of the kind `scheduler` means a stop, unless its rule sets
-`ending`."""
+"""The statement of a line about the end of a job. The values mean, in this order: nothing, the
+newest step, finished work, the success of one process, the success of the job, the failure of a
+job, a job that did not start, a stop from outside. A line of the kind `scheduler` means a stop,
+unless its rule sets `ending`."""
 
 
 Category = Literal["Infrastructure", "Framework", "Script", "Unknown"]
