@@ -18,7 +18,9 @@ _BLOCK_BYTES: Final = 64 * 1024
 bytes that have arrived since.
 """
 _ALL_BYTES: Final = 4 << 20
-"""The same limit for the sum over all logs, since a job may have thousands of logs."""
+"""All logs are scanned when this number of bytes of all logs together has arrived. The limit is
+needed since a job may have thousands of logs.
+"""
 
 Cited = TypeVar("Cited", LogLine, Evidence)
 

@@ -23,7 +23,7 @@ from holdfast.recover.replay.replays import without_an_older_file
 
 
 class Casework:
-    """The incident that is being handled, if there is one."""
+    """Handle the incidents of a run, one at a time."""
 
     def __init__(
         self,

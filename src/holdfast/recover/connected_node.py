@@ -28,8 +28,9 @@ from holdfast.recover.localise.orders import Orders
 AWAY_TICKS = 100
 """A node is lost this number of ticks after the connection of its agent has ended."""
 AWAY_TICKS_WITH_SPARE = 5
-"""The same if a spare can take the node's place. It can be short, since the connection ends with
-the node, and not with a killed agent (see `agent.held_connection`)."""
+"""If a spare can take its place, a node is lost this number of ticks after the connection of its
+agent has ended. The time can be short, since the connection ends with the node, and not with a
+killed agent (see `agent.held_connection`)."""
 HEARD_TICKS = 20
 """A node counts as silent after this number of ticks without a message. An agent sends a message
 each second.
@@ -117,7 +118,9 @@ class Node:
     reached: tuple[int, int] = (0, 0)
     """The attempt, and the highest step in it that the node's ranks have reported."""
     others_reached: tuple[int, int] = (0, 0)
-    """The same for all nodes, as of the last sign of life of this node."""
+    """The attempt, and the highest step in it of all nodes, as of the last sign of life of this
+    node.
+    """
     checks: Orders = field(default_factory=Orders)
     order_numbers: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
 

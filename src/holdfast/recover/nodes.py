@@ -28,10 +28,10 @@ because a supervisor that stands still makes no ticks, and so cannot wrongly cou
 | supervisor | `kill` | `seq`: end the launcher, with all below it |
 | supervisor | `pass` | `seq`, `to`, `rank`, `only`, `message` |
 | supervisor | `port` | `seq`: answer with a port |
-| supervisor | `check` | `seq`, `check`, `what`: test the node alone (`solo`) or in a `group`; `end` |
+| supervisor | `check` | `seq`, `check`, `what`: test only the node (`solo`) or in a `group`; `end` |
 | supervisor | `look` | `look`, `pids` |
 | supervisor | `end` | `state`, `exit_code`, `outcome`: the run is over, at least for the node |
-| supervisor | `lead` | the node is to start the next supervisor |
+| supervisor | `lead` | the node must start the next supervisor |
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Find the arrivals of checkpoints in a trace.
+"""Find the times at which checkpoints arrived in a trace.
 
 Evaluation jobs are submitted in batches, one batch per checkpoint.
 """
@@ -21,7 +21,7 @@ MOST: Final = 100
 
 
 def arrivals_of(jobs: str) -> tuple[float, ...]:
-    """Return the arrivals of the checkpoints of a trace, in seconds since the first one.
+    """Return the arrival times of the checkpoints in a trace, in seconds since the first one.
 
     Args:
         jobs: job records in a form that `holdfast.trace` recognises.
@@ -45,7 +45,7 @@ def arrivals_of(jobs: str) -> tuple[float, ...]:
 
 
 def arrivals_s(submits_s: Iterable[float]) -> tuple[float, ...]:
-    """Return the first submission of each batch, in seconds since the first batch.
+    """Return the time of the first submission in each batch, in seconds since the first batch.
 
     Args:
         submits_s: the submission times of evaluation jobs in seconds, in ascending order.

@@ -43,7 +43,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def with_fields(given: Any, names: Iterable[str]) -> dict[str, Any]:
-    """Return `given` if `given` is an object with exactly these fields.
+    """Return `given` if it is an object with exactly the fields `names`.
 
     Raises:
         Malformed: the fields differ.
@@ -54,7 +54,7 @@ def with_fields(given: Any, names: Iterable[str]) -> dict[str, Any]:
 
 
 def text_field(given: dict[str, Any], name: str, *, most: int, least: int = 1) -> str:
-    """Return a text field of `least` to `most` characters.
+    """Return the field `name`, which must be a text of `least` to `most` characters.
 
     Raises:
         Malformed: the field is no text, or its length is out of range.
@@ -66,7 +66,7 @@ def text_field(given: dict[str, Any], name: str, *, most: int, least: int = 1) -
 
 
 def choice_field(given: dict[str, Any], name: str, allowed: Collection[str]) -> str:
-    """Return a field with one of the allowed words.
+    """Return the field `name`, which must be one of the words in `allowed`.
 
     Raises:
         Malformed: the field has another value.
@@ -78,7 +78,7 @@ def choice_field(given: dict[str, Any], name: str, allowed: Collection[str]) -> 
 
 
 def list_field(given: dict[str, Any], name: str, *, most: int, least: int = 0) -> list[Any]:
-    """Return a list field of `least` to `most` elements.
+    """Return the field `name`, which must be a list of `least` to `most` elements.
 
     Raises:
         Malformed: the field is no list, or its length is out of range.

@@ -28,7 +28,8 @@ def _without_cycles(root: int, incoming: Incoming, parents: Mapping[int, int]) -
         return dict(parents)
     merged = max(*incoming, root) + 1
     entered: dict[int, tuple[int, float]] = {}
-    """For each node outside the cycle: the cycle's node that its edge enters, and the added cost.
+    """For each node outside the cycle, the node of the cycle that its edge enters, and the added
+    cost.
     """
     for node in sorted(cycle):
         saved = incoming[node][parents[node]]

@@ -43,8 +43,8 @@ in its own process. Such an effect is possible on the same host or GPU, but rare
 _SURVIVED: Final = 4.5
 """The cost of a root after which its process made progress, or the job did for long enough."""
 _SURVIVED_IN_PRINT: Final = 2.0
-"""The same cost, but lower, if the event is the last line of the rank that ended first. In this
-case the steps below the line may be output that was buffered before."""
+"""The lower cost of a root that was survived, if the event is the last line of the rank that ended
+first. In this case the steps below the line may be output that was buffered before."""
 _BUFFERED_LINES: Final = 200
 """The number of lines in the stdio buffer of one process (8 KiB) plus the launcher's report of the
 end.
@@ -57,8 +57,8 @@ _HABITUAL: Final = 4.5
 _OUTLIVED: Final = 1.5
 """The cost of a root if the process logged many lines after the event, and then another error."""
 _OUTLIVED_BY_SOMEBODY: Final = 0.3
-"""The same cost, but lower, if the log does not show which process printed a line, so another
-process may have raised the other error.
+"""The lower cost of a root followed by another error, if the log does not show which process
+printed a line. In this case, another process may have raised the other error.
 """
 _IN_A_THREAD: Final = 1.0
 """The cost of a root if the exception ended only a thread, and the program continued."""

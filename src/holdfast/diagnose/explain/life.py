@@ -313,7 +313,7 @@ class Habits:
     def __init__(self) -> None:
         self._seen: dict[tuple[str, str], tuple[int, int, int]] = {}
         self._ends = 0
-        """Lines about an end so far. No error before such a line was survived."""
+        """The number of ends so far. Errors before an end were not survived."""
 
     def note_end(self) -> None:
         """Record the end of a process or of the job."""

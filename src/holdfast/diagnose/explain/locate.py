@@ -230,7 +230,7 @@ def _few(ranks: Collection[int], of: Collection[int]) -> bool:
 
 
 class Names:
-    """The patterns of `names.yaml`."""
+    """The patterns of `names.yaml`, which find the names of ranks, nodes, GPUs and links."""
 
     def __init__(self, given: Sequence[Mapping[str, Any]]) -> None:
         self.examples = [(one["id"], one["kinds"], one["example"], one["tells"]) for one in given]

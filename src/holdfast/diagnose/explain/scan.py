@@ -49,7 +49,7 @@ _MATCHES_LIMIT: Final = 512
 _COUNTER_LINES: Final = 128
 """The number of last lines before an event that are searched for counters."""
 _FEW_COUNTER_LINES: Final = 16
-"""The same limit if events are close together."""
+"""The number of lines that are searched before an event if events are close together."""
 _COUNTER_SHARE: Final = 4
 _ALWAYS_COUNTER_LINES: Final = 4096
 """After this number of lines, only one in `_COUNTER_SHARE` lines is searched for counters."""

@@ -304,7 +304,7 @@ def _is_indented(line: _Sampled, prefix: tuple[str, ...]) -> bool:
 def _following(prefix: tuple[str, ...], members: Iterable[_Sampled]) -> set[tuple[str, ...]]:
     """Return the sequences of tokens after `prefix`.
 
-    They are long enough for a severity, the prefix of a program and a word.
+    Each is long enough to contain a severity, the prefix of a program and a word.
     """
     at = len(prefix)
     return {one.tokens[at : at + _FOLLOWING_TOKENS] for one in members if one.tokens[:at] == prefix}

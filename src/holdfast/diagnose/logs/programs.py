@@ -28,8 +28,8 @@ class Programs:
 
     def __init__(self) -> None:
         self._by_shape: dict[str, tuple[int, int, int, str]] = {}
-        """By shape of path: the number of programs with progress between, the progress and the ends
-        at the last one, and its path."""
+        """By shape of the path: the number of programs with progress between them; the progress and
+        the number of ends at the last program; and the path of the last program."""
         self._folders: set[str] = set()
         self._ends = 0
 

@@ -26,7 +26,8 @@ Python continued."""
 
 HEADER: Final = "Traceback (most recent call last)"
 _HEADER = re2.compile(r"Traceback \(most recent call last\):?(?: \(RANK (?P<rank>\d{1,6})\))?$")
-"""`(RANK 3)` comes from torch's distributed checkpoint, which gathers the tracebacks of all ranks.
+"""Matches the header of a traceback. The form with `(RANK 3)` comes from torch's distributed
+checkpoint, which gathers the tracebacks of all ranks.
 """
 _SENTENCES: Final[dict[str, Link]] = {
     "The above exception was the direct cause of the following exception:": "cause",
@@ -100,7 +101,8 @@ class TracebackReader:
     def __init__(self) -> None:
         self.is_open = False
         self._indent = 0
-        """The indentation of the header. The line that ends the traceback has no more."""
+        """The indentation of the header. The line that ends the traceback is not indented further.
+        """
         self._rank: int | None = None
         self._link: Link = "none"
         self._next_link: Link = "none"

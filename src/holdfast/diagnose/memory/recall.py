@@ -91,7 +91,9 @@ NEAR: Final = 0.5
 """A confirmed incident decides a case only with at least this similarity, which means that the two
 root lines share half of their information. This number was chosen, not fitted."""
 VERY_NEAR: Final = 0.75
-"""The same threshold if the rules have an answer with little confidence."""
+"""A confirmed incident overrules an answer of the rules with little confidence only with at least
+this similarity.
+"""
 SHOWN: Final = 0.2
 """A past incident is shown only with at least this similarity."""
 OPEN_BELOW: Final = 0.4

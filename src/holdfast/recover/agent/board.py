@@ -33,7 +33,7 @@ class Board(Protocol):
         """
 
     def read(self) -> dict[str, Any] | None:
-        """Return the publication; None if there is none, or if it cannot be read."""
+        """Return the published fields; None if there are none, or if the board cannot be read."""
 
     def remove(self) -> None:
         """Withdraw the publication."""

@@ -12,7 +12,7 @@ import socket
 
 
 class HeldConnection:
-    """The node's side of the held connection. Call all methods from one event loop."""
+    """Hold the agent's connection in the node's process. Call all methods from one event loop."""
 
     def __init__(self) -> None:
         self._receiving, self.sending = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)

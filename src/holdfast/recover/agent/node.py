@@ -48,7 +48,8 @@ LOCK_S = 5.0
 that node is gone.
 """
 HAND_OVER_S = 60.0
-"""The same if the supervisor has handed the lead over to this node."""
+"""The seconds to wait for the run's lock if the supervisor has handed the lead over to this node.
+"""
 ALONE_S = 600.0
 """A node gives up after this number of seconds without a supervisor, if its ranks do not train,
 either.

@@ -64,7 +64,7 @@ class Anomaly:
     step: int
     """The step at which the anomaly became certain."""
     value: float
-    """The loss of that step."""
+    """The loss of the step `step`."""
     usual: float | None = None
     """The median of the last ordinary losses; None if there are too few."""
     limit: float | None = None

@@ -81,7 +81,8 @@ class Cloud:
         self._service = _Service(address)
         self._clock = clock or SystemClock()
         self._first_s: dict[str, float] = {}
-        """For each notice without a moment, the first look that saw the notice, in Unix seconds."""
+        """For each notice that states no time, the Unix time in seconds at which it was first read.
+        """
         self._has_answered = False
 
     @property

@@ -34,7 +34,7 @@ class FileSystems:
         mounts: Path = Path("/proc/self/mountinfo"),
         free: Callable[[str], tuple[int, int]] | None = None,
     ) -> None:
-        """Read nothing yet.
+        """Store what `read` needs.
 
         Args:
             mounts: the mounts, in the form of /proc/self/mountinfo.
@@ -99,7 +99,7 @@ class Memory:
         vmstat: Path = Path("/proc/vmstat"),
         controllers: Path = Path("/sys/devices/system/edac/mc"),
     ) -> None:
-        """Read nothing yet.
+        """Store what `read` needs.
 
         Args:
             vmstat: the counters of the kernel's memory management.
@@ -155,7 +155,7 @@ class Clocks:
         running_s: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
         status: Callable[[], int | None] | None = None,
     ) -> None:
-        """Read nothing yet.
+        """Store what `read` needs.
 
         Args:
             wall_s: a function that returns the wall-clock time in Unix seconds.

@@ -35,7 +35,7 @@ class Skip:
 
     @classmethod
     def of_json(cls, data: Any) -> Self:
-        """Read a skip from the ledger.
+        """Convert JSON from the ledger to a skip.
 
         Raises:
             KeyError, TypeError, ValueError: it is malformed.

@@ -54,7 +54,7 @@ class Following:
         self._stops = 0
         self._printed = ""
         self.job_id = submission.jobs[-1]
-        """The number of the present job."""
+        """The id of the present Slurm job."""
         self.state = JobState()
         """The state of the present job at the last look."""
         self.has_begun = False

@@ -110,7 +110,7 @@ class Variant:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Answer:
-    """The result of a trace under a policy."""
+    """The result of replaying a trace under a policy."""
 
     replayed: Replayed
     policy: Policy

@@ -40,11 +40,11 @@ class Outcome:
     """The results for jobs and nodes. Shapes: N jobs, H whole hours until the last submission."""
 
     first_start_s: Floats
-    """(N)"""
+    """(N) The start of the job's first run, in seconds."""
     start_s: Floats
     """(N) The start of the job's last run, which was not preempted; in seconds."""
     end_s: Floats
-    """(N)"""
+    """(N) The end of the job's last run, in seconds."""
     restarts: Ints
     """(N) The number of times that the job was preempted; 0 unless the job is best-effort."""
     lost_by_job_gpu_s: Floats

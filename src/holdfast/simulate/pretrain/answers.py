@@ -64,7 +64,7 @@ class Answer:
     outcomes: tuple[Outcome, ...]
 
     def band(self, figure: Callable[[Outcome], float]) -> Band:
-        """Return the band of a figure."""
+        """Return the band of a figure; `figure` computes it from one replication."""
         return Band.of([figure(one) for one in self.outcomes])
 
     @property
