@@ -1,4 +1,4 @@
-"""Diagnose why a job ended: from its logs to a cited root, its location and a safe next action.
+"""Diagnose why a job ended: find the root cause in its logs, the location, and a safe next action.
 
 The input is the log files or folders of one job and, optionally, the observations of a supervisor
 (`JobContext`). The output is a `Diagnosis`. No file is written. The network is not used, unless
@@ -7,24 +7,24 @@ The input is the log files or folders of one job and, optionally, the observatio
 | stage | module | from → to |
 |---|---|---|
 | 1 | `logs.files`, `logs.records`, `logs.flight_recorder` | paths → files, blocks of lines |
-| | `logs.prefixes` | sample of lines → the launcher's prefix |
+| | `logs.prefixes` | sample of lines → the prefix that the launcher puts before lines |
 | | `logs.lines`, `logs.times`, `logs.progress` | raw line → clean text, time, host, rank, step |
-| | `logs.tracebacks` | lines of a rank → the exception of a traceback, its chain |
-| | `logs.programs` | scripts of tracebacks → the job's own scripts |
-| | `shapes` | a line → the result for another line that differs only in its numbers |
+| | `logs.tracebacks` | lines of a rank → the exception at the end of a traceback, and its chain of causes |
+| | `logs.programs` | scripts in tracebacks → the job's own scripts |
+| | `shapes` | a line → the cached result of an earlier line that differs only in its numbers |
 | 2 | `rules` | `rules/topics/*.yaml`, `rules/tables/*.tsv` → the event that a line means |
-| | `explain.scan`, `explain.life` | files → events; whether the job survived each event |
+| | `explain.scan`, `explain.life` | files → events, and for each event if the job survived it |
 | 3 | `explain.outcome` | events and exit codes → how the job ended |
-| | `explain.explain`, `explain.arborescence` | events, causes → least-cost explanation, rivals |
-| | `explain.timing` | times of cause and effect → an addition to the edge's cost |
+| | `explain.explain`, `explain.arborescence` | events, causes → the least-cost explanation, and its rivals |
+| | `explain.timing` | times of cause and effect → a surcharge on the cost of their edge |
 | | `explain.answer`, `explain.locate` | explanation → reason, cited lines, location, action |
 | | `explain.confidence` | an explanation and its rivals → the confidence |
 | 4 | `memory` | past incidents, good runs → learned rules and similar incidents |
-| | `agents` | a language model's proposal, checked against the log |
+| | `agents` | a language model's proposal → a checked proposal |
 
-`logs.job_context` defines the supervisor's observations, `explain.diagnosis` the published answer.
-`watch` diagnoses a job that still runs. `study` serves the command line: besides the diagnosis,
-`study` returns the compressed log and the lines around the root.
+`logs.job_context` defines the supervisor's observations; `explain.diagnosis` defines the published
+answer. `watch` diagnoses a job that still runs. `study` serves the command line: besides the
+diagnosis, `study` returns the compressed log and the lines around the root.
 """
 
 import os
@@ -120,16 +120,17 @@ def diagnose(
     *,
     known: "Known | None" = None,
 ) -> Diagnosis:
-    """Diagnose how the job with the logs `paths` ended, and why the job failed.
+    """Diagnose from the logs in `paths` how a job ended, and why the job failed.
 
     Missing and unreadable files are left out and listed in `Diagnosis.notes`.
 
     Args:
-        paths: log files or folders of one job; a folder stands for its own `*.log*` files. The rank
-            of a line is read from a file name such as `rank-N.log`, or a prefix such as `[rank1]:`.
+        paths: log files or folders of one job; a folder means all `*.log*` files in it. The rank of
+            a line is read from a file name such as `rank-N.log`, or from a prefix such as
+            `[rank1]:`.
         context: the observations of a supervisor.
-        known: the learned knowledge (`memory.Known.load`). Learned rules are applied with the
-            packaged ones, and past incidents are searched if the rules leave the case open.
+        known: the learned knowledge (`memory.Known.load`). Learned rules are applied together with
+            the packaged rules. If no rule decides the case, past incidents are searched.
 
     Raises:
         NotFound: none of the paths exists, and there is no `context`.

@@ -1,8 +1,8 @@
-"""Reuse results between lines that differ only in their numbers.
+"""Cache results for lines that differ only in their numbers.
 
-The shape of a text is the text with 1 in place of each digit from 2 to 9. A pattern without these
-digits matches the same places in all texts of one shape. So a line of a known shape costs one
-lookup.
+The shape of a text is the text with 1 in place of each digit from 2 to 9. A pattern that does not
+distinguish these digits matches the same places in all texts of one shape. So a line whose shape is
+known costs only one lookup.
 """
 
 import functools
@@ -15,13 +15,13 @@ import re2
 _ONE_DIGIT: Final = str.maketrans("23456789", "11111111")
 _SHAPES: Final = 4096
 _SHAPE_CHARACTERS: Final = 512
-_PATTERN_PARTS = re.compile(  # applied to patterns, never to logs; RE2's binding is slower
+_PATTERN_PARTS = re.compile(  # for patterns, never logs; RE2 would be slower
     r"(?P<atom>\\(?:x\{[0-9A-Fa-f]+\}|x[0-9A-Fa-f]{2}|[0-7]{1,3}|[pP](?:\{\^?\w+\}|\w)|.)"
     r"|\[\^?\]?(?:\[:\^?\w+:\]|\\.|[^\]\\])*\])"
     r"|(?P<number>[0-9]+)|\{[0-9]+(?:,[0-9]*)?\}|\(\?P?<\w+>"
 )
 _QUOTE: Final = r"\Q"
-"""Begins literal text that `_PATTERN_PARTS` does not part."""
+"""The beginning of literal text in a pattern, which `_PATTERN_PARTS` does not split."""
 
 Found = TypeVar("Found")
 
@@ -32,7 +32,7 @@ def shape_of(text: str) -> str:
 
 
 def with_any_digits(pattern: str) -> str:
-    """Return `pattern`, loosened to match the texts of one shape all or not at all."""
+    """Return `pattern`, loosened such that it matches all texts of one shape or none of them."""
 
     def loosened(match: Any) -> str:
         if match["number"]:
@@ -46,7 +46,7 @@ def with_any_digits(pattern: str) -> str:
 
 @functools.cache
 def _has_own_digits(atom: str) -> bool:
-    """Return True if an escape or a character class matches some of the digits 1 to 9, not all."""
+    """Return True if an escape or a character class matches some but not all digits from 1 to 9."""
     compiled = re2.compile(atom)
     return len({compiled.fullmatch(digit) is None for digit in "123456789"}) > 1
 
@@ -57,7 +57,7 @@ def with_own_digits(patterns: Iterable[str]) -> list[str]:
 
 
 class Shapes(Generic[Found]):
-    """Cache results by the shape of texts, for shapes that recur."""
+    """A cache of results by the shape of the text, for shapes that recur."""
 
     def __init__(self) -> None:
         self._found: dict[str, Found] = {}
@@ -68,7 +68,7 @@ class Shapes(Generic[Found]):
         return self._found.get(shape)
 
     def is_worth_keeping(self, shape: str) -> bool:
-        """Return True if `shape` was seen before."""
+        """Return True if `shape` has been seen before, so that it is worth a place in the cache."""
         if len(shape) > _SHAPE_CHARACTERS:
             return False
         key = hash(shape)
@@ -80,7 +80,7 @@ class Shapes(Generic[Found]):
         return False
 
     def keep(self, shape: str, found: Found) -> None:
-        """Record the result for a text of `shape`."""
+        """Store the result for texts of `shape`."""
         if len(self._found) >= _SHAPES:
             self._found.clear()
         self._found[shape] = found

@@ -1,4 +1,4 @@
-"""Study one job's logs: diagnosis, explanation, compressed log and the lines around the root."""
+"""Study one job's logs: make the diagnosis, and collect the material that explains it."""
 
 import io
 import sys
@@ -30,35 +30,37 @@ from holdfast.diagnose.logs.lines import CITED_LIMIT, clean_line
 from holdfast.diagnose.rules.rules import RuleSet
 
 Progress = Callable[[str, float, float | None], None]
-"""Report progress: `progress(task, done, total)`; `total` is None if unknown."""
+"""A function that shows progress, called as `progress(task, done, total)`; `total` is None if it is
+unknown.
+"""
 
 BEFORE: Final = 5
 AFTER: Final = 3
-"""The numbers of lines shown before and after the root."""
+"""The numbers of lines that are shown before and after the root."""
 _NOTES_TOLD: Final = 5
 _MAGIC_BYTES: Final = 4
 _PACKED: Final = (b"\x1f\x8b", b"\x28\xb5")
-"""The first bytes of .gz and .zst files."""
+"""The first bytes of gzip and zstd files."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """The results for one job."""
+    """The results of studying one job."""
 
     diagnosis: Diagnosis
     explanation: Explanation
-    """The explanation by which the rules chose the root."""
+    """The explanation from which the rules chose the root."""
     files: Sequence[LogFile] = ()
     bytes_in: int = 0
-    """Bytes of text that were read."""
+    """The number of bytes of text that were read."""
     around: Sequence[tuple[int, str]] = ()
-    """Numbered lines of the root's file, with the root; empty if not requested, or if the file
+    """Numbered lines around the root in its file; empty if they were not requested, or if the file
     cannot be read again."""
     compressed: Compressed | None = None
 
     @property
     def by_rules(self) -> bool:
-        """Return True if the answer comes from the rules, not from the memory or a model."""
+        """True if the answer comes from the rules, and not from the memory or a model."""
         ranked = self.explanation.ranked
         return bool(ranked) and ranked[0].first.rule.id in self.diagnosis.decided_by[:1]
 
@@ -77,7 +79,7 @@ class _Watched(Reading):
 
 
 def with_own_rules(rules: RuleSet, folder: Path | None) -> RuleSet:
-    """Return `rules` with the topic files in `folder` added, after a test of their examples.
+    """Add the topic files in `folder` to `rules`, after testing their examples.
 
     Raises:
         BadUse: the folder does not exist or is empty, or a file is broken; the message names the
@@ -112,13 +114,13 @@ def study(
     Args:
         paths: files and folders of the job's logs.
         rules: the rules to apply.
-        show: receives the progress.
-        compressed: compress the log too: leave only the few lines that matter.
-        filters: patterns of routine lines, which the compressed log leaves out.
+        show: called to show the progress.
+        compressed: True to also compress the log to the few lines that matter.
+        filters: filters for routine lines, which the compressed log leaves out.
 
     Raises:
         NotFound: none of the paths exists.
-        BadUse: no file can be read as a log, or all files are empty; the message gives the reason.
+        BadUse: no file can be read as a log, or all files are empty; the message states why.
     """
     found = find_files(paths)
     if not found.files:
@@ -143,14 +145,14 @@ def study(
 
 
 def _names(paths: Sequence[str]) -> str:
-    """Return the paths as the subject of a sentence, with its verb."""
+    """Return the paths as the subject of a sentence, together with "has" or "have"."""
     named = ["Standard input" if path == STDIN else path for path in paths]
     return f"{', '.join(named)} {'is' if len(named) == 1 else 'are'}"
 
 
 @contextmanager
 def stdin_kept(show: Progress) -> Iterator[None]:
-    """Make standard input readable more than once: copy a pipe to a temporary file."""
+    """Copy a pipe on standard input to a temporary file, so that it can be read more than once."""
     source = sys.stdin.buffer
     if source.seekable() and source.tell() == 0:
         yield
@@ -186,8 +188,8 @@ def surroundings(root: LogLine, show: Progress) -> list[tuple[int, str]]:
     ):
         beyond = first + block.count(b"\n")
         for number, raw in enumerate(block.split(b"\n"), first) if beyond >= wanted.start else ():
-            # Of a redrawn line the last state is shown, but for the root the state that the scan
-            # read.
+            # If a line was redrawn, its last state is shown; but for the root, the state that the
+            # scan read.
             for part in raw.split(b"\r") if number in wanted else ():
                 if part.strip():
                     lines[number] = part[:LINE_LIMIT_BYTES]
@@ -195,7 +197,7 @@ def surroundings(root: LogLine, show: Progress) -> list[tuple[int, str]]:
                         stating = lines[number]
         if beyond > wanted.stop:
             break
-    if stating is None:  # the root comes from a structured record, or the file has changed since
+    if stating is None:  # the root is in a structured record, or the file has changed since
         return []
     return [
         (number, _readable(raw)) for number, raw in sorted({**lines, root.line: stating}.items())
@@ -203,7 +205,7 @@ def surroundings(root: LogLine, show: Progress) -> list[tuple[int, str]]:
 
 
 def _readable(raw: bytes) -> str:
-    """Return a line to show, with its indentation."""
+    """Clean a line for people, and keep its indentation."""
     return shorten(clean(raw.decode("utf-8", "replace")).rstrip(), CITED_LIMIT)
 
 
@@ -219,7 +221,7 @@ def _compressed(
 
 
 def _read_again(path: Path) -> bool:
-    """Return True if a file can be read again. Within `stdin_kept`, standard input can."""
+    """Return True if a file can be read again, which includes standard input within `stdin_kept`."""
     if path == Path(STDIN):
         if sys.stdin.buffer.seekable():
             sys.stdin.buffer.seek(0)
@@ -229,9 +231,9 @@ def _read_again(path: Path) -> bool:
 
 
 def _on_progress(show: Progress, what: str, files: Sequence[LogFile]) -> Callable[[int], None]:
-    """Return a callback that reports bytes to `show`.
+    """Return a callback that shows the number of bytes read.
 
-    A total is reported only if all files are plain: neither compressed nor pipes.
+    The total is known only if no file is compressed or a pipe.
     """
     known = all(file.path.is_file() and _start(file.path)[:2] not in _PACKED for file in files)
     total = sum(_size_bytes(file.path) for file in files) if known else None

@@ -1,4 +1,4 @@
-"""Diagnose a job that still runs, from output that arrives piece by piece, in bounded memory."""
+"""Diagnose a running job from output that arrives piece by piece, in bounded memory."""
 
 from bisect import bisect_right
 from dataclasses import replace
@@ -14,18 +14,22 @@ from holdfast.diagnose.rules.packaged import packaged_rules
 from holdfast.diagnose.rules.rules import RuleSet
 
 _BLOCK_BYTES: Final = 64 * 1024
-"""Bytes of one log that are collected before they are scanned; a diagnosis scans the rest first."""
+"""The output of a log is scanned when this number of bytes has arrived. A diagnosis first scans the
+bytes that have arrived since.
+"""
 _ALL_BYTES: Final = 4 << 20
-"""The same limit for all logs together, since a job may have thousands of logs."""
+"""All logs are scanned when this number of bytes of all logs together has arrived. The limit is
+needed since a job may have thousands of logs.
+"""
 
 Cited = TypeVar("Cited", LogLine, Evidence)
 
 
 class LogWatcher:
-    """Diagnose one job from its output as the output arrives.
+    """Diagnose one job from its output, while the output arrives.
 
-    Memory does not grow with the output. It holds some events of each rule, the traceback state of
-    each rank, and the part of each log that is not scanned yet.
+    The memory use does not grow with the output. Kept are some events of each rule, the state of
+    each rank's traceback, and the part of each log that was not scanned yet.
     """
 
     def __init__(self, rules: RuleSet | None = None) -> None:
@@ -37,14 +41,15 @@ class LogWatcher:
     def feed(
         self, data: bytes | str, log: str = "job.log", rank: int | None = None, part: int = 0
     ) -> None:
-        """Add the next piece of a log.
+        """Add the next piece of output to a log.
 
         Args:
-            data: any number of lines, or a part of a line. Empty data only register the log.
-            log: the log's name in the diagnosis.
+            data: any number of lines, or a part of a line. With empty data, the log is only
+                registered.
+            log: the name of the log in the diagnosis.
             rank: the rank that wrote the log, if known.
-            part: the number of the file in a rotated log; the oldest file is 0. A line of the
-                second newest file is cited as `log.1`.
+            part: the number of the file in a rotated log, from 0 for the oldest. A diagnosis cites
+                a line of the second newest file as `log.1`.
         """
         pending = self._logs.get(log)
         if pending is None:
@@ -67,7 +72,8 @@ class LogWatcher:
 
         Args:
             context: the observations of a supervisor.
-            ended: no more output follows, so a last line without a line feed is complete.
+            ended: True if no more output follows, so that a last line without a line feed is
+                complete.
         """
         self._hand_over(last=ended)
         observed = [] if context is None else scan_texts(observed_lines(context), self._rules)
@@ -81,7 +87,7 @@ class LogWatcher:
         )
 
     def _placed(self, cited: Cited) -> Cited:
-        """Convert a line number over all parts of a log to a part and its line number."""
+        """Convert a line number over all parts of a log to the name of a part and the number in it."""
         pending = self._logs.get(cited.file)
         if pending is None or cited.line < 1:
             return cited
@@ -95,7 +101,7 @@ class LogWatcher:
 
 
 class _Pending:
-    """Hold the part of one log that is not scanned yet."""
+    """The part of one log that was not scanned yet."""
 
     def __init__(self, file: LogFile) -> None:
         self._file = file
@@ -106,17 +112,17 @@ class _Pending:
         self.bytes = bytearray()
 
     def turn(self, part: int) -> None:
-        """Begin part `part`."""
+        """Begin the part with the number `part`."""
         if (new := part + 1 - len(self._starts)) > 0:
             self._starts += [self._next_line + self.bytes.count(b"\n")] * new
 
     def place(self, line: int) -> tuple[int, int]:
-        """Return how many parts are newer than the part of `line`, and the line's number there."""
+        """Return how many parts are newer than the part with `line`, and the number in its part."""
         part = bisect_right(self._starts, line) - 1
         return len(self._starts) - 1 - part, line - self._starts[part] + 1
 
     def add(self, data: bytes) -> None:
-        if self._cutting:  # inside a line beyond the limit
+        if self._cutting:  # inside a line that is longer than the limit
             ends = [end for end in (data.find(b"\n"), data.find(b"\r")) if end >= 0]
             if not ends:
                 return
@@ -128,7 +134,7 @@ class _Pending:
             self._cutting = True
 
     def _end(self) -> int:
-        """Return the offset behind the last whole line."""
+        """Return the offset after the last whole line."""
         return max(self.bytes.rfind(b"\n"), self.bytes.rfind(b"\r")) + 1
 
     def hand_over(self, scan: Scan, *, last: bool) -> None:

@@ -1,22 +1,26 @@
-"""Keep a run going.
+"""Keep a run going: restart its job after failures, and stop the run with its state saved.
 
-The input is a command (`RunSpec`), the output an `Outcome` and the run's history in the ledger.
+The input is a command with its options (`RunSpec`). The output is an `Outcome`, and the history of
+the run in the ledger.
 
-In order, a module each:
+The modules, in the order in which a run uses them:
 
-1. `spec`: the command and the options of its supervision; `runs`: begin, join, resume, stop, remove
-   a run
-2. `agent`: one node's part of a run; `launching`: the start of the job's processes: `guard` →
-   torchrun → `shim`, one a rank → the user's command
-3. `attach`: the reports of the user's script, over `channel`, to its node's agent, and from there
-   to `nodes`
-4. `attempt`: the facts of an attempt; `detectors`: the faults of an attempt (`stacks`: the stacks
-   of its ranks); `gate`: the healthy checkpoints; `stopping`: the step of a stop
-5. `policy`: the next action, a pure function
-6. `people`: the decisions that wait for a person, the decisions made, the messages about incidents
-7. `signals`: the nodes' reports of their own health; `localise`: the search for the faulty node
-8. `slurm`: a run that Slurm starts, and starts again when nodes are missing
-9. `conduct`: the actions, carried out; `supervisor`: the event loop, in a process of its own
+1. `spec`: the command and the options of its supervision; `runs`: begins, joins, resumes, stops and
+   removes a run
+2. `agent`: one node's part of a run; `launching`: starts the processes of the job. The chain of
+   processes is `guard` → torchrun → one `shim` per rank → the user's command.
+3. `attach`: sends the reports of the user's script over `channel` to the agent of its node; the
+   agent forwards them to `nodes` in the supervisor
+4. `attempt`: the facts known about an attempt; `detectors`: find faults of a running job; `stacks`:
+   reads the stacks of ranks; `gate`: finds healthy checkpoints; `stopping`: agrees on the step at
+   which all ranks stop
+5. `policy`: decides on the next action, as a pure function
+6. `people`: records decisions, waits for a person's approval if needed, and sends messages about
+   incidents
+7. `signals`: reads the health of each node on the node itself; `localise`: finds the faulty node by
+   tests
+8. `slurm`: queues a run as a Slurm job, and queues it again when nodes are missing
+9. `conduct`: carries out the actions; `supervisor`: the event loop, in a separate process
    (`supervisor_process`)
 """
 

@@ -1,13 +1,14 @@
-"""The rank's side: `run = holdfast.attach()` and `run.step(step, loss=loss)` in the user's script.
+"""Report a training script to its supervisor: `run = holdfast.attach()`, then `run.step(...)`.
 
-A supervised `Run` has two threads: one sends the script's reports, the other receives the
-supervisor's orders. So the training loop never waits for the network. Without a supervisor the same
-calls work, and nothing is sent.
+A supervised `Run` has two threads: one sends the script's reports, and the other receives the
+supervisor's orders. So the training loop never waits for the network. Without a supervisor, the
+same calls work, but nothing is sent.
 
-A scheduler sends SIGTERM to every process of a job, and the supervisor then has the ranks save
-first. So a supervised rank does not end by SIGTERM at once, unless its script has a handler of its
-own. The rank reports the signal. The rank ends when the supervisor sends `terminate`: if nothing
-can be saved, or if the run is not to stop.
+When a scheduler ends a job, it sends SIGTERM to every process. The ranks must then save their state
+before they end. So SIGTERM does not end a supervised rank immediately, unless its script has its
+own handler. Instead, the rank reports the signal to the supervisor, which has all ranks save. If
+nothing can be saved, or if the run as a whole does not stop, the supervisor sends `terminate`, and
+the rank ends.
 """
 
 import atexit
@@ -50,22 +51,22 @@ if TYPE_CHECKING:
     from holdfast.checkpoint import Batches
 
 DECISION_TIMEOUT_S = 30.0
-"""Seconds that a rank waits at the agreed step for the other ranks' votes; threads send the votes,
-not training loops."""
+"""The seconds that a rank waits at the proposed step for the votes of the other ranks. The wait is
+short, since threads send the votes, not the training loops."""
 FLUSH_TIMEOUT_S = 2.0
 WAITING_STEPS = 10_000
-"""The most unsent reports. A loop faster than the channel skips further reports, except for its
-last step."""
+"""The largest number of unsent reports. If a loop is faster than the channel, further reports are
+skipped, except for the last step."""
 
 _N = TypeVar("_N")
 _logger = logging.getLogger("holdfast")
 
 
 class Run:
-    """The reports of a training script to its supervisor.
+    """The connection of a training script to its supervisor.
 
-    All methods return at once and cost microseconds. Use a `Run` in one thread only: one process is
-    one rank with one loop.
+    All methods return at once, and cost microseconds. Use a `Run` in one thread only, since a
+    process is one rank with one training loop.
     """
 
     def __init__(self, link: JobLink | None) -> None:
@@ -75,23 +76,24 @@ class Run:
 
     @property
     def supervised(self) -> bool:
-        """Return True if a supervisor receives the reports."""
+        """True if a supervisor receives the reports."""
         return self._link is not None
 
     @property
     def accumulation(self) -> int:
-        """Return the factor for the micro-batches that a step accumulates.
+        """The factor by which a step must accumulate more micro-batches than usual.
 
-        The factor is 1, unless `holdfast run --min-nodes` has started the job on fewer nodes. The
-        global batch stays the same.
+        The factor is 1, unless `holdfast run --min-nodes` has started the job on fewer nodes. With
+        this factor, the global batch stays the same.
         """
         return accumulation()
 
     def step(self, step: int, *, loss: Number | None = None, **metrics: Number) -> None:
-        """Report that `step` steps are completed.
+        """Report that the training has completed `step` steps.
 
         Args:
-            step: steps completed since the start of training, not of this process.
+            step: the number of steps completed since the start of the training, not of this
+                process.
             loss: the training loss of this step. Another thread reads a tensor later, so that the
                 loop does not wait for the GPU; do not change the tensor in place.
             metrics: further numbers for the record, such as `val_loss`. If `Checkpointer.save` is
@@ -106,7 +108,8 @@ class Run:
             raise BadUse(
                 f"run.step({step!r}): give the number of steps completed, a whole number of at least 0."
             )
-        # Tensors are detached here, while they hold the user's values, and read by other threads.
+        # Tensors are detached here, while they hold the values of this step. Other threads read
+        # them later.
         loss, metrics = _detached(loss), {name: _detached(value) for name, value in metrics.items()}
         note_numbers(completed, metrics if loss is None else {"loss": loss, **metrics})
         if self._link is not None:
@@ -115,12 +118,12 @@ class Run:
 
     @contextmanager
     def section(self, name: str, *, limit_s: float | None = None) -> Iterator[None]:
-        """Mark a stretch without steps, such as an evaluation, so that it is not taken for a hang.
+        """Mark a phase without steps, such as an evaluation, so that it does not count as a hang.
 
         Args:
-            name: the name of the stretch, for the record.
-            limit_s: seconds after which the stretch counts as a hang all the same; None: the larger
-                of the run's `--section-limit-s` and `--silence-limit-s`.
+            name: the name of the phase, which is recorded.
+            limit_s: the seconds after which the phase counts as a hang nevertheless; None for the
+                larger of the run's `--section-limit-s` and `--silence-limit-s`.
         """
         is_evaluation = name.startswith(("eval", "valid"))
         with (
@@ -130,21 +133,21 @@ class Run:
             yield
 
     def batches(self, loader: Any) -> "Batches":
-        """Return the batches of the training's loader, with the position in the data as state.
+        """Wrap the training's data loader, so that its position can be saved and restored.
 
-        Put the batches into the saved state, as `{"batches": batches}`: under `per_rank` if there
-        are several ranks. After a restore the next `for` loop goes on at the batch after the last
-        one of the restored step. After a broken loss, the supervisor has the batches that led to
-        the loss left out, the same on every rank.
+        Put the returned `batches` into the saved state, as `{"batches": batches}`; with several
+        ranks, put it under `per_rank`. After a restore, the next `for` loop continues with the
+        batch after the last one of the restored step. After a broken loss, the loop leaves out the
+        batches that led to the loss, on every rank the same.
 
         Args:
-            loader: the iterable of the loop: a DataLoader, a StatefulDataLoader, a batch sampler,
-                or another one.
+            loader: the iterable of the training loop: a DataLoader, a StatefulDataLoader, a batch
+                sampler, or any other iterable.
 
         Raises:
-            BadUse: the loader cannot be iterated, or returns its batches in no certain order; or
-                the process is supervised and batches were given already, so that a second call
-                would count from 1 again.
+            BadUse: the loader cannot be iterated, or its order of batches is not reproducible; or
+                this is the second call in a supervised process, so that batches would be counted
+                from 1 again.
         """
         from holdfast.checkpoint import Batches  # the module imports torch
 
@@ -155,12 +158,12 @@ class Run:
             )
             if self.supervised:
                 raise BadUse(again)
-            _logger.warning("%s", again)  # another training in the same process is no error
+            _logger.warning("%s", again)  # a second training in the same process is no error
         self._batches = Batches(loader)
         return self._batches
 
     def emit(self, kind: str, data: Mapping[str, Any]) -> None:
-        """Record an event of the script in the run's ledger. `data` holds plain JSON values."""
+        """Record an event of the script in the run's ledger. `data` must be plain JSON values."""
         (self._link or self._fallback).emit(kind, data)
 
 
@@ -169,9 +172,9 @@ _link: "_Link | None" = None
 
 
 def attach() -> Run:
-    """Connect this process to the `holdfast run` that started it; return the same `Run` each time.
+    """Connect this process to the `holdfast run` that started it; return the process's only `Run`.
 
-    Outside supervision the calls of the `Run` do nothing.
+    If no `holdfast run` started this process, the methods of the `Run` do nothing.
 
     Raises:
         ChannelError: a supervisor started this process and cannot be reached.
@@ -188,9 +191,9 @@ def attach() -> Run:
 
 
 def connect_quietly() -> None:
-    """Connect this process as `attach` does, without a promise of steps; do nothing if that fails.
+    """Connect this process like `attach`, but without announcing steps; ignore failures.
 
-    A child that multiprocessing started is not the rank.
+    A child process of `multiprocessing` is not the rank.
     """
     if multiprocessing.parent_process() is None:
         with contextlib.suppress(ChannelError):
@@ -201,7 +204,7 @@ def connect_quietly() -> None:
 def _record_phases() -> None:
     if multiprocessing.parent_process() is None:
         rank, attempt = os.environ.get("RANK", "0"), os.environ.get(ENV_ATTEMPT, "0")
-        # A rank without a number, or a process without a free thread, trains without a profile.
+        # If a rank has no number, or a process cannot start a thread, it trains without a profile.
         with contextlib.suppress(ValueError, RuntimeError):
             start_from_environment(int(rank), int(attempt))
 
@@ -212,7 +215,7 @@ def _connect(*, is_attached: bool) -> "_Link | None":
     if _link is None and address is not None and token is not None:
         peer = replace(Peer.of_this_process("rank"), is_attached=is_attached)
         _link = _Link(ChannelClient(address, token, peer))
-        # A program that this rank starts cannot pose as the rank without the token.
+        # The token is removed, so that programs that this rank starts cannot connect as the rank.
         del os.environ[ENV_TOKEN]
         set_job_link(_link)
         _link.hold_sigterm()
@@ -220,7 +223,7 @@ def _connect(*, is_attached: bool) -> "_Link | None":
 
 
 class _Link:
-    """The supervised `JobLink`: a queue drained by one thread, a reader in another."""
+    """The `JobLink` of a supervised process: one thread sends from a queue, another one receives."""
 
     def __init__(self, client: ChannelClient) -> None:
         self._client = client
@@ -231,9 +234,9 @@ class _Link:
         self._sections_s = 0.0
         self._skipped: dict[str, Any] | None = None
         self._steps_s: deque[float] = deque(maxlen=STEPS + 1)
-        """The times at which the last steps were completed, in Unix seconds."""
+        """The Unix times, in seconds, at which the last steps were completed."""
         self._last_step: dict[str, Any] | None = None
-        """The report of the last step that was sent."""
+        """The report of the newest step that was sent."""
         self._pid = os.getpid()
         self._open_sections: list[tuple[str, float | None]] = []
         self._is_watched = False
@@ -263,7 +266,7 @@ class _Link:
         self._got_sigterm = True
         if (
             self._acts_on_sigterm or os.getpid() != self._pid
-        ):  # a handler of the script may call this one
+        ):  # a handler of the script may call this handler
             self._end_by_sigterm()
         else:
             self._outgoing.put({"kind": "sigterm"})
@@ -282,7 +285,7 @@ class _Link:
         os.kill(os.getpid(), signal.SIGTERM)
 
     def _leave_the_place(self) -> None:
-        """Go on without a supervisor: another process has attached as the rank after this one."""
+        """Continue without a supervisor, since a later process has attached as the same rank."""
         set_job_link(Unsupervised())
         self._acts_on_sigterm = True
         if self._got_sigterm:
@@ -326,9 +329,7 @@ class _Link:
             yield
         finally:
             self._open_sections.pop()
-            if (
-                self._open_sections
-            ):  # a save within an evaluation: the outer one goes on with its own limit
+            if self._open_sections:  # a save within an evaluation: the outer section continues
                 self._report_section(*self._open_sections[-1], is_open=True)
             else:
                 self._sections_s += time.monotonic() - began_s
@@ -353,7 +354,8 @@ class _Link:
             self._send_once(item)
             if not self._has_reported_imports and _is_at_work(item):
                 self._has_reported_imports = True
-                # In a thread of its own: a disk that hangs must not delay the reports.
+                # This runs in a separate thread, since a disk that hangs must not delay the
+                # reports.
                 with contextlib.suppress(RuntimeError):  # no thread can be started
                     threading.Thread(target=self._report_imports, daemon=True).start()
 
@@ -362,7 +364,7 @@ class _Link:
             try:
                 self._send(item)
             except OSError:
-                # The reader connects again, ends this process, or makes the process go on
+                # The receiving thread connects again, ends this process, or lets it continue
                 # unsupervised.
                 if self._client.wait_until_connected():
                     continue
@@ -371,8 +373,8 @@ class _Link:
     def _report_imports(self) -> None:
         from holdfast.recover.shim.imports import Imports, imports_path
 
-        # Other threads import meanwhile, and modules may be of any kind. Without a list the next
-        # start is only slower.
+        # Other threads may import modules at the same time, and a module can be any object, so this
+        # may fail. Without the list, only the next start is slower.
         with contextlib.suppress(Exception):
             Imports.of_this_process().write(imports_path(int(os.environ.get("RANK", "0"))))
             self._outgoing.put({"kind": "imported"})
@@ -385,8 +387,8 @@ class _Link:
         except OSError:
             raise
         except Exception as error:
-            # The user's values may be of any kind, and must not end the supervision. A step must
-            # arrive even without its numbers, since a silent rank counts as frozen.
+            # The user's values can be any objects, and must not end the supervision. If they cannot
+            # be read, the step is reported without them, since a silent rank counts as frozen.
             if message["kind"] == "step":
                 self._client.send({**message, "loss": None, "metrics": {}})
             refused = {"kind": message["kind"], "error": str(error)[:500]}
@@ -398,12 +400,12 @@ class _Link:
                 return
             if not self._client.reconnect(self._repeated):
                 break
-        # Without the node's agent, no process could end or restart this job: a rank does not
+        # Without the node's process, nothing could end or restart this job. So a rank must not
         # outlive its supervision.
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _repeated(self) -> list[dict[str, Any]]:
-        """Return the messages that a newly started agent needs."""
+        """Return the messages that must be repeated for a newly started agent."""
         repeated: list[dict[str, Any]] = [{"kind": "watch"}] if self._is_watched else []
         if self._last_step is not None:
             repeated.append(self._last_step)
@@ -413,7 +415,7 @@ class _Link:
         return [{**message, "again": True} for message in repeated]
 
     def _receive_until_gone(self) -> bool:
-        """Carry out the supervisor's orders; return True if this process goes on unsupervised."""
+        """Carry out the supervisor's orders; return True if this process must continue unsupervised."""
         try:
             while (message := self._client.receive()) is not None:
                 if message["kind"] == "propose":
@@ -439,19 +441,20 @@ class _Link:
     def _report_collectives(self, kind: str) -> None:
         try:
             collectives = read_collectives(list(self._steps_s))
-        except Exception:  # the recorder's form is PyTorch's own, and may change
+        except Exception:  # the format is internal to PyTorch and may change
             collectives = None
         self._client.send({"kind": kind, "collectives": collectives})
 
     def _answer_look(self) -> None:
-        # From the receiving thread: the sending thread may itself wait for a device that hangs.
+        # The receiving thread sends this, since the sending thread may wait for a device that
+        # hangs.
         try:
             self._client.send({"kind": "stacks", "threads": thread_stacks()})
         except OSError:
             raise
         except (
             Exception
-        ) as error:  # the stacks are of the user's code: no value in them may end the supervision
+        ) as error:  # stacks contain the user's code, which must not end the supervision
             self._client.send(
                 {
                     "kind": "event",
@@ -462,7 +465,7 @@ class _Link:
 
     def _flush(self) -> None:
         if os.getpid() != self._pid:
-            return  # a forked child has the queue and not the thread
+            return  # a forked child has the queue, but not the thread
         if self._skipped is not None:
             self._outgoing.put(self._skipped)
         sent = threading.Event()
@@ -471,13 +474,13 @@ class _Link:
 
 
 class _StopAgreement:
-    """A vote, so that all ranks save and stop at the same step.
+    """A rank's part in the vote by which all ranks save and stop at the same step.
 
-    Orders reach the ranks at different moments. So the supervisor proposes a step a little ahead. A
-    rank that has not passed this step votes yes, and from then on does not pass the step without
-    the decision. If all ranks vote yes, every rank stops at its first save of that step or later.
-    This save is the same for all ranks, since saves are collective. If one rank votes no, no rank
-    stops there, and the supervisor proposes a later step.
+    An order reaches the ranks at different times. So the supervisor proposes a step that is a
+    little ahead. A rank that has not passed this step votes yes, and then waits at the step for the
+    decision. If all ranks vote yes, each rank stops at its first save at that step or later. This
+    is the same save on all ranks, since saves are collective. If any rank votes no, no rank stops
+    there, and the supervisor proposes a later step.
     """
 
     def __init__(self) -> None:
@@ -507,8 +510,8 @@ class _StopAgreement:
             if self._proposal is None or step < self._stop_step:
                 self._last_save_step = step
                 return False
-            # A new supervisor may propose again meanwhile: this step, or a later step than that of
-            # this save.
+            # Meanwhile a new supervisor may have made another proposal: the same step, or a later
+            # step than the step of this save.
             self._changed.wait_for(
                 lambda: self._decided is not None or step < self._stop_step, DECISION_TIMEOUT_S
             )
@@ -520,13 +523,13 @@ class _StopAgreement:
 
 
 def _reset_sigterm() -> None:
-    # By the C library: Python changes handlers only in the main thread, which a collective may
-    # block.
+    # The handler is changed through the C library, since Python changes handlers only in the main
+    # thread, which a collective may block.
     ctypes.CDLL(None).signal(int(signal.SIGTERM), None)
 
 
 def _is_at_work(message: Mapping[str, Any]) -> bool:
-    """Return True if a message shows that the loop has completed one round."""
+    """Return True if a message shows that the training loop has completed an iteration."""
     return message["kind"] == "step" or message.get("event") == "checkpoint"
 
 
@@ -543,7 +546,7 @@ def _plain(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _number(value: Number | None) -> float | str | None:
-    """Return a float in the form that JSON can hold: NaN and infinities as strings."""
+    """Convert a float for JSON, which has no NaN and no infinities; these become strings."""
     if value is None:
         return None
     number = float(value)

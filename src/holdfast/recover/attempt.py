@@ -1,4 +1,4 @@
-"""The supervisor's view of one attempt, from the messages of ranks, shims and the nodes' agents."""
+"""Collect what the supervisor knows about one attempt, from the messages of its processes."""
 
 import signal
 from collections.abc import Collection, Mapping
@@ -23,13 +23,13 @@ from holdfast.recover.skipping.plan import Skip
 from holdfast.recover.stacks import Stand, stand_of
 
 TOGETHER_S = 5.0
-"""Seconds within which ranks that complete the training end."""
+"""When the training is complete, all ranks end within this number of seconds of each other."""
 LEFT_S = 10.0
-"""The least seconds for which the others wait in collectives for a rank that ended with code 0,
-before the end of that rank counts as its failure."""
+"""If a rank ends with exit code 0 and the other ranks wait for it in collectives for at least this
+number of seconds, its end counts as a failure."""
 CITED_FRAMES = 8
 MOST_SKIPPED = 1024
-"""The most reports of left-out batches that are recorded for one attempt."""
+"""The largest number of reports of left-out batches that are recorded per attempt."""
 KILLED = (
     ("observer-killed",),
     ("observer-terminated",),
@@ -38,75 +38,86 @@ KILLED = (
     ("launcher-killed",),
     ("task-killed",),
 )
-"""The deciding rules in the case that a signal from outside ended a rank or the launcher, and the
-logs state no other root."""
+"""The ids of rules that decide a diagnosis if a signal from outside ended a rank or the launcher,
+and the logs state no other root."""
 
 
 @dataclass(kw_only=True)
 class AttemptView:
-    """One start of the job, as seen so far. All times are monotonic seconds."""
+    """The facts known so far about one attempt, which is one start of the job.
+
+    All times are monotonic seconds.
+    """
 
     number: int
     detector: HangDetector
     world_size: int | None = None
     rank_pids: dict[int, int] = field(default_factory=dict)
-    """The process of each rank: the attached process, or before that the process that the shim
-    started."""
+    """The process id of each rank: the attached process or, before a process has attached, the
+    process that the shim started."""
     attached: set[int] = field(default_factory=set)
     watched: set[int] = field(default_factory=set)
-    """The attached ranks that report steps; the others only save checkpoints."""
+    """The attached ranks that report steps; other attached ranks only save checkpoints."""
     lowest_watched: int | None = None
     steps: dict[int, int] = field(default_factory=dict)
     """The last reported step of each rank."""
     exits: list[RankExit] = field(default_factory=list)
     ended: set[int] = field(default_factory=set)
-    """The ranks of the exits."""
+    """The ranks that have exited."""
     frozen: Frozen | None = None
     anomaly: Anomaly | None = None
     loss_leader: int | None = None
-    """The lowest rank that has reported a loss: in a pipeline, only the last ranks have a loss."""
+    """The lowest rank that has reported a loss. It is not always 0, since in a pipeline only the
+    last ranks have a loss.
+    """
     left: RankExit | None = None
-    """The rank that ended with code 0 while the others went on, once that is certain."""
+    """The rank that ended with exit code 0 while the others continued, once this is certain."""
     states: dict[int, str | None] = field(default_factory=dict)
-    """The kernel's state of each rank's process, from the last message of the agent."""
+    """The kernel's state of each rank's process, from the agent's last message."""
     stopped_since_s: dict[int, float] = field(default_factory=dict)
-    """For each rank that does not report yet: the time since when its process has been stopped."""
+    """For each rank that does not report yet, the time since when its process has been stopped."""
     launcher_is_gone: bool = False
     """True if a launcher has ended, or a node is lost."""
     lost_node: str | None = None
-    """The first node that was lost."""
+    """The name of the first node that was lost."""
     launcher_ended_first: bool = False
     killed: bool = False
-    """True if the supervisor ended the attempt, so that the ends of ranks show no cause."""
+    """True if the supervisor ended the attempt, so that the ends of ranks say nothing about the
+    cause.
+    """
     answers: dict[int, Stand] = field(default_factory=dict)
-    """The positions of the ranks in their code, from the answers since the last look."""
+    """The position of each rank in its code, from the answers since the last look."""
     begun: dict[int, Begun | None] = field(default_factory=dict)
     """The collectives that the ranks have begun, from the answers since the last look."""
     collectives_s: float | None = None
     """The time of the last answer with the collectives of a rank."""
     start_step: int | None = None
-    """The steps completed in the state at the start of the attempt; None before its first step."""
+    """The number of steps that the state at the start of the attempt includes; None before its
+    first step.
+    """
     restored: dict[str, Any] | None = None
-    """The data of the `restored` event, once a rank sent it."""
+    """The data of the `restored` event, once a rank has sent this event."""
     skipped: set[tuple[int, int]] = field(default_factory=set)
-    """The reported ranges of batches that a rank has left out."""
+    """The ranges of batches that ranks have reported as left out."""
     dropped_log_bytes: int = 0
     shim_count: int | None = None
-    """None before the first shim reported. Ranks may report another world size than their shims."""
+    """The world size of the shims; None before the first shim has reported. The ranks may report a
+    different world size.
+    """
     shims: set[int] = field(default_factory=set)
     """The ranks whose shims have reported."""
     swept: set[int] = field(default_factory=set)
-    """The ranks that have no process left."""
+    """The ranks of which no process is left."""
     starts_again: set[int] = field(default_factory=set)
-    """The ranks whose shims can start the next attempt's trainer."""
+    """The ranks whose shims can start the trainer of the next attempt."""
 
     @classmethod
     def begin(cls, number: int, limits: HangLimits) -> "AttemptView":
-        """Begin an attempt without any message."""
+        """Begin an attempt, about which nothing is known yet."""
         return cls(number=number, detector=HangDetector(limits))
 
     def heard(self, peer: Peer, message: dict[str, Any], now_s: float) -> None:
-        """Record a message.
+        """Record a message of a rank or shim.
 
         Raises:
             KeyError, TypeError, ValueError, IndexError: a field is malformed.
@@ -116,7 +127,7 @@ class AttemptView:
             self.world_size = self.detector.world_size = peer.world_size
             if peer.role == "rank":
                 if self.rank_pids.get(rank) != peer.pid:
-                    self.watched.discard(rank)  # a second program of the rank's command
+                    self.watched.discard(rank)  # a second program that the rank's command started
                     self.lowest_watched = min(self.watched, default=None)
                 self.attached.add(rank)
                 self.rank_pids[rank] = peer.pid
@@ -139,8 +150,8 @@ class AttemptView:
             limit_s = None if message["limit_s"] is None else float(message["limit_s"])
             self.detector.section(rank, now_s, is_open=bool(message["open"]), limit_s=limit_s)
         elif kind == "gone":
-            # The process that reported steps ended; a later program of the rank's command has no
-            # steps.
+            # The process that reported steps has ended. A later program of the same command reports
+            # none.
             self.detector.finished(rank)
         elif kind == "event" and message["event"] == "restored":
             self.restored = dict(message["data"])
@@ -159,7 +170,7 @@ class AttemptView:
             pid, returncode = int(message["pid"]), int(message["returncode"])
             self._exited(rank, pid, returncode, float(message["at_monotonic_s"]))
         elif kind == "swept":
-            if rank not in self.swept:  # else the message is repeated
+            if rank not in self.swept:  # otherwise, the message is a repetition
                 self.dropped_log_bytes += int(message["log_dropped_bytes"])
             self.swept.add(rank)
         elif kind == "gone":
@@ -171,16 +182,16 @@ class AttemptView:
         self.launcher_is_gone |= not launcher_lives
         if shim.rank in self.ended:
             return
-        # The kernel kills the rank of a killed shim, and such a shim reports no end. If the
-        # launcher is gone as well, the kernel killed the shim too.
+        # If a shim is killed, the kernel kills its rank, and no end is reported. If the launcher is
+        # gone, too, the kernel has killed this shim.
         unexplained = self.culprit is None and not self.killed
         self.launcher_ended_first |= unexplained and not launcher_lives
         self._exited(shim.rank, self.rank_pids.get(shim.rank, shim.pid), -signal.SIGKILL, now_s)
 
     def launcher_ended(self, returncode: int) -> None:
-        """Record the return code of a launcher; ranks may still end.
+        """Record the return code of a launcher, whose ranks may end later.
 
-        A negative code is the signal that ended the launcher, or its guard.
+        A negative code is the number of the signal that ended the launcher or its guard.
         """
         self.launcher_is_gone = True
         self.launcher_ended_first |= (
@@ -202,7 +213,7 @@ class AttemptView:
             self.watched.add(rank)
             lowest = self.lowest_watched
             self.lowest_watched = rank if lowest is None else min(rank, lowest)
-            self.steps.pop(rank, None)  # an earlier program of the rank reported it
+            self.steps.pop(rank, None)  # an earlier program of the rank reported the step
             self.detector.attached(rank, now_s)
 
     def _exited(self, rank: int, pid: int, returncode: int, at_monotonic_s: float) -> None:
@@ -222,18 +233,21 @@ class AttemptView:
         )
 
     def _went_on(self, step: int, now_s: float) -> None:
-        """Record a rank that ended well but left the others in the middle of the training."""
+        """Record a rank that ended with code 0, but left the others in the middle of the training."""
         if self.left is not None or self.killed:
             return
         for end in self.exits:
-            # A step beyond the next one, so much later, cannot be a last report of ranks that
-            # complete together.
+            # If another rank reports a step beyond the next one after this time, the ranks did not
+            # complete the training together.
             early = end.exit_code == 0 and end.last_step is not None and step > end.last_step + 1
             if early and now_s - end.at_monotonic_s > TOGETHER_S:
                 self.left = end
 
     def looked(self, used: Mapping[int, tuple[float, int] | None], now_s: float) -> None:
-        """Record what the ranks' processes `used` (see `activity`), and the ranks' answers."""
+        """Record a look at the ranks: the usage of their processes, and their answers.
+
+        `used` has the form of `core.processes.activity`.
+        """
         answers, self.answers = self.answers, {}
         begun, self.begun = self.begun, {}
         looks = {}
@@ -250,13 +264,13 @@ class AttemptView:
         self.detector.looked(looks, now_s)
 
     def check(self, now_s: float) -> Frozen | None:
-        """Return the hang if the job stands still now, and put the hang into `frozen`.
+        """Return the hang if the job stands still now, and store it in `frozen`.
 
-        A rank that left the others is put into `left`.
+        A rank that left the others is stored in `left`.
         """
         ended = [end for end in self.exits if end.exit_code == 0 and end.last_step is not None]
-        # In a section at the end of the training, the others may go on in collectives without that
-        # rank.
+        # In a section at the end of the training, the others may continue in collectives without
+        # that rank.
         may_have_left = self.left is None and ended and not self.detector.in_section
         if may_have_left and self.detector.all_wait_s(now_s, quiet=True) > max(
             LEFT_S, self.detector.step_limit_s
@@ -266,7 +280,7 @@ class AttemptView:
         return self.frozen
 
     def _stopped_at_start(self, now_s: float) -> Frozen | None:
-        """Return the hang of a rank that has not reported yet and has been stopped for too long."""
+        """Return the hang of a rank that has been stopped for too long before its first report."""
         ended = {end.rank for end in self.exits}
         limit_s = self.detector.step_limit_s
         for rank in self.rank_pids:
@@ -279,7 +293,7 @@ class AttemptView:
         return None
 
     def is_first_to_skip(self, data: Mapping[str, Any]) -> bool:
-        """Record a range of batches that a rank has left out; return True if the range is new.
+        """Record a range of batches that a rank has left out; return True for a new range.
 
         Raises:
             KeyError, TypeError, ValueError: the data is malformed.
@@ -293,7 +307,7 @@ class AttemptView:
 
     @property
     def without_a_shim(self) -> set[int]:
-        """Return the ranks whose shims have not reported."""
+        """Return the ranks whose shims have not reported yet."""
         return set(range(self.shim_count or 0)) - self.shims
 
     @property
@@ -303,12 +317,12 @@ class AttemptView:
 
     @property
     def all_exited(self) -> bool:
-        """Return True if every rank's trainer has ended; descendants may be left."""
+        """Return True if the trainer of every rank has ended; its descendants may still run."""
         return self.shim_count is not None and len(self.exits) >= self.shim_count
 
     @property
     def can_start_again(self) -> bool:
-        """Return True if each rank has a shim that can start a trainer, below living launchers."""
+        """Return True if all launchers live, and each rank's shim can start another trainer."""
         return (
             self.shim_count is not None
             and self.shim_count == self.world_size == len(self.starts_again)
@@ -316,7 +330,7 @@ class AttemptView:
         )
 
     def leads_losses(self, rank: int) -> bool:
-        """Record that a rank reports losses; return True if spikes are looked for in its losses."""
+        """Record that a rank reports losses; return True if its losses are searched for spikes."""
         if self.loss_leader is None or rank < self.loss_leader:
             self.loss_leader = rank
         return rank == self.loss_leader
@@ -328,7 +342,7 @@ class AttemptView:
 
     @property
     def steps_completed(self) -> int | None:
-        """Return the steps of the training completed by now; None if no rank reports steps."""
+        """Return the number of steps that the training has completed; None if no rank reports steps."""
         if self.last_step is not None or not self.watched:
             return self.last_step
         return 0 if self.restored is None else int(self.restored["step"])
@@ -341,7 +355,7 @@ class AttemptView:
 
     @property
     def culprit(self) -> RankExit | None:
-        """Return the end of the rank at which the failure began."""
+        """Return the exit of the rank at which the failure began."""
         return self.left or self.first_failure
 
     @property
@@ -357,16 +371,17 @@ class AttemptView:
 
     @property
     def kind_of_failure(self) -> Literal["exit", "hang", "anomaly"]:
-        """Return the kind of the failure, in the ledger's term."""
+        """Return the kind of the failure, in the terms of the ledger."""
         if self.anomaly is not None:
             return "anomaly"
         return "hang" if self.frozen is not None else "exit"
 
     @property
     def in_doubt(self) -> bool:
-        """Return True if a rank ended well before the first failure.
+        """Return True if a rank ended with code 0 before the first failure.
 
-        Such a rank completed the training, or left the others, which then failed.
+        It is then unclear if this rank completed the training, or left the others, which then
+        failed.
         """
         first = self.first_failure
         return (
@@ -379,7 +394,7 @@ class AttemptView:
         )
 
     def context(self) -> JobContext:
-        """Return the facts that the diagnosis needs beside the logs."""
+        """Return the observations that the diagnosis needs in addition to the logs."""
         hang = None
         if (frozen := self.frozen) is not None:
             blamed = () if frozen.rank is None else (frozen.rank,)
@@ -403,8 +418,8 @@ class AttemptView:
                 first_step=anomaly.first_step,
                 usual=anomaly.usual,
             )
-        # The launcher's SIGTERM after the first failure, or our SIGKILL of the job, ended these
-        # ranks: their ends show no cause.
+        # These ranks were ended by the launcher's SIGTERM after the first failure, or by the
+        # supervisor's SIGKILL. Their ends say nothing about the cause.
         was_killed = self.frozen is not None or anomaly is not None
         is_explained = self.launcher_ended_first or self.lost_node or self.left is not None
         first = None if is_explained else self.first_failure
@@ -436,9 +451,9 @@ class AttemptView:
 
         Args:
             diagnosis: why the attempt failed.
-            step: steps completed by then.
-            checkpoint_step: the newest checkpoint of the attempt; for a broken loss, the checkpoint
-                to go back to.
+            step: the number of steps completed before the failure.
+            checkpoint_step: the step of the newest checkpoint of the attempt; for a broken loss,
+                the step of the checkpoint to go back to.
             mitigation: the advice for the user.
         """
         restored_step = None if self.restored is None else whole_number(self.restored.get("step"))
@@ -454,7 +469,7 @@ class AttemptView:
             work_done=self.anomaly is None and diagnosis.outcome == "completed_teardown_failed",
             waits_for_outside=diagnosis.action == "wait_and_retry",
             killed_from_outside=diagnosis.decided_by[:1] in KILLED,
-            # For a hang or a broken loss the advice is shown although the action is a restart.
+            # For a hang or a broken loss, the advice is shown even though the action is a restart.
             advises_only_restart=diagnosis.action == "restart" and self.kind_of_failure == "exit",
             restored_step=restored_step if self.start_step is None else self.start_step,
             healthy_step=None if self.anomaly is None else checkpoint_step,
@@ -462,9 +477,9 @@ class AttemptView:
         )
 
     def observations(self, at_s: float) -> list[str]:
-        """Return the lines of the observer's log, stamped `at_s` (Unix seconds).
+        """Return the observations as lines of a log, with the time `at_s` in Unix seconds.
 
-        The diagnosis cites these lines about the ranks.
+        The diagnosis can cite these lines.
         """
         stamp = (
             datetime.fromtimestamp(at_s, UTC)
@@ -475,7 +490,7 @@ class AttemptView:
         return [f"{stamp} {line}\n" for line in lines]
 
     def _standing(self) -> list[str]:
-        """Return the position of each rank at the last look before a job was ended."""
+        """Return where each rank was in its code at the last look before the job was ended."""
         if self.frozen is None and self.left is None:
             return []
         return [

@@ -1,4 +1,4 @@
-"""Handle incidents one after another, from the failure to the first step after the restart."""
+"""Handle incidents one after another, each from the failure to the first step after the restart."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ from holdfast.recover.replay.replays import without_an_older_file
 
 
 class Casework:
-    """The incident that is being handled, if there is one."""
+    """Handle the incidents of a run, one at a time."""
 
     def __init__(
         self,
@@ -37,24 +37,24 @@ class Casework:
         self._recorder = recorder
         self._losses = losses
         self._anomaly: Anomaly | None = None
-        """The broken loss of the incident."""
+        """The broken loss of the incident, if there is one."""
         self._clock = clock
         self._observe = observe
         self._detected = (0.0, 0.0)
-        """The times when the fault happened and when the fault was seen, in Unix seconds."""
+        """The times at which the fault happened and was detected, in Unix seconds."""
         self._failed_after: int | None = None
-        """The steps completed by then; ranks that do not wait for each other may report more steps
-        before they are ended."""
+        """The number of steps completed at that time. Ranks that do not wait for each other may
+        report more steps before they are ended."""
         self._incident: Incident | None = None
-        """None after the job trains again."""
+        """The open incident; None once the job trains again."""
         self._summary = ""
 
     def take_up(self) -> None:
-        """Go on with an earlier supervisor's incident, if no step was completed since."""
+        """Continue with the incident of an earlier supervisor, if no step was completed since then."""
         self._incident = self._recorder.open_incident()
 
     def begin(self, view: AttemptView) -> None:
-        """Record that an attempt has failed, as its view shows."""
+        """Begin an incident, since the attempt of `view` has failed."""
         if view.frozen is not None or view.anomaly is not None:
             self._recorder.ends(view.frozen, view.anomaly)
         now_s = self._clock.now_s()
@@ -64,8 +64,8 @@ class Casework:
         elif view.culprit is not None:
             fault_at_s = now_s - self._clock.monotonic_s() + view.culprit.at_monotonic_s
         self._detected = (fault_at_s, now_s)
-        # The ranks go on until they are killed, so that only the step of the anomaly is the same
-        # each time.
+        # The step of the anomaly is used, since the ranks continue until they are killed, at a step
+        # that varies.
         self._failed_after = view.steps_completed if view.anomaly is None else view.anomaly.step
         data = {
             "kind": view.kind_of_failure,
@@ -74,12 +74,12 @@ class Casework:
         self._observe("incident", data)
 
     async def diagnose(self, view: AttemptView, logs: LogFollower) -> policy.Diagnosed:
-        """Find the cause of the failure, abandon broken state, and record the incident."""
+        """Find the cause of the failure, abandon broken checkpoints, and record the incident."""
         context = view.context()
         try:
             diagnosis = await asyncio.to_thread(logs.diagnosis, context)
         except Exception as error:
-            # Logs are untrusted: a run does not end because they could not be read.
+            # A run must not end because its logs, which may contain anything, could not be read.
             self._observe(
                 "trouble", {"text": f"The diagnosis failed: {type(error).__name__}: {error}."}
             )
@@ -105,7 +105,7 @@ class Casework:
         )
         self._incident = replace(incident, incident_id=self._recorder.incident(incident))
         self._summary = diagnosis.summary
-        if view.frozen is not None and view.frozen.only_silence:  # the job may have been at work
+        if view.frozen is not None and view.frozen.only_silence:  # the job may have been working
             self._summary += f" {diagnosis.mitigation}"
         if finding is not None and finding.kind is not None:
             self._losses.replays.found(finding, self._incident.incident_id, view.number)
@@ -118,18 +118,18 @@ class Casework:
         return failure if finding is None else _with_finding(failure, finding)
 
     def suspects(self) -> Sequence[str]:
-        """Return the nodes whose hardware may have broken a loss, once."""
+        """Return the nodes whose hardware may have broken a loss, and forget them."""
         return self._losses.replays.take_suspects()
 
     def replay(self) -> None:
-        """Begin a replay: the next attempt runs the steps of the incident's broken loss again."""
+        """Begin a replay, in which the next attempt repeats the steps of the incident's broken loss."""
         if self._incident is not None and self._anomaly is not None:
             self._losses.replays.begin(self._incident.incident_id, self._anomaly)
 
     async def _roll_back(self, anomaly: Anomaly, finding: Finding) -> int | None:
-        """Abandon state that may be broken.
+        """Abandon checkpoints that may contain a broken state.
 
-        Return the healthy checkpoint's step, None without one.
+        Return the step of the newest healthy checkpoint; None if there is none.
         """
         try:
             step = await self._losses.go_back(anomaly, finding)
@@ -141,7 +141,7 @@ class Casework:
 
     @property
     def incident(self) -> Incident | None:
-        """Return the incident that is being handled."""
+        """The incident that is being handled; None if there is none."""
         return self._incident
 
     def add(self, sentences: Sequence[str]) -> None:
@@ -155,7 +155,7 @@ class Casework:
         self._recorder.resolved(incident.incident_id, resolve)
 
     def resolve(self, resolve: policy.Resolve) -> None:
-        """Record the action taken on the incident."""
+        """Record the action that was taken on the incident."""
         assert self._incident is not None
         self._incident = replace(
             self._incident, action=resolve.action, explanation=resolve.explanation
@@ -168,7 +168,7 @@ class Casework:
         )
 
     def stepped(self, record: StepRecord, start_step: int) -> None:
-        """Record the first step of an attempt, which ends the incident before that attempt."""
+        """Record the first step of an attempt, which ends the incident before the attempt."""
         incident, self._incident = self._incident, None
         if incident is None:
             return
@@ -190,9 +190,9 @@ def _with_finding(failure: policy.Diagnosed, finding: Finding) -> policy.Diagnos
 
 
 def _rank_at_fault(view: AttemptView, diagnosis: Diagnosis) -> int | None:
-    """Return the rank at fault.
+    """Return the rank at which the failure began.
 
-    Only logs show if a rank that ended with code 0 ended the others.
+    If a rank ended with code 0, only logs show if it caused the failures of the others.
     """
     rank = diagnosis.scope.get("rank")
     left = diagnosis.decided_by[:1] == ("observer-left",) and isinstance(rank, int)

@@ -1,37 +1,38 @@
-"""The channel between a node's agent and its ranks and shims: one JSON object a frame, over TCP on loopback.
+"""Connect a node's agent with its ranks and shims: JSON objects over TCP on loopback.
 
-The first frame of a connection must carry the node's token; anything else is closed unread. Every frame is bounded (see
-`core.channel`), and nothing that arrives is unpickled or executed. The agent passes on what the supervisor and the
-ranks send to each other (`nodes`). If an agent ends, its node starts another one at the same
-address; ranks and shims connect again, and repeat the messages that the agent needs.
+A frame carries one JSON object. The first frame of a connection must contain the node's token;
+otherwise, the connection is closed. The size of frames is limited (see `core.channel`), and no
+received message is unpickled or executed. The agent forwards the messages between the supervisor
+and the ranks (`nodes`). If an agent ends, its node starts another one at the same address; ranks
+and shims connect again, and repeat the messages that the new agent needs.
 
 | from | `kind` | fields |
 |---|---|---|
 | rank, shim | `hello` | `token`, `again`, and the fields of `Peer`; `role` is "rank" or "shim" |
-| shim | `started` | `attempt`, `pid`, `starts_again`: whether it can start the next attempt's trainer |
+| shim | `started` | `attempt`, `pid`; `starts_again`: True if the shim can start the next attempt's trainer |
 | shim | `exited` | `attempt`, `pid`, `returncode` (negative: the signal), `at_monotonic_s` |
-| shim | `swept` | `attempt`, `log_dropped_bytes`: nothing that its trainer started is left |
-| rank | `watch` | : it will report steps, so that its silence means something |
-| rank | `sigterm` | : it got that signal, and does not act on it yet |
+| shim | `swept` | `attempt`, `log_dropped_bytes`; the message means that no process of the trainer is left |
+| rank | `watch` | the rank will report steps, so that its silence has a meaning |
+| rank | `sigterm` | the rank has received SIGTERM, and does not act on the signal yet |
 | rank | `step` | `step`, `step_s`, `at_s`, `loss`, `metrics` |
 | rank | `section` | `name`, `open`, `limit_s` |
-| rank | `event` | `event`, `data`: for the ledger |
-| rank | `vote` | `proposal`, `yes`, `saves`, `step`: of the last save, or null |
+| rank | `event` | `event`, `data`: an event for the ledger |
+| rank | `vote` | `proposal`, `yes`, `saves`; `step`: the step of the last save, or null |
 | rank | `stopped` | `step` |
-| rank | `imported` | : it has written what it has imported, see `shim.imports` |
-| rank | `stacks` | `threads`: where each stands, see `stacks` |
-| rank | `begun`, `collectives` | `collectives`: the last ones that it has begun, see `detectors.collectives`, or null |
+| rank | `imported` | the rank has written the list of its imported modules, see `shim.imports` |
+| rank | `stacks` | `threads`: the stacks of the threads, see `stacks` |
+| rank | `begun`, `collectives` | `collectives`: the last collectives begun, or null |
 | supervisor | `welcome` | |
-| supervisor | `displaced` | : it is cut off, or another process has attached as the rank: it goes on alone |
-| supervisor | `terminate` | `attempt`: end by SIGTERM; a shim sends that to its rank |
-| supervisor | `kill` | `attempt`: to a shim: send SIGKILL to its rank |
-| supervisor | `warm` | : to a shim: import what its rank has imported, for the next start |
-| supervisor | `start` | `attempt`, `logs`, `environment`: to a shim: start the next attempt's trainer |
-| supervisor | `leave` | : to a shim: end in the way its trainer has ended |
+| supervisor | `displaced` | another process is the rank, or the receiver is cut off; it continues unsupervised |
+| supervisor | `terminate` | `attempt`: end by SIGTERM; a shim sends SIGTERM to its rank |
+| supervisor | `kill` | `attempt`; to a shim: send SIGKILL to the rank |
+| supervisor | `warm` | to a shim: import the modules that the rank has imported, for the next start |
+| supervisor | `start` | `attempt`, `logs`, `environment`; to a shim: start the next attempt's trainer |
+| supervisor | `leave` | to a shim: end in the same way as the trainer |
 | supervisor | `propose` | `proposal`, `step`: save and stop at the first save of `step` or later |
 | supervisor | `decide` | `proposal`, `commit` |
-| supervisor | `look` | : answer with `stacks` and `begun` |
-| supervisor | `collectives` | : answer with `collectives` |
+| supervisor | `look` | answer with `stacks` and `begun` |
+| supervisor | `collectives` | answer with `collectives` |
 """
 
 import asyncio
@@ -55,23 +56,27 @@ ENV_TOKEN = "HOLDFAST_TOKEN"
 MAX_MESSAGE_BYTES = 64 * 1024
 HELLO_TIMEOUT_S = 10.0
 RECONNECTS = 30
-"""So often a process waits `HELLO_TIMEOUT_S` for the next agent's welcome."""
+"""The number of times that a process waits `HELLO_TIMEOUT_S` for the welcome of the next agent."""
 FIRST_TRIES = 3
 RETRY_S = 0.2
 MOST_WORLD_SIZE = 1 << 20
 BROKEN_FRAMES = 3
-"""The limit of a process' connections that end with an invalid frame; then it is cut off."""
+"""A process is cut off after this number of connections that ended with an invalid frame."""
 OF_THE_CHANNEL = ("hello", "gone", "cut_off")
-"""The kinds of messages of the channel itself, which no rank sends after its first message."""
+"""The kinds of messages that only the channel itself uses. A rank must not send them after its
+first message.
+"""
 STRANGERS = 256
-"""The limit of open connections without a hello; more are closed, to keep descriptors free."""
+"""The largest number of open connections without a hello. Further connections are closed, so that
+file descriptors remain free.
+"""
 
 
 def encode(message: dict[str, Any]) -> bytes:
-    """Return a frame. NaN and infinities become strings, since JSON has none.
+    """Encode a message as a frame. NaN and infinities become strings, since JSON has none.
 
     Raises:
-        ChannelError: the message is longer than a frame may be.
+        ChannelError: the message does not fit into a frame.
     """
     body = json.dumps(_finite(message), default=str, allow_nan=False, separators=(",", ":"))
     what = f"A message of kind {message.get('kind')!r}"
@@ -89,7 +94,7 @@ def _finite(value: Any) -> Any:
 
 
 def decode(body: bytes) -> dict[str, Any] | None:
-    """Return the object that a frame holds; None if the frame holds no object with a `kind`."""
+    """Decode a frame; return None if it does not contain an object with a `kind`."""
     try:
         message = json.loads(body)
     except (ValueError, RecursionError):
@@ -99,7 +104,7 @@ def decode(body: bytes) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """The sender on a connection, from its `hello`."""
+    """The process at the other end of a connection, as its `hello` describes it."""
 
     role: str
     attempt: int
@@ -108,11 +113,11 @@ class Peer:
     world_size: int
     pid: int
     is_attached: bool = False
-    """True if the sender's script called `attach`; False if it only made a Checkpointer."""
+    """True if the script of the process called `attach`; False if it only made a Checkpointer."""
 
     @classmethod
     def of_this_process(cls, role: str) -> Self:
-        """Return this process's place in the job, from the launchers' environment variables."""
+        """Return the description of this process, from the environment variables of the launchers."""
         return cls(
             role=role,
             attempt=int(os.environ.get(ENV_ATTEMPT, "0")),
@@ -129,10 +134,10 @@ OnMessage = Callable[[Peer, dict[str, Any]], None]
 class ChannelServer:
     """The agent's end of the channel.
 
-    Call all methods in one event loop, in which `on_message` is called, too.
+    Call all methods from one event loop, in which `on_message` is also called.
 
-    A `hello`, the end of a connection (`kind` "gone") and a peer that is cut off (`cut_off`, with
-    `why`) are passed on like any message.
+    `on_message` also receives each `hello`, a message of the kind `gone` at the end of a
+    connection, and a message of the kind `cut_off`, with the reason `why`, if a peer is cut off.
     """
 
     def __init__(
@@ -142,12 +147,13 @@ class ChannelServer:
         token: str,
         suspect: Callable[[Peer], str] = lambda _peer: "",
     ) -> None:
-        """Start without connections.
+        """Store what the server needs; `start` serves connections.
 
         Args:
-            on_message: receives the messages.
+            on_message: a function that receives the messages.
             token: the token of the node.
-            suspect: returns why a rank that connects must not be admitted; empty if it may.
+            suspect: a function that returns why a connecting rank must be refused; an empty text to
+                admit the rank.
         """
         self._on_message = on_message
         self._suspect = suspect
@@ -160,7 +166,7 @@ class ChannelServer:
         self._token = token
 
     async def start(self, listening: socket.socket) -> None:
-        """Serve the connections to a listening socket."""
+        """Start to serve connections to a listening socket."""
         self._server = await asyncio.start_server(
             self._serve, sock=listening, limit=MAX_MESSAGE_BYTES
         )
@@ -173,10 +179,10 @@ class ChannelServer:
         rank: int | None = None,
         only: Peer | None = None,
     ) -> int:
-        """Send to all peers with the role `to`, to those of one `rank`, or to the peer `only`.
+        """Send to all peers with the role `to`, to those of one `rank`, or only to the peer `only`.
 
         Returns:
-            The number of peers.
+            The number of peers to which the message was sent.
         """
         encoded = encode(message)
         writers = [
@@ -192,10 +198,10 @@ class ChannelServer:
         return len(writers)
 
     def cut_off(self, peer: Peer, why: str) -> None:
-        """Ignore all further messages of a peer's process, which goes on without a supervisor.
+        """Ignore all further messages of a peer's process, which continues without a supervisor.
 
         Args:
-            peer: the peer.
+            peer: the peer to cut off.
             why: the reason, as the end of a sentence whose subject is the rank.
         """
         self._cut_off.add(_process_of(peer))
@@ -213,7 +219,7 @@ class ChannelServer:
             self.cut_off(peer, "it sends what is no message")
 
     async def close(self) -> None:
-        """Stop listening and hang up on everyone."""
+        """Stop listening, and close all connections."""
         if self._server is not None:
             self._server.close()
         for writer in list(self._writers.values()):
@@ -227,7 +233,7 @@ class ChannelServer:
             if peer is None:
                 return
             if (former := self._writers.get(peer)) is not None:
-                former.close()  # the same process, which has connected once more
+                former.close()  # the same process has connected again
             self._writers[peer] = writer
             writer.write(encode({"kind": "welcome"}))
             self._on_message(peer, {"kind": "hello", "again": again})
@@ -242,8 +248,8 @@ class ChannelServer:
                     self._watched.add(peer)
                 self._on_message(peer, message)
         except OSError:
-            return  # cut, or silent
-        except ChannelError:  # a frame over the bound
+            return  # the connection was cut, or the peer is silent
+        except ChannelError:  # a frame that is too large
             if peer is not None and self._writers.get(peer) is writer:
                 self._broke_a_frame(peer)
         finally:
@@ -253,7 +259,12 @@ class ChannelServer:
             writer.close()
 
     async def _greet(self, reader: asyncio.StreamReader) -> tuple[Peer | None, bool]:
-        """Return the sender (None for strangers), and True if it was connected before."""
+        """Read the first message of a connection.
+
+        Returns:
+            The peer, or None if the message has no valid token; and True if the peer was connected
+            before.
+        """
         if self._strangers >= STRANGERS:
             return None, False
         self._strangers += 1
@@ -300,8 +311,8 @@ class ChannelServer:
             return peer
         if not peer.is_attached or holder.is_attached or holder in self._watched:
             return None
-        # A program that a rank started before attaching, such as an evaluation, may have connected
-        # instead of the rank.
+        # Before the rank attached, a program that it started, such as an evaluation, may have
+        # connected in its place.
         writer = self._writers.pop(holder)
         writer.write(encode({"kind": "displaced"}))
         writer.close()
@@ -313,15 +324,15 @@ def _process_of(peer: Peer) -> tuple[str, int, int, int]:
 
 
 class ChannelClient:
-    """A rank's or shim's end: a blocking socket."""
+    """The end of the channel in a rank or shim: a blocking socket."""
 
     def __init__(
         self, address: str, token: str, peer: Peer, *, timeout_s: float = HELLO_TIMEOUT_S
     ) -> None:
-        """Connect and be admitted.
+        """Connect to the agent, and wait for its welcome.
 
         Raises:
-            ChannelError: no agent listens there, or the agent did not admit this process.
+            ChannelError: no agent listens on the address, or the agent did not admit this process.
         """
         self._address = address
         self._token = token
@@ -330,7 +341,7 @@ class ChannelClient:
         self._sending = threading.Condition()
         self._is_connected = True
         self._is_lost = False
-        for _ in range(FIRST_TRIES):  # the agent may be gone just then
+        for _ in range(FIRST_TRIES):  # the agent may have gone meanwhile
             try:
                 self._socket = self._connect()
             except (OSError, ValueError) as error:
@@ -359,12 +370,13 @@ class ChannelClient:
             return False
 
     def reconnect(self, repeated: Callable[[], Sequence[dict[str, Any]]]) -> bool:
-        """Connect to the next agent, after `receive` returned None; return False if there will be none.
+        """Connect to the next agent; return False if there will be no further agent.
 
-        The node holds the listening socket: while the node lives, a connection waits there for the next agent.
+        Call this method after `receive` returned None. The node's process holds the listening
+        socket, so while the node lives, a connection waits until the next agent accepts it.
 
         Args:
-            repeated: returns the messages to send first on the new connection.
+            repeated: a function that returns the messages to send first on the new connection.
         """
         with self._sending:
             self._is_connected = False
@@ -376,7 +388,7 @@ class ChannelClient:
                 break
             if self._greet(connection, again=True):
                 connection.settimeout(None)
-                with self._sending, contextlib.suppress(OSError):  # it may be gone again
+                with self._sending, contextlib.suppress(OSError):  # the next agent may be gone, too
                     self._socket, self._is_connected = connection, True
                     for message in repeated():
                         connection.sendall(encode(message))
@@ -390,16 +402,16 @@ class ChannelClient:
         return False
 
     def wait_until_connected(self) -> bool:
-        """Wait for the next agent, after `send` has failed; return False if there will be none."""
+        """Wait for the next agent after `send` has failed; return False if there will be none."""
         with self._sending:
             self._sending.wait_for(lambda: self._is_connected or self._is_lost)
             return self._is_connected
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send one message; any thread may.
+        """Send one message. Any thread may call this method.
 
         Raises:
-            OSError: the connection is gone.
+            OSError: the connection has ended.
         """
         encoded = encode(message)
         with self._sending:
@@ -412,18 +424,18 @@ class ChannelClient:
                 raise
 
     def give_up(self) -> None:
-        """Stop sending, and do not wait for another agent."""
+        """Stop sending, and do not wait for a further agent."""
         with self._sending:
             self._is_connected, self._is_lost = False, True
             self._sending.notify_all()
 
     def receive(self) -> dict[str, Any] | None:
-        """Wait for the next message; None when the agent is gone."""
+        """Wait for the next message; return None if the agent is gone."""
         try:
             return decode(receive_frame(self._socket, MAX_MESSAGE_BYTES))
         except (OSError, ChannelError):
             return None
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._socket.close()

@@ -1,7 +1,7 @@
-"""Carry out the decisions for one run, with the policy's state and the present attempt.
+"""Carry out the policy's decisions for one run.
 
-`Conduct.tell` passes an event to `policy.decide`, by way of `people.decisions`, and carries out the
-actions.
+`Conduct.tell` passes an event to `people.decisions`, which calls `policy.decide`, and carries out
+the returned actions.
 """
 
 import asyncio
@@ -38,21 +38,24 @@ from holdfast.recover.speed import Speed
 from holdfast.recover.stopping import Stopping
 
 KILL_TIMEOUT_S = 5.0
-"""Seconds for the shims to end their trainers by SIGKILL, before every process of the job is
-ended."""
+"""The seconds that shims have to kill their trainers, before all processes of the job are ended."""
 SWEEP_TIMEOUT_S = 30.0
-"""Seconds for the shims to end all processes of the trainers, before every process of the job is
-ended."""
+"""The seconds that shims have to kill all processes that the trainers started, before all processes
+of the job are ended."""
 END_TIMEOUT_S = 60.0
-"""Seconds for the nodes to end the remaining processes of the job."""
+"""The seconds that nodes have to end the remaining processes of the job."""
 HERE = "the first node"
-"""The place of a request to stop that this supervisor's own node has passed on."""
+"""The name of the place of a stop request that came from this supervisor's own node."""
 MOVING = "moving"
-"""The kind of the event that a move to other nodes begins or is over."""
+"""The kind of the event that records the start or the end of a move to other nodes."""
 
 
 class Conduct:
-    """The execution of one run's decisions. Call all methods from one event loop."""
+    """Carry out the decisions for one run.
+
+    This object keeps the state of the policy and the present attempt. Call all methods from one
+    event loop.
+    """
 
     def __init__(
         self,
@@ -99,7 +102,7 @@ class Conduct:
         self._ended: asyncio.Future[Outcome] | None = None
 
     def begin(self) -> asyncio.Future[Outcome]:
-        """Return the future of the run's outcome."""
+        """Begin, and return a future that will have the outcome of the run."""
         self._ended = asyncio.get_running_loop().create_future()
         return self._ended
 
@@ -110,7 +113,7 @@ class Conduct:
 
     async def end_launchers(self) -> None:
         """End the remaining processes of the job."""
-        with contextlib.suppress(TimeoutError):  # the nodes end the rest on their own
+        with contextlib.suppress(TimeoutError):  # the nodes end the rest by themselves
             async with asyncio.timeout(END_TIMEOUT_S):
                 await self._nodes.end_launchers()
 
@@ -120,16 +123,16 @@ class Conduct:
         self._logs.close()
 
     def remember(self) -> None:
-        """Go on from the state that an earlier supervisor had reached."""
+        """Continue from the state that an earlier supervisor had recorded."""
         self.state = self._recorder.remembered(self._spec.restarts)
         self.launches.remember()
         self.health.remember()
 
     def take_up(self, launch: Launch | None) -> None:
-        """Go on with the attempt of an earlier supervisor.
+        """Continue with the attempt of an earlier supervisor.
 
         Args:
-            launch: the launchers below which the attempt may run.
+            launch: the launchers below which the attempt may still run.
         """
         self.view.frozen, self.view.anomaly = self._recorder.ending()
         if launch is None:
@@ -150,20 +153,21 @@ class Conduct:
         self.state, _ = policy.decide(self._spec.restarts, self.state, event, now_s)
 
     def go_on_watching(self) -> None:
-        """Follow the logs of an attempt that was taken over, and wait for its end."""
+        """Follow the logs of an attempt that was taken over, and wait for the end of the attempt."""
         self._follow_logs()
         self.tasks.spawn(self._see_through())
 
     def stop_asked(self, by: str, where: str, count: int) -> None:
-        """Stop the run, see `Stopping.ask`.
+        """Handle a request to stop the run (see `Stopping.ask`).
 
-        If Kubernetes ends one pod and the job can go on without it, only that pod's node is left.
+        If Kubernetes ends one pod and the job can continue without it, the run does not stop, but
+        only leaves the node of that pod.
         """
         if by != "SIGTERM" or not is_in_pod() or not self._leaves(where):
             self.stopping.ask(by, where, count)
 
     def _leaves(self, where: str) -> bool:
-        """Return True if the job goes on without the node of a pod that ends."""
+        """Return True if the job can continue without the node of a pod that ends."""
         own = self._nodes.own
         node_id = where if where != HERE else "" if own is None else own.node_id
         one = next((one for one in self._nodes.connected if one.node_id == node_id), None)
@@ -172,22 +176,22 @@ class Conduct:
         if self.state.phase is not policy.Phase.RUNNING or self._spec.mode != "act":
             return False
         if one is own and self._nodes.launched and one not in self._nodes.launched:
-            one.is_leaving = True  # the pod only leads
+            one.is_leaving = True  # the pod leads the run but does not train
             return True
         return self.health.leave(node_id)
 
     def hand_over_if_due(self) -> None:
-        """Hand the lead over if the pod of this supervisor ends and the job runs on other nodes.
+        """Hand the lead over if this supervisor's pod is ending and the job runs on other nodes.
 
         Raises:
-            HandedOver: another node is to start the next supervisor.
+            HandedOver: another node was ordered to start the next supervisor.
         """
         own = self._nodes.own
         if own is None or not own.is_leaving or self.state.phase is not policy.Phase.RUNNING:
             return
-        # A node of the job whose agent has no connection for a moment trains on.
+        # A node of the job continues to train even if its agent has no connection for a moment.
         if all(one.is_leaving for one in (*self._nodes.connected, *self._nodes.launched)):
-            self.stopping.ask("SIGTERM", HERE, 1)  # each pod ends: so ends the run
+            self.stopping.ask("SIGTERM", HERE, 1)  # all pods end, and so does the run
         elif own not in self._nodes.launched and self._nodes.launched:
             name = self._nodes.hand_over()
             if name is not None:
@@ -196,7 +200,7 @@ class Conduct:
                 raise HandedOver
 
     def grow_if_possible(self) -> None:
-        """Have the ranks save and leave if a launch on more nodes is possible now."""
+        """Have the ranks save and end, if the job can be launched on more nodes now."""
         is_free = self.state.phase is policy.Phase.RUNNING and not self.state.keeps_size
         if self._spec.mode == "act" and is_free and self.launches.can_grow and self.view.steps:
             self._observe("nodes", {"text": "nodes are back: saving, then going on with more"})
@@ -207,12 +211,13 @@ class Conduct:
         self._all_ended.set()
 
     def tell(self, event: modes.Event) -> None:
-        """Decide on an event, and carry out the decision."""
+        """Have the policy decide on an event, and carry out the decision."""
         before, view, now_s = self.state, self.view, self._clock.monotonic_s()
         verdict = self.decisions.decide(view, before, event, now_s)
         self.state = verdict.state
         if self.state.is_moving != before.is_moving:
-            # The next supervisor must not take the ranks' leave for the end of the training.
+            # Otherwise, the next supervisor could take the ends of the ranks for the end of the
+            # training.
             is_over = not self.state.is_moving
             data = {"is_over": is_over, "node": self.state.leaving, "save_s": self.state.save_s}
             self._recorder.event(MOVING, data)
@@ -231,11 +236,11 @@ class Conduct:
                 in_place = in_place and not self.health.must_leave
                 in_place &= not self.launches.move_ranks(moves=action.moves_ranks)
                 self.view = AttemptView.begin(self.view.number + 1, self._spec.hangs)
-                if not in_place:  # messages from shims of the former launcher are past
+                if not in_place:  # ignore messages from shims of the former launcher
                     self._launch_anew()
                 self.tasks.spawn(self._attempt(in_place=in_place))
             case policy.Terminate():
-                if not self.view.rank_pids:  # there is no rank to ask yet
+                if not self.view.rank_pids:  # there is no rank yet
                     self._kill()
                 elif not self._nodes.send({"kind": "terminate", "attempt": self.view.number}):
                     self._nodes.kill()
@@ -255,7 +260,7 @@ class Conduct:
                 self._end(action)
 
     def _launch_anew(self) -> None:
-        """Record that the attempt needs new launchers, even if the policy allows the old ones."""
+        """Record that the attempt needs new launchers, even if the policy would keep the old ones."""
         self.launches.attempt = self.view.number
         self.state = replace(self.state, in_place=False)
 
@@ -300,7 +305,7 @@ class Conduct:
         self._recorder.attempt_began(number)
         self._observe("launch", {"attempt": number, "in_place": in_place})
         self.launches.start(number, chosen)
-        if self._kill_requested.is_set():  # during the start
+        if self._kill_requested.is_set():  # the failure came during the start
             self._kill()
         await self._see_through()
 
@@ -317,7 +322,7 @@ class Conduct:
         self.tell(policy.JobExited(returncode))
 
     async def _end_of_attempt(self) -> int:
-        """Wait until no trainer is left; return 0 if all trainers ended well.
+        """Wait until no trainer is left; return 0 if all trainers ended with code 0.
 
         The launchers and shims keep running if the next attempt can use them.
         """

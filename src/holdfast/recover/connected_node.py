@@ -1,16 +1,17 @@
-"""The supervisor's record of one node, with the orders not acknowledged by the node's agent.
+"""Track one node in the supervisor, and decide if the node is lost.
 
-A node is lost in one of four cases. The supervisor measures all times below in its own ticks.
+A node counts as lost in one of four cases. All times are counted in the supervisor's own ticks.
 
-- The connection has ended. The node's process holds the connection, so that a killed agent does not
-  end the connection.
-- The host has acknowledged no byte for some time, as without power. The kernel acknowledges, so
-  that a frozen agent does not count. Ranks that wait for each other prove that the node lives: if
-  the ranks of other nodes make steps, the cable of the supervisor alone is cut. The limit grows
-  with the length of the job's steps, so that the other ranks can complete steps meanwhile.
-- The agent is silent for longer than a frozen agent lives.
-- The launcher does not end by SIGKILL, as in a process that the kernel holds. Such a node is stuck,
-  and serves again once the launcher has ended.
+- The connection of its agent has ended, and no new one is made. The end of a killed agent is not
+  enough, since the node's process holds the connection open.
+- Its host has acknowledged no byte for some time, for example because it has no power. The kernel
+  sends acknowledgements, so a frozen agent does not lead to this case. However, if the ranks of
+  other nodes still complete steps, the node must be alive, since ranks wait for each other; then
+  only the connection of the supervisor is cut. The time limit grows with the length of the job's
+  steps, so that the other ranks have enough time to complete steps.
+- Its agent is silent for longer than the time after which a frozen agent would have been replaced.
+- Its launcher does not end by SIGKILL, for example because the process is blocked in the kernel.
+  Such a node is stuck, and can be used again after the launcher has ended.
 """
 
 import itertools
@@ -25,36 +26,41 @@ from holdfast.recover.channel import Peer
 from holdfast.recover.localise.orders import Orders
 
 AWAY_TICKS = 100
-"""Ticks after which a node whose agent's connection has ended is lost."""
+"""A node is lost this number of ticks after the connection of its agent has ended."""
 AWAY_TICKS_WITH_SPARE = 5
-"""The same if a spare can take the node's place. The connection ends with the node, not with a
-killed agent: see `agent.held_connection`."""
+"""If a spare can take its place, a node is lost this number of ticks after the connection of its
+agent has ended. The time can be short, since the connection ends with the node, and not with a
+killed agent (see `agent.held_connection`)."""
 HEARD_TICKS = 20
-"""Ticks without a message after which a node counts as silent. Agents send each second."""
+"""A node counts as silent after this number of ticks without a message. An agent sends a message
+each second.
+"""
 PROBE_TICKS = 10
-"""Ticks between two messages to a silent node, which the node's kernel is to acknowledge."""
+"""The number of ticks between two probes of a silent node. A probe is a message that the node's
+kernel must acknowledge.
+"""
 DEAF_TICKS = 90
-"""Ticks in a row without an acknowledgement after which a node is lost, counted from the first
-probe: ten seconds in all."""
+"""A node is lost after this number of consecutive ticks without an acknowledgement, counted from
+the first probe. The detection takes ten seconds in total."""
 SILENT_TICKS = 450
-"""Ticks after which a node is lost whose agent is silent, though the kernel acknowledges. A frozen
-agent is killed and replaced before."""
+"""A node is lost after this number of ticks without a message of its agent, even if its kernel
+acknowledges. A frozen agent would have been killed and replaced before."""
 ENDING_TICKS = 600
-"""Ticks from the order to end a launcher until the node counts as stuck."""
+"""A node counts as stuck this number of ticks after the order to end its launcher."""
 LEFT = {
     "kind": "end",
     "state": "stopped",
     "exit_code": 4,
     "outcome": "Stopped by SIGTERM, on this node alone.",
 }
-"""The last message to a node whose scheduler ends the node alone."""
+"""The last message to a node that its scheduler ends, while the run continues."""
 MORE_STEPS = 2
-"""Steps of other nodes' ranks that prove the life of a node. Ranks may complete one step without a
-dead rank."""
+"""A node is alive if the ranks of other nodes complete this number of steps. One step is not
+enough, since ranks may complete a step after another rank has died."""
 
 
 class Pace:
-    """The ticks that a step of the job takes."""
+    """Measures how many ticks a step of the job takes."""
 
     def __init__(self) -> None:
         self._reached = (0, 0)
@@ -64,7 +70,7 @@ class Pace:
         """The ticks of the last step; 0 before a second step."""
 
     def tick(self, reached: tuple[int, int]) -> None:
-        """Count a tick; `reached` is the attempt and the highest step of the job."""
+        """Count a tick; `reached` is the attempt, and the highest step of the job in it."""
         self._ticks += 1
         if reached > self._reached:
             (attempt, step), (before, step_before) = reached, self._reached
@@ -75,7 +81,7 @@ class Pace:
 
 @dataclass(eq=False, kw_only=True)
 class Node:
-    """One node, by the description from its agent."""
+    """One node, as its agent has described it."""
 
     node_id: str
     name: str
@@ -86,64 +92,68 @@ class Node:
     """The attempt whose launcher runs on the node."""
     stream: Stream | None = None
     node_rank: int | None = None
-    """The node's place in its last launch."""
+    """The rank of the node in its last launch."""
     last_end: tuple[int, int] | None = None
     """The attempt and the return code of the launcher that ended last on the node."""
     seen: int = 0
     """The `seq` of the last message from the node's agent."""
     is_leaving: bool = False
-    """True if the scheduler ends this node alone: no job is launched on the node any more."""
+    """True if the scheduler ends this node while the run continues, so that no job is launched on
+    it any more.
+    """
     is_known: bool = False
-    """True once the node's agent has sent all facts of the present attempt."""
+    """True once the agent has sent all facts about the present attempt."""
     peers: dict[Peer, None] = field(default_factory=dict)
     ranks: set[int] = field(default_factory=set)
-    """The ranks from which a peer has connected on the node."""
+    """The ranks on the node of which a process has connected."""
     orders: deque[dict[str, Any]] = field(default_factory=deque)
     """The orders that the node's agent has not acknowledged."""
     away_ticks: int = 0
     silent_ticks: int = 0
-    """The ticks since the last message of the agent."""
+    """The number of ticks since the last message of the agent."""
     deaf_ticks: int = 0
-    """The ticks in a row in which the node's host has acknowledged nothing."""
+    """The number of consecutive ticks in which the host has acknowledged nothing."""
     ending_ticks: int | None = None
-    """The ticks since the order to end the launcher; None without an order."""
+    """The number of ticks since the order to end the launcher; None if there was no order."""
     reached: tuple[int, int] = (0, 0)
-    """The attempt and the highest step that the node's ranks have reported."""
+    """The attempt, and the highest step in it that the node's ranks have reported."""
     others_reached: tuple[int, int] = (0, 0)
-    """The same of all nodes, when this node last proved its life."""
+    """The attempt, and the highest step in it of all nodes, as of the last sign of life of this
+    node.
+    """
     checks: Orders = field(default_factory=Orders)
     order_numbers: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
 
     def order(self, message: Mapping[str, Any]) -> None:
-        """Send an order, and send it again to the next agent until an agent has acknowledged it."""
+        """Send an order, and repeat it to later agents until an agent has acknowledged it."""
         order = {**message, "seq": next(self.order_numbers)}
         self.orders.append(order)
         if self.stream is not None:
             self.stream.send(order)
 
     def acknowledged(self, seq: int) -> None:
-        """Drop the orders up to a number, which the agent has carried out."""
+        """Drop the orders with numbers up to `seq`, which the agent has carried out."""
         while self.orders and self.orders[0]["seq"] <= seq:
             self.orders.popleft()
 
     def end_launcher(self) -> None:
-        """Order the end of the launcher, if there is one, with all processes below it."""
+        """Order the agent to end the launcher, if there is one, and all processes below it."""
         if self.launched is not None:
             self.ending_ticks = self.ending_ticks or 0
             self.order({"kind": "kill"})
 
     @property
     def is_stuck(self) -> bool:
-        """Return True if the launcher has not ended in time after the order to end."""
+        """Return True if the launcher has not ended in time after the order."""
         return self.launched is not None and (self.ending_ticks or 0) > ENDING_TICKS
 
     @property
     def has_ended(self) -> bool:
-        """Return True if no launcher is to be waited for."""
+        """Return True if there is no launcher to wait for."""
         return self.launched is None or self.is_stuck
 
     def stepped(self, peer: Peer, message: Mapping[str, Any]) -> None:
-        """Record the step of a rank's message, if the message has one."""
+        """Record the step in a rank's message, if the message has one."""
         step = whole_number(message.get("step")) if message.get("kind") == "step" else None
         if step is not None:
             self.reached = max(self.reached, (peer.attempt, step))
@@ -152,7 +162,8 @@ class Node:
         """Count a tick.
 
         Args:
-            reached: the attempt and the highest step of the nodes from which messages arrive.
+            reached: the attempt, and the highest step in it, of the nodes from which messages
+                arrive.
         """
         if self.ending_ticks is not None:
             self.ending_ticks += 1
@@ -175,20 +186,20 @@ class Node:
 
         Args:
             has_spare: True if a spare can take the node's place.
-            is_cut_off: True if the supervisor itself may be cut off.
-            pace: the pace of the job's steps.
+            is_cut_off: True if the supervisor itself may be cut off from the network.
+            pace: the number of ticks that a step of the job takes.
         """
-        # A connection that was cut may end before the agent connects again.
+        # After a cut, the old connection may end before the agent connects again.
         was_silent = self.silent_ticks > HEARD_TICKS
         limit = AWAY_TICKS_WITH_SPARE if has_spare and not was_silent else AWAY_TICKS
-        # The step that was going on, and the steps that prove the life of the node.
+        # The step in progress, and then the steps that prove that the node is alive.
         most_deaf_ticks = max(DEAF_TICKS, (1 + MORE_STEPS) * pace.step_ticks)
         is_deaf = self.deaf_ticks > most_deaf_ticks and not is_cut_off
         return self.away_ticks > limit or is_deaf or self.silent_ticks > SILENT_TICKS
 
 
 def reached_by(nodes: Iterable[Node]) -> tuple[int, int]:
-    """Return the attempt and the highest step of the nodes from which messages arrive."""
+    """Return the attempt, and the highest step in it, of the nodes from which messages arrive."""
     reached = [
         node.reached
         for node in nodes

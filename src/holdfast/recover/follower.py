@@ -1,6 +1,6 @@
-"""Read the logs of a running attempt as they grow, so that its diagnosis is ready at a failure.
+"""Read the logs of a running attempt as they grow, so that a failure can be diagnosed at once.
 
-A restart does not wait until gigabytes of logs are read.
+Otherwise, a restart would have to wait until gigabytes of logs are read.
 """
 
 import asyncio
@@ -26,14 +26,19 @@ from holdfast.diagnose import (
 from holdfast.diagnose.memory import Known
 
 FOLLOW_S = 5.0
-"""Between two looks at the logs; an attempt that ends before the first costs no rules."""
+"""The seconds between two reads of the logs. If an attempt ends before the first read, the rules
+need not be loaded while it runs.
+"""
 
 
 class LogFollower:
-    """Follows the logs in one folder. All but `follow` block, and may be called from any thread."""
+    """Follow the logs in one folder.
+
+    All methods except `follow` block, and may be called in any thread.
+    """
 
     def __init__(self, folder: Path, known: Callable[[], Known] = Known) -> None:
-        """Create a follower; `known` returns the learned rules, and is called at the first read."""
+        """Store the folder; `known` returns the learned rules, and is called at the first read."""
         self._folder = folder
         self._load = known
         self._tails: dict[Path, LogTail] = {}
@@ -41,13 +46,13 @@ class LogFollower:
         self._closed = threading.Event()
 
     async def follow(self) -> None:
-        """Read along until it is closed."""
+        """Read the logs repeatedly until the follower is closed."""
         while not self._closed.is_set():
             await asyncio.sleep(FOLLOW_S)
             try:
                 await asyncio.to_thread(self.read)
             except Exception:
-                return  # the diagnosis meets it again, and tells
+                return  # the diagnosis meets the same error again, and reports it
 
     def read(self) -> None:
         """Read the lines written since the last call."""
@@ -55,7 +60,7 @@ class LogFollower:
             self._read()
 
     def diagnosis(self, context: JobContext) -> Diagnosis:
-        """Why the attempt failed, once nothing more is written."""
+        """Return the diagnosis of the attempt, once nothing more is written to the logs."""
         with self._lock:
             self._read()
             known, notes = self._known
@@ -63,7 +68,7 @@ class LogFollower:
             return known.recall(replace(decided, notes=(*decided.notes, *notes)), self._kept)
 
     def close(self) -> None:
-        """Let go of the files; a `read` that is going on ends soon."""
+        """Close the files; a `read` in progress ends soon."""
         self._closed.set()
         with self._lock:
             for tail in self._tails.values():
@@ -71,7 +76,7 @@ class LogFollower:
 
     @functools.cached_property
     def _known(self) -> tuple[Known, tuple[str, ...]]:
-        """Return the learned rules, and a sentence if they cannot be read."""
+        """Return the learned rules, and a sentence if they could not be read."""
         try:
             known = self._load()
             known.rules  # noqa: B018 - rules of a user that contradict others are found here
@@ -90,19 +95,17 @@ class LogFollower:
             rank = rank_by_name(log.name)
             if log not in self._tails:
                 self._tails[log] = LogTail(log)
-                self._watcher.feed(
-                    b"", log=str(log), rank=rank
-                )  # that a rank says nothing tells something too
-            with suppress(OSError):  # a log that cannot be read is passed over
+                self._watcher.feed(b"", log=str(log), rank=rank)  # an empty log is information, too
+            with suppress(OSError):  # a log that cannot be read is skipped
                 for data, part in self._tails[log].read():
                     self._watcher.feed(data, log=str(log), rank=rank, part=part)
                     if self._closed.is_set():
                         break
 
     def _kept(self) -> tuple[Kept, ...]:
-        """Return the unusual lines of the logs, which are read again.
+        """Read the logs again, and return their unusual lines.
 
-        Only a case without a matching rule needs them.
+        Only a case that no rule decides needs these lines.
         """
         files = find_files([self._folder]).files
         known, _ = self._known

@@ -1,9 +1,9 @@
-"""Find which checkpoints are healthy: the training went well for some steps after them.
+"""Find out which checkpoints are healthy, because training went well for some steps after them.
 
-A loss shows a broken state only after the step that broke it, so the newest checkpoints may hold a
-broken state. A rollback goes to healthy checkpoints alone. Retention never deletes the newest
-healthy checkpoint. Retention may keep too few steps for a checkpoint to become healthy, so one
-candidate at a time is held until then.
+The loss shows a broken state only some steps after the state broke, so the newest checkpoints may
+contain a broken state. A rollback goes only to healthy checkpoints, and retention never deletes the
+newest healthy checkpoint. Retention could also delete each checkpoint before it becomes healthy. So
+one candidate at a time is held, which protects it from deletion until it is healthy.
 """
 
 from collections.abc import Callable
@@ -21,23 +21,25 @@ NOT_HEALTHY = (
 
 HOLDER = "holdfast run"
 HELD_FOR_S = 24 * 3600.0
-"""The time after which a hold is over that an ended run has not released."""
+"""A hold expires after this time, in case a run has ended without releasing it."""
 
 
 @dataclass(kw_only=True)
 class CheckpointGate:
-    """The checkpoints of one run that are to become healthy next, one a folder."""
+    """The candidates of one run, one per folder, that can become healthy next."""
 
     healthy_after: int
-    """So many steps with an ordinary loss after a checkpoint make the checkpoint healthy."""
+    """A checkpoint is healthy after this number of steps with an ordinary loss."""
     folders: set[Path] = field(default_factory=set)
-    """The folders of the run's own saves; others, such as a pretrained model's, do not count."""
+    """The folders into which the run has saved. Other checkpoints, such as those of a pretrained
+    model, do not count.
+    """
     healthy: dict[Path, int] = field(default_factory=dict)
-    """The newest checkpoint that was marked healthy in each folder, by its step."""
+    """For each folder, the step of the newest checkpoint that was marked as healthy."""
     _candidates: dict[Path, tuple[Path, int]] = field(default_factory=dict)
 
     def saved(self, path: Path, step: int) -> bool:
-        """Record a durable checkpoint; return True if it becomes a candidate, to be held."""
+        """Record a durable checkpoint; return True if it becomes a candidate and must be held."""
         self.folders.add(path.parent)
         if path.parent in self._candidates:
             return False
@@ -45,11 +47,11 @@ class CheckpointGate:
         return True
 
     def restored(self, step: int) -> list[Path]:
-        """Record the step from which an attempt continues; return the candidates beyond it."""
+        """Record the step from which an attempt continues; return the candidates that are newer."""
         return self._take(lambda candidate: candidate > step)
 
     def lost(self, path: Path) -> None:
-        """Record that a candidate could not be held; the next checkpoint replaces it."""
+        """Record that a candidate could not be held, so that the next checkpoint replaces it."""
         if self._candidates.get(path.parent, (None, 0))[0] == path:
             del self._candidates[path.parent]
 
@@ -64,19 +66,20 @@ class CheckpointGate:
         return self._take(lambda candidate: step - candidate >= self.healthy_after)
 
     def can_go_back(self, before_step: int) -> bool:
-        """Return whether each folder has a healthy checkpoint below a step."""
+        """Return True if each folder has a healthy checkpoint with a lower step than `before_step`."""
         found = [self.healthy.get(folder) for folder in self.folders]
         return bool(found) and all(step is not None and step < before_step for step in found)
 
     def go_back(self, before_step: int) -> int | None:
-        """Abandon the checkpoints of each folder that are newer than a healthy one below a step.
+        """Roll each folder back to its newest healthy checkpoint with a step below `before_step`.
 
         Returns:
-            The step to go on from; None, and nothing is changed, if not every folder has a healthy
-            checkpoint.
+            The step from which the next attempt continues. If not every folder has such a
+            checkpoint, the result is None and nothing is changed.
 
         Raises:
-            NotFound, OSError: see `checkpoint.roll_back`.
+            NotFound: see `checkpoint.roll_back`.
+            OSError: see `checkpoint.roll_back`.
         """
         found = [newest_healthy(folder, before_step=before_step) for folder in self.folders]
         healthy = [step for step in found if step is not None]
@@ -94,17 +97,17 @@ class CheckpointGate:
 
 
 def hold(path: Path, now_s: float) -> str | None:
-    """Keep a checkpoint from being deleted; return why that is not possible."""
+    """Protect a checkpoint from deletion; return the reason if this is not possible."""
     return _tried(lambda: want(path, HOLDER, now_s=now_s, until_s=now_s + HELD_FOR_S))
 
 
 def let_go(path: Path, now_s: float) -> str | None:
-    """Let a checkpoint be deleted again; return why that is not possible."""
+    """End the protection of a checkpoint; return the reason if this is not possible."""
     return _tried(lambda: release(path, HOLDER, now_s=now_s))
 
 
 def mark_healthy(path: Path, step: int, now_s: float) -> str | None:
-    """Mark a checkpoint as healthy by the steps up to `step`; return the reason if impossible."""
+    """Mark a checkpoint as healthy, due to the steps up to `step`; return the reason if impossible."""
     why = f"the loss was ordinary up to step {step}"
     return _tried(lambda: note_healthy(path, by=HOLDER, now_s=now_s, why=why)) or let_go(
         path, now_s
@@ -114,6 +117,6 @@ def mark_healthy(path: Path, step: int, now_s: float) -> str | None:
 def _tried(change: Callable[[], object]) -> str | None:
     try:
         change()
-    except (HoldfastError, OSError) as error:  # retention may have deleted the checkpoint
+    except (HoldfastError, OSError) as error:  # retention may have deleted it
         return str(error)
     return None

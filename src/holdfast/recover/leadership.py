@@ -1,17 +1,18 @@
-"""The lead of a run of several nodes: one supervisor leads.
+"""Make sure that only one supervisor leads a run of several nodes.
 
-Each supervisor takes a number that no other one gets. The highest number leads: agents obey no
-lower one, and a supervisor that finds a higher one ends and changes nothing. A living supervisor
-beats. A node takes over from a supervisor only if, for some time by the node's own clock, the
-supervisor has not beaten and no connection was possible. So the lead stays where it is if the
-connection between two nodes is cut, or if the authority cannot be reached.
+Each supervisor takes a number, its generation, which no other supervisor gets. The supervisor with
+the highest number leads: agents ignore orders from a lower number, and a supervisor that finds a
+higher number ends without changing anything. A living supervisor regularly records a sign of life,
+called a beat. A node takes over from a supervisor only if, for some time by the node's own clock,
+there was no beat and no connection to the supervisor. So the lead does not move just because the
+connection between two nodes is cut, or because the authority cannot be reached.
 
-Two authorities give the numbers. The run's ledger decides between them:
+An authority assigns the numbers. There are two; the run's ledger determines which one is used:
 
-- `SharedFolder`, if the ledger is a file: the folder of the runs, which all nodes share. A
-  supervisor takes a number by creating a file of that name, which only one process can do.
-- `SharedLedger`, if the ledger is a PostgreSQL. A supervisor takes a number by changing a row that
-  has not changed since its reading. The nodes need not share a folder.
+- `SharedFolder`, if the ledger is a file: the run's folder, which all nodes share. A supervisor
+  takes a number by creating a file with this name, which only one process can do.
+- `SharedLedger`, if the ledger is a PostgreSQL database. A supervisor takes a number by changing a
+  row, provided that the row has not changed since it was read. The nodes need not share a folder.
 """
 
 import contextlib
@@ -28,9 +29,11 @@ from holdfast.core.paths import RunPaths, is_server
 
 BEAT_S = 2.0
 SILENT_S = 20.0
-"""Seconds without a beat after which a supervisor counts as gone."""
+"""A supervisor counts as gone after this number of seconds without a beat."""
 CLAIM_S = 60.0
-"""Seconds after which a node's claim to the lead in a folder expires, if it has not led since."""
+"""A node's claim to the lead in a folder expires after this number of seconds, if the node has not
+led since then.
+"""
 
 
 class Superseded(HoldfastError):
@@ -44,31 +47,31 @@ class Superseded(HoldfastError):
 
 
 class HandedOver(Superseded):
-    """The supervisor has handed the lead over to another node, since its own pod ends."""
+    """The supervisor has handed the lead over to another node, because its own pod ends."""
 
 
 Sign = tuple[int, int]
-"""The number of the newest supervisor, and a value that changes while that supervisor lives."""
+"""A sign of life: the number of the newest supervisor, and a value that changes while it lives."""
 
 
 class Leadership(Protocol):
-    """The lead of one run."""
+    """The authority over the lead of one run."""
 
     def take(self, node_id: str, after: int | None) -> int:
-        """Return a new number, which no other supervisor of the run gets.
+        """Take a new number, which no other supervisor of the run gets, and return it.
 
         Args:
-            node_id: the node that keeps the supervisor going.
-            after: the number that this node had or has claimed last; None: a person has started
-                the supervisor.
+            node_id: the id of the node on which the supervisor runs.
+            after: the number that this node last had or claimed; None if a person has started the
+                supervisor.
 
         Raises:
-            Superseded: another node leads the run by now.
+            Superseded: another node leads the run now.
             OSError, LedgerError: the authority cannot be used.
         """
 
     def beat(self, generation: int) -> bool:
-        """Record a sign of life of a supervisor; return False if the supervisor leads no more.
+        """Record a sign of life of a supervisor; return False if it does not lead any more.
 
         While the authority does not answer, the supervisor keeps the lead.
         """
@@ -81,11 +84,15 @@ class Leadership(Protocol):
         """
 
     def claim(self, sign: Sign, node_id: str) -> int | None:
-        """Return the number after which this node may lead; None if this node may not lead.
+        """Claim the lead for this node.
 
         Args:
             sign: the last sign of life of the supervisor.
-            node_id: this node.
+            node_id: the id of this node.
+
+        Returns:
+            The number after which this node may take the next one (see `take`); None if this node
+            may not lead.
 
         Raises:
             OSError, LedgerError: the authority cannot be written.
@@ -93,12 +100,12 @@ class Leadership(Protocol):
 
 
 class SharedFolder:
-    """The lead by files in the run's folder."""
+    """The authority by files in the run's folder."""
 
     def __init__(self, paths: RunPaths) -> None:
         self._folder = paths.supervisors
         self._unrecorded: str | None = None
-        """The node that leads by a number whose file could not be created yet."""
+        """The node that leads with a number whose file could not be created yet."""
 
     def take(self, node_id: str, after: int | None) -> int:
         """See `Leadership`."""
@@ -107,16 +114,17 @@ class SharedFolder:
         is_ours = newest == 0 or self._owner(newest) == node_id
         if after is not None and newest > after and not is_ours:
             raise Superseded
-        # This node's last number may have no file, see `_record`.
+        # The last number of this node may have no file (see `_record`).
         generation = max(newest, after or 0) + 1
         while not self._record(generation, node_id):
             generation += 1
         return generation
 
     def _record(self, generation: int, node_id: str) -> bool:
-        """Create the file of a number; return False if another supervisor has the number.
+        """Create the file for a number; return False if another supervisor has the number.
 
-        A full disk must not end a training: `beat` creates the missing file of a leader later.
+        A full disk must not end a training. So a failure to write is ignored, and `beat` creates
+        the missing file later.
         """
         self._unrecorded = None
         try:
@@ -155,15 +163,15 @@ class SharedFolder:
                     file.write(f"{node_id}\n")
             except FileExistsError:
                 probe = self._folder / "now"
-                probe.touch()  # for the time of the file server
+                probe.touch()  # to read the clock of the file server
                 if probe.stat().st_mtime - path.stat().st_mtime < CLAIM_S:
                     return None
             else:
                 return generation
-        raise AssertionError  # there is always another number
+        raise AssertionError  # numbers never run out
 
     def _newest(self) -> int:
-        """Return the highest number that a supervisor of the run has; 0 before the first."""
+        """Return the highest number of any supervisor of the run; 0 if there was none."""
         try:
             names = [one.name for one in self._folder.iterdir()]
         except FileNotFoundError:
@@ -179,10 +187,10 @@ class SharedFolder:
 
 
 class SharedLedger:
-    """The lead by a row of a ledger that is a server."""
+    """The authority by a row in a ledger on a database server."""
 
     def __init__(self, opened: Callable[[], AbstractContextManager[Ledger]], run_id: str) -> None:
-        """Open the ledger by `opened` for each use; `opened` raises LedgerError on failure."""
+        """Store `opened`, which opens the ledger for each use, and raises LedgerError on failure."""
         self._opened = opened
         self._run_id = run_id
 
@@ -197,7 +205,7 @@ class SharedLedger:
                 taken = ledger.take_lead(before, node_id)
             if taken is not None:
                 return taken.generation
-            # The last supervisor has beaten meanwhile, or another node was first.
+            # The last supervisor has recorded a beat meanwhile, or another node was faster.
 
     def beat(self, generation: int) -> bool:
         """See `Leadership`."""
@@ -216,8 +224,8 @@ class SharedLedger:
     def claim(self, sign: Sign, node_id: str) -> int | None:
         """See `Leadership`.
 
-        In the ledger, the claim itself takes the next supervisor's number. If this node then never
-        leads, another node can take over from it in the same way.
+        In the ledger, a claim already takes the number of the next supervisor. If this node then
+        never leads, another node can take over from it in the same way.
         """
         generation, beats = sign
         seen = Lead(run_id=self._run_id, generation=generation, node_id="", beats=beats)
@@ -227,13 +235,14 @@ class SharedLedger:
 
 
 def leadership_of(url: str, paths: RunPaths, ledger: Ledger | None = None) -> Leadership:
-    """Return the authority of a run.
+    """Return the authority over the lead of a run.
 
     Args:
         url: the URL of the ledger.
         paths: the paths of the run.
-        ledger: the open ledger. None: the ledger is opened for each use and closed afterwards,
-            since all nodes of a run may watch at once, and a server has few connections.
+        ledger: the open ledger; None to open the ledger for each use and close it afterwards. This
+            is useful because all nodes of a run may watch at the same time, and a server allows
+            only a few connections.
     """
     if not is_server(url):
         return SharedFolder(paths)
@@ -245,7 +254,7 @@ def leadership_of(url: str, paths: RunPaths, ledger: Ledger | None = None) -> Le
 
 
 class Watch:
-    """A watch, from another node, over the signs of life of the run's supervisor."""
+    """Watch the signs of life of the run's supervisor from another node."""
 
     def __init__(self, leadership: Leadership) -> None:
         self._leadership = leadership
@@ -256,12 +265,12 @@ class Watch:
         """Return the last sign of life if it is older than `SILENT_S`; else None.
 
         Args:
-            is_successor: True if the supervisor has handed the lead over to this node: then the age
-                does not matter.
+            is_successor: True if the supervisor has handed the lead over to this node, in which
+                case the age of the sign does not matter.
         """
         try:
             seen = self._leadership.sign()
-        except (OSError, HoldfastError):  # without the authority this node cannot lead either
+        except (OSError, HoldfastError):  # without the authority, this node could not lead, either
             self._seen = None
             return None
         if seen != self._seen:

@@ -1,4 +1,4 @@
-"""Look at the ranks' losses, and mark the checkpoints to which a broken loss goes back."""
+"""Watch the losses of the ranks, and mark checkpoints as healthy for a later rollback."""
 
 import asyncio
 import functools
@@ -19,7 +19,7 @@ from holdfast.recover.skipping.trail import Trail
 
 
 class Losses:
-    """The losses of one run, and the checkpoints that they show to be healthy."""
+    """The losses of one run, and the checkpoints that are healthy according to them."""
 
     def __init__(
         self, recorder: Recorder, clock: Clock, replays: Replays, *, healthy_after: int
@@ -40,13 +40,13 @@ class Losses:
     def look(
         self, view: AttemptView, rank: int, message: Mapping[str, Any], *, is_held: bool = False
     ) -> Anomaly | None:
-        """Record a step report of a rank; return an anomaly once it is certain.
+        """Record a rank's report of a step; return an anomaly if it becomes certain.
 
         Args:
             view: the view of the attempt.
             rank: the reporting rank.
             message: the report.
-            is_held: True if a broken loss waits for a person's decision: until then no checkpoint
+            is_held: True if a broken loss waits for a person's decision. Until then, no checkpoint
                 becomes healthy.
 
         Raises:
@@ -69,29 +69,29 @@ class Losses:
         return replace(found, batches=led)
 
     def accept(self, anomaly: Anomaly) -> None:
-        """Accept the present losses, with this anomaly, as ordinary ones."""
+        """Accept the present losses, including this anomaly, as ordinary."""
         self._anomalies.accept()
         self.replays.accepted(anomaly)
 
     def restarted(self, start_step: int) -> None:
-        """Record the step from which an attempt goes on, at its first step."""
+        """Record, at the first step of an attempt, the step from which it continues."""
         self._anomalies.restarted(start_step)
         self._trail.restarted()
 
     def saved(self, view: AttemptView, path: Path, step: int) -> None:
-        """Record a checkpoint that is durable."""
+        """Record that a checkpoint is durable."""
         if view.loss_leader is None:
-            self._gate.folders.add(path.parent)  # without losses nothing becomes healthy
+            self._gate.folders.add(path.parent)  # without losses, no checkpoint becomes healthy
         elif self._gate.saved(path, step):
             self._mark(path, functools.partial(hold, path))
 
     def restored(self, step: int) -> None:
-        """Record the checkpoint from which an attempt goes on."""
+        """Record the step of the checkpoint from which an attempt continues."""
         for left in self._gate.restored(step):
             self._mark(left, functools.partial(let_go, left))
 
     def broken(self, anomaly: Anomaly) -> policy.LossBroken:
-        """Return the event on which the policy decides."""
+        """Convert a broken loss to the event on which the policy decides."""
         return policy.LossBroken(
             step=anomaly.step,
             is_spike=anomaly.kind == "spike",
@@ -100,11 +100,12 @@ class Losses:
         )
 
     async def go_back(self, anomaly: Anomaly, finding: Finding) -> int | None:
-        """Abandon state that may be broken; return the healthy checkpoint's step, None without one.
+        """Roll back to a healthy checkpoint; return its step, or None if there is none.
 
-        If batches before the anomaly are left out as well, a checkpoint before these batches is
-        preferred, because a newer state has trained on some of them. If the checkpoint may be
-        damaged, an older one is used, if there is any.
+        Newer checkpoints are abandoned, since they may contain a broken state. If batches before
+        the anomaly are also left out, a checkpoint before these batches is preferred, because a
+        newer state has already trained on some of them. If the checkpoint may be damaged, an older
+        one is used if possible.
 
         Args:
             anomaly: the broken loss.
@@ -129,19 +130,20 @@ class Losses:
         skip = self._recorder.skipping.next_skip(anomaly.batches)
         if skip is None or anomaly.batches is None or skip.first >= anomaly.batches[0]:
             return [anomaly.first_step]
-        # The batches of the anomaly begin one step before it, and each step has at least one batch.
+        # The batches that led to the anomaly begin one step before it, and each step has at least
+        # one batch.
         earlier = anomaly.batches[0] - skip.first
         return [anomaly.first_step - 1 - earlier, anomaly.first_step]
 
     def close(self) -> None:
-        """Stop all changes of marks."""
+        """Stop all tasks that change marks."""
         self.replays.close()
         for task in self._marking:
             task.cancel()
 
     def _mark(self, path: Path, change: Callable[[float], str | None]) -> None:
         async def mark() -> None:
-            async with self._marks_lock:  # a hold must not come after the release
+            async with self._marks_lock:  # a hold must not follow its release
                 error = await asyncio.to_thread(change, self._clock.now_s())
             if error is not None:
                 self._gate.lost(path)

@@ -1,10 +1,10 @@
-"""The supervisor's side of the nodes: the connected agents, and the launchers of the job.
+"""Manage the nodes in the supervisor: the connections of their agents, and their launchers.
 
 An agent forwards messages between the supervisor and the ranks and shims of its node. Both sides
-number their messages, and keep each message until the other side has acknowledged it. So the ranks
-go on, and no message is lost, while an agent is gone for a moment or a connection is cut. A node
-whose agent stays away is lost. Time is counted in ticks of the supervisor: a supervisor that stands
-still makes no ticks, and so counts no node as lost.
+number their messages, and keep each message until the other side has acknowledged it. So if an
+agent is gone for a moment, or a connection is cut, the ranks continue and no message is lost. If an
+agent stays away, its node counts as lost. Time is counted in ticks of the supervisor. This is
+because a supervisor that stands still makes no ticks, and so cannot wrongly count nodes as lost.
 
 | from | `kind` | fields |
 |---|---|---|
@@ -28,10 +28,10 @@ still makes no ticks, and so counts no node as lost.
 | supervisor | `kill` | `seq`: end the launcher, with all below it |
 | supervisor | `pass` | `seq`, `to`, `rank`, `only`, `message` |
 | supervisor | `port` | `seq`: answer with a port |
-| supervisor | `check` | `seq`, `check`, `what`: test the node alone (`solo`) or in a `group`; `end` |
+| supervisor | `check` | `seq`, `check`, `what`: test only the node (`solo`) or in a `group`; `end` |
 | supervisor | `look` | `look`, `pids` |
 | supervisor | `end` | `state`, `exit_code`, `outcome`: the run is over, at least for the node |
-| supervisor | `lead` | the node is to start the next supervisor |
+| supervisor | `lead` | the node must start the next supervisor |
 """
 
 import asyncio
@@ -57,28 +57,28 @@ HELLO_TIMEOUT_S = 10.0
 PORT_TIMEOUT_S = 10.0
 LOOK_TIMEOUT_S = 10.0
 STRANGERS = 256
-"""The most connections that may be open without a hello."""
+"""The largest number of open connections without a hello."""
 
 
 class Listener(Protocol):
-    """The receiver of the events on the nodes, in the event loop."""
+    """Receives the events of the nodes, in the event loop."""
 
     def received(
         self, peer: Peer, message: dict[str, Any], at_monotonic_s: float, *, again: bool
     ) -> None:
-        """Take in a message of a rank or shim, sent at a moment of the supervisor's clock."""
+        """Handle a message of a rank or shim, sent at `at_monotonic_s` by the supervisor's clock."""
 
     def states(self, states: Mapping[int, str | None]) -> None:
-        """Take in the kernel's states of ranks' processes."""
+        """Handle changed kernel states of the ranks' processes."""
 
     def launcher_ended(self, returncode: int) -> None:
-        """Take in the end of a launcher of the present launch."""
+        """Handle the end of a launcher of the present launch."""
 
     def node_lost(self, node: Node) -> None:
-        """Take in the loss of a node of the present launch."""
+        """Handle the loss of a node of the present launch."""
 
     def stop_asked(self, by: str, where: str, count: int) -> None:
-        """Handle the `count`th request of `by`, on the node `where`, to stop the run."""
+        """Handle a request to stop the run: the `count`-th one at `where`, made by `by`."""
 
 
 class Nodes:
@@ -94,15 +94,15 @@ class Nodes:
         generation: int,
         own_node: str = "",
     ) -> None:
-        """Prepare to serve agents; `start` serves them.
+        """Store the collaborators; `start` begins to serve agents.
 
         Args:
-            listener: the receiver of the events.
+            listener: receives the events of the nodes.
             clock: the clock of this host.
-            run_id: the run.
+            run_id: the id of the run.
             token: the token of the run.
             generation: the number of this supervisor.
-            own_node: the id of this supervisor's node, which the supervisor cannot outlive.
+            own_node: the id of this supervisor's node, which is never lost while it runs.
         """
         self._listener = listener
         self._clock = clock
@@ -115,7 +115,7 @@ class Nodes:
         self._launch: list[Node] = []
         """The nodes of the present launch, by their rank."""
         self._adopting: int | None = None
-        """The attempt whose launchers may be taken over."""
+        """The attempt whose launchers can be taken over."""
         self._changed = asyncio.Condition()
         self._ports: asyncio.Queue[tuple[Node, int]] = asyncio.Queue()
         self._looks: dict[int, asyncio.Queue[dict[int, tuple[float, int] | None]]] = {}
@@ -127,12 +127,12 @@ class Nodes:
         """Names of nodes on which no job is launched."""
         self.signalled: Callable[[str, dict[str, Any]], None] = lambda _node, _message: None
         self.is_testing = False
-        """True while nodes are tested: then spares do not shorten the wait for an agent."""
+        """True while nodes are tested; then spares do not shorten the wait for an agent."""
         self._reached_at: str | None = None
-        """The address of this host that an agent on another host has connected to."""
+        """The address of this host to which an agent on another host has connected."""
 
     async def start(self, listening: socket.socket, *, adopting: int | None) -> None:
-        """Serve agents on a listening socket; launchers of the attempt `adopting` may go on."""
+        """Serve agents on a listening socket; launchers of the attempt `adopting` may keep running."""
         self._adopting = adopting
         self._server = await asyncio.start_server(
             self._serve, sock=listening, limit=MAX_BYTES, backlog=LISTEN_BACKLOG
@@ -163,10 +163,10 @@ class Nodes:
         rank: int | None = None,
         only: Peer | None = None,
     ) -> int:
-        """Send to all peers with the role `to`, to those of one `rank`, or to the peer `only`.
+        """Send to all peers with the role `to`, to those of one `rank`, or only to the peer `only`.
 
         Returns:
-            The number of peers.
+            The number of peers to which the message was sent.
         """
         count = 0
         order = {"kind": "pass", "to": to, "rank": rank, "message": message}
@@ -177,7 +177,7 @@ class Nodes:
                 for peer in (node.peers if rank is None or rank in node.ranks else ())
                 if to in (None, peer.role) and rank in (None, peer.rank) and only in (None, peer)
             ]
-            # The peers of an agent that has just been started are about to connect to it.
+            # The peers of an agent that was just started will soon connect to it.
             are_coming = node.launched is not None and not node.peers and only is None
             if meant or are_coming:
                 node.order(order)
@@ -185,7 +185,7 @@ class Nodes:
         return count
 
     def kill(self) -> None:
-        """End every launcher of the present launch, with all below it."""
+        """End every launcher of the present launch, with all processes below it."""
         for node in self._launch:
             node.end_launcher()
 
@@ -202,7 +202,7 @@ class Nodes:
             if node.stream is not None and mine:
                 node.stream.send({"kind": "look", "look": number, "pids": mine})
                 requests += 1
-        with contextlib.suppress(TimeoutError):  # a missing answer is None
+        with contextlib.suppress(TimeoutError):  # None stands for a missing answer
             async with asyncio.timeout(LOOK_TIMEOUT_S):
                 for _ in range(requests):
                     used |= await answers.get()
@@ -223,13 +223,13 @@ class Nodes:
         return any(end is not None and end[1] != 0 for end in ends)
 
     def names(self) -> dict[int, str]:
-        """Return for each rank the name of the node on which it runs."""
+        """Return, for each rank, the name of the node on which it runs."""
         return {peer.rank: node.name for node in self._nodes.values() for peer in node.peers}
 
     async def gather(self, count: int, given_up: asyncio.Event, *, timeout_s: float) -> bool:
-        """Wait for `count` nodes without a launcher; return True if they are there.
+        """Wait for `count` nodes without a launcher; return True if there are enough.
 
-        The wait ends after `timeout_s` seconds, and when `given_up` is set.
+        The wait ends after `timeout_s` seconds at the latest, or when `given_up` is set.
         """
 
         async def enough() -> None:
@@ -243,13 +243,13 @@ class Nodes:
         return self.missing(count) == 0 and not given_up.is_set()
 
     def missing(self, count: int) -> int:
-        """Return the number of nodes that are missing for a launch on `count`."""
+        """Return how many nodes are missing for a launch on `count` nodes."""
         return max(0, count - len(self._free()))
 
     async def choose(self, count: int, *, turn: int = 0) -> tuple[list[Node], int] | None:
-        """Return a launch's nodes, by rank, and a free port of the first; None if any is missing.
+        """Return the nodes for a launch, by rank, and a free port of the first.
 
-        The nodes of the last launch keep their ranks, or move by `turn` ranks.
+        None if any node is missing. Nodes of the last launch keep their ranks, shifted by `turn`.
         """
         if self.missing(count):
             return None
@@ -280,9 +280,9 @@ class Nodes:
             )
 
     async def end_launchers(self) -> None:
-        """End every launcher on any node, and wait for their ends, except on lost and stuck nodes.
+        """End all launchers and wait for their ends, except on lost and stuck nodes.
 
-        The present attempt ignores these ends.
+        These ends are not reported to the present attempt.
         """
         self._launch, self._adopting = [], None
         for node in self._nodes.values():
@@ -296,7 +296,7 @@ class Nodes:
                 node.stream.send(LEFT)
 
     async def all_launchers_ended(self) -> int:
-        """Wait for the ends of the present launch's launchers; return 0 or a failed one's code."""
+        """Wait until all launchers of the present launch end; return 0, or the code of a failed one."""
         async with self._changed:
             await self._changed.wait_for(lambda: all(node.has_ended for node in self._launch))
         codes = [
@@ -306,7 +306,7 @@ class Nodes:
         return next((code for code in codes if code != 0), 0)
 
     def left_of(self, attempt: int, node_ids: Sequence[str]) -> list[Node]:
-        """Return the connected nodes of a launch that run its launcher or have reported its end."""
+        """Return the connected nodes of a launch that run its launcher, or have reported its end."""
         known = [self._nodes.get(node_id) for node_id in node_ids]
         return [
             node
@@ -320,7 +320,7 @@ class Nodes:
         ]
 
     def adopt(self, nodes: Sequence[Node], node_ids: Sequence[str]) -> None:
-        """Take over the launch of an earlier supervisor, on the connected nodes."""
+        """Take over the launch of an earlier supervisor on its connected nodes."""
         for node in nodes:
             node.node_rank = node_ids.index(node.node_id)
         self._launch, self._adopting = list(nodes), None
@@ -337,11 +337,11 @@ class Nodes:
 
     @property
     def spares(self) -> list[Node]:
-        """The free nodes that have no part in the present launch."""
+        """The free nodes that are not part of the present launch."""
         return [node for node in self._free() if node not in self._launch]
 
     def _places(self, count: int) -> list[Node]:
-        """Choose the nodes of the last launch in their places, and others for the missing ones."""
+        """Choose the nodes of the last launch for their old ranks, and other nodes for missing ones."""
         free = self._free()
         kept = {
             node.node_rank: node
@@ -353,7 +353,7 @@ class Nodes:
         return [kept.get(place) or others.pop(0) for place in range(count)]
 
     async def _free_port(self, head: Node) -> int | None:
-        """Order a free port for the launcher's store from a node; None without an answer."""
+        """Request a free port for the launcher's store from a node; return None without an answer."""
         while not self._ports.empty():
             self._ports.get_nowait()
         head.order({"kind": "port"})
@@ -371,9 +371,9 @@ class Nodes:
         return self._nodes.get(self._own_node)
 
     def hand_over(self) -> str | None:
-        """Have the launch's first node start the next supervisor; return its name, else None."""
+        """Order the first node of the launch to start the next supervisor; return its name, or None."""
         if any(node.orders or node.stream is None for node in self._launch):
-            return None  # an order is on its way
+            return None  # an order was already sent
         successor = self._launch[0]
         assert successor.stream is not None
         successor.stream.send({"kind": "lead"})
@@ -381,7 +381,7 @@ class Nodes:
 
     @property
     def stuck(self) -> list[str]:
-        """The names of the nodes whose processes do not end by SIGKILL."""
+        """The names of the nodes on which SIGKILL does not end the processes."""
         return [node.name for node in self._nodes.values() if node.is_stuck]
 
     @property
@@ -390,7 +390,7 @@ class Nodes:
         return [node for node in self._nodes.values() if node.stream is not None]
 
     def address_of(self, node: Node) -> str:
-        """Return a node's address for other nodes; an agent on this host may have used loopback."""
+        """Return a node's address for other nodes; an agent on this host may use loopback."""
         is_loopback = ipaddress.ip_address(node.address).is_loopback
         return self._reached_at or node.address if is_loopback else node.address
 
@@ -409,7 +409,7 @@ class Nodes:
                 try:
                     await self._take(node, message)
                 except (LookupError, TypeError, ValueError, AttributeError, OverflowError):
-                    continue  # of another version of Holdfast
+                    continue  # the agent has another version of Holdfast
         finally:
             stream.close()
             if node is not None and node.stream is stream:
@@ -448,13 +448,13 @@ class Nodes:
             preferred = hello["preferred_rank"]
             node.preferred_rank = None if preferred is None else int(preferred)
             node.launched = launched
-            # The agent of a node that was given up has already seen orders of this supervisor.
+            # If the agent has already seen orders of this supervisor, its node was given up before.
             node.order_numbers = itertools.count(orders_seen + 1)
         if node.stream is not None:
             node.stream.close()
         if node.incarnation != incarnation:
             node.incarnation, node.seen = incarnation, 0
-            node.peers.clear()  # each of them will connect again
+            node.peers.clear()  # each peer will connect again
             node.checks.end()
         node.stream, node.away_ticks, node.silent_ticks, node.deaf_ticks = stream, 0, 0, 0
         node.address = plain_address(stream.remote_host)
@@ -473,9 +473,9 @@ class Nodes:
         if launched is None and node.launched is not None and not is_ordered:
             if node.last_end is None or node.last_end[0] != node.launched:
                 node.last_end = node.launched, -9
-            self._launcher_ended(node)  # while the agent was away
+            self._launcher_ended(node)  # it ended while the agent was gone
         elif launched is not None and launched != self._adopting and node not in self._launch:
-            node.launched = launched  # of a launch that went on without this node
+            node.launched = launched  # the launch continued without this node
             node.end_launcher()
         return node
 
@@ -490,7 +490,7 @@ class Nodes:
             case "ping" if node.stream is not None:
                 node.stream.send({"kind": "pong"})
             case "states":
-                node.is_known = True  # it comes after the facts
+                node.is_known = True  # it comes after all facts
                 self._listener.states(
                     {int(rank): state for rank, state in message["states"].items()}
                 )
@@ -533,7 +533,7 @@ class Nodes:
             node.ranks.add(peer.rank)
         at_monotonic_s = self._clock.monotonic_s() - max(0.0, float(envelope["age_s"]))
         node.stepped(peer, message)
-        # A message that a rank or shim repeats for a new agent was received before.
+        # If a rank or shim repeats a message for a new agent, the message was received before.
         again |= message.get("again") is True
         self._listener.received(peer, message, at_monotonic_s, again=again)
 
@@ -546,7 +546,7 @@ class Nodes:
                 self._listener.received(peers[place], message, at_monotonic_s, again=False)
 
     def _is_new(self, node: Node, seq: int) -> bool:
-        """Take in a message's number; return False for a repeated message, as after a cut."""
+        """Record the number of a message; return False for a repetition, for example after a cut."""
         if seq <= node.seen:
             return False
         node.seen = seq
@@ -570,7 +570,7 @@ class Nodes:
             self._listener.launcher_ended(node.last_end[1])
 
     async def tick(self) -> None:
-        """Count a tick; give up the nodes whose agents have been away for too long."""
+        """Count a tick; give up nodes whose agents have been gone for too long."""
         lost, were_stuck = [], self.stuck
         has_spare = bool(self.spares) and not self.is_testing
         reached = reached_by(self._launch)
@@ -578,7 +578,7 @@ class Nodes:
         for node in self._nodes.values():
             node.tick(reached)
         others = [node for node in self._nodes.values() if node.node_id != self._own_node]
-        # A supervisor that several nodes stop answering at once may itself be cut off.
+        # If several nodes stop answering at the same time, the supervisor itself may be cut off.
         is_cut_off = len(others) > 1 and all(node.deaf_ticks for node in others)
         for node in others:
             if node.is_lost(has_spare=has_spare, is_cut_off=is_cut_off, pace=self._pace):

@@ -1,4 +1,4 @@
-"""The outcome of a run, with remarks for the user."""
+"""Define the outcome of a run, with remarks for the user."""
 
 from dataclasses import dataclass
 
@@ -28,7 +28,7 @@ class Outcome:
 def outcome_of(
     end: policy.End, *, run_id: str, spec: RunSpec, view: AttemptView, recorder: Recorder
 ) -> Outcome:
-    """Return the outcome that the policy decided on, with remarks on the last attempt."""
+    """Return the outcome that the policy decided, with remarks on the last attempt."""
     sentence = " ".join([end.outcome, *_remarks(end, run_id, spec, view, recorder)])
     return Outcome(state=end.state, exit_code=end.exit_code, sentence=sentence)
 

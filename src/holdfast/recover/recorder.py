@@ -1,11 +1,12 @@
-"""Record a run's history: the ledger's rows and the journal of steps.
+"""Record the history of a run in the ledger and in a journal of steps.
 
-If a record cannot be written (a full disk, a locked database), the recorder reports the error and
-drops the record. A gap in the history must not end the training, and the run goes on as if the
-record had been written.
+If a record cannot be written, for example because the disk is full or the database is locked, the
+recorder reports the error and drops the record. The run continues as if the record had been
+written, since a gap in the history must not end the training.
 
-A ledger that does not answer must not hold up the supervisor's event loop. So a thread writes what
-a healthy job reports. For what must be recorded before an action, the loop waits a limited time.
+A ledger that does not answer must not block the supervisor's event loop. So a thread writes the
+records of a healthy job. If something must be recorded before an action, the loop waits for a
+limited time.
 """
 
 import functools
@@ -27,9 +28,9 @@ from holdfast.recover.detectors.hang import Frozen
 from holdfast.recover.skipping.plan import Skip, Skipping
 
 MOST = 2**53
-"""The largest step, and the most bytes, of a checkpoint."""
+"""The largest step, and the largest number of bytes, of a checkpoint that can be recorded."""
 LEAVE_OUT = "leave_out"
-"""The kind of the event with the batches that all later attempts leave out."""
+"""The kind of the event that records batches which all later attempts leave out."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -51,16 +52,16 @@ def _or_complain(
 
 @dataclass(frozen=True)
 class Launch:
-    """The launchers of one attempt, or of several in place."""
+    """The launchers of one attempt, or of several attempts below the same launchers."""
 
     attempt: int
     """The attempt that started the launchers."""
     nodes: dict[str, str]
-    """The ids and names of the launchers' nodes."""
+    """The ids and the names of the nodes with the launchers."""
 
 
 class Recorder:
-    """The only writer of one run's history while it is supervised."""
+    """Write the history of one run; it has no other writer while it is supervised."""
 
     def __init__(
         self, paths: RunPaths, ledger: Ledger, clock: Clock, complain: Callable[[str], None]
@@ -79,7 +80,7 @@ class Recorder:
         self.any_step = any(
             one.first_step_at_s is not None for one in ledger.attempts(self._run_id)
         )
-        """True once any attempt has reported a step."""
+        """True once any attempt of the run has reported a step."""
         self.checkpoint_step: int | None = None
         """The step of the newest checkpoint that the present attempt made durable."""
         self._incident_ids: list[int] = []
@@ -99,7 +100,7 @@ class Recorder:
             self.skipping = self.skipping.with_skip(skip)
 
     def start_thread(self) -> None:
-        """Have a thread use the ledger from now on, see `core.ledger.ledger_thread`."""
+        """Use the ledger only in a thread from now on (see `core.ledger.ledger_thread`)."""
         self._thread.start()
 
     @property
@@ -108,14 +109,14 @@ class Recorder:
         return self._ledger
 
     def close(self) -> None:
-        """Write the events that wait, and close the journal; complain about missing records."""
+        """Write the waiting events and close the journal; complain if records are missing."""
         self.flush()
         self._thread.close()
         self._complain_of_earlier()
         self._journal.close()
 
     def event(self, kind: str, data: dict[str, Any], rank: int | None = None) -> None:
-        """Record an event before this method returns, if the ledger answers."""
+        """Record an event before this method returns, if the ledger answers in time."""
         self.event_soon(kind, data, rank)
         self._write_events()
 
@@ -125,7 +126,7 @@ class Recorder:
         self._ledger.add_events(waiting)
 
     def event_soon(self, kind: str, data: dict[str, Any], rank: int | None = None) -> None:
-        """Record an event at the next `flush`, since thousands of ranks may end at once.
+        """Record an event at the next `flush`; thousands of ranks may end at the same time.
 
         The caller does not wait for the ledger.
         """
@@ -139,7 +140,7 @@ class Recorder:
     def flush(self) -> None:
         """Write the waiting events in one transaction, in the ledger's thread.
 
-        Report earlier failures.
+        Earlier failures are reported.
         """
         self._complain_of_earlier()
         waiting, self._waiting = self._waiting, []
@@ -156,7 +157,7 @@ class Recorder:
         return self._run_id
 
     def events(self, *kinds: str) -> list[tuple[str, int, dict[str, Any]]]:
-        """Return the kind, attempt and data of the run's events of some kinds, in order.
+        """Return the kind, attempt and data of the run's events with the given kinds, in order.
 
         If the events cannot be read, the error is reported and the list is empty.
         """
@@ -170,7 +171,7 @@ class Recorder:
 
     @_or_complain
     def attempt_began(self, number: int) -> None:
-        """Record a start of the job."""
+        """Record the start of an attempt."""
         self.attempt, self.checkpoint_step = number, None
         self._ledger.add_attempt(
             Attempt(run_id=self._run_id, number=number, started_at_s=self._clock.now_s())
@@ -178,7 +179,7 @@ class Recorder:
 
     @_or_complain
     def first_step(self, start_step: int, at_s: float) -> None:
-        """Record the time of the attempt's first completed step, and the attempt's start step."""
+        """Record when the attempt completed its first step, and the step from which it started."""
         self.any_step = True
         number, changes = self.attempt, {"start_step": start_step, "first_step_at_s": at_s}
         self._thread.later(lambda ledger: ledger.set_attempt(self._run_id, number, **changes))
@@ -195,7 +196,7 @@ class Recorder:
 
     @_or_complain
     def checkpoint(self, data: dict[str, Any]) -> None:
-        """Record a durable checkpoint from the data of its `checkpoint` event."""
+        """Record a durable checkpoint; `data` is the data of its `checkpoint` event."""
         if self._newest_checkpoint == (self.attempt, str(data["path"])):
             return  # an earlier supervisor has recorded it
         checkpoint = Checkpoint(
@@ -216,13 +217,13 @@ class Recorder:
 
     @_or_complain
     def observed(self, lines: list[str]) -> None:
-        """Append the supervisor's observations of the ranks to the log that a diagnosis cites."""
+        """Append observations of the supervisor to a log, so that a diagnosis can cite them."""
         with self._paths.observer_log(self.attempt).open("a", encoding="utf-8") as log:
             log.writelines(lines)
 
     @_or_complain
     def attempt_ended(self, *, outcome: str, last_step: int | None) -> None:
-        """Record the end of the attempt, once the job's processes are gone."""
+        """Record the end of the attempt, when all processes of the job are gone."""
         now_s = self._clock.now_s()
         self._ledger.set_attempt(
             self._run_id, self.attempt, ended_at_s=now_s, outcome=outcome, last_step=last_step
@@ -230,7 +231,7 @@ class Recorder:
 
     @_or_complain
     def incident(self, incident: Incident) -> int:
-        """Record a diagnosed failure, and return its id; None if the ledger does not answer yet."""
+        """Record a diagnosed failure; return its id, or None if the ledger does not answer in time."""
         ids = self._incident_ids = []
 
         def add(ledger: Ledger) -> int:
@@ -241,7 +242,7 @@ class Recorder:
 
     @_or_complain
     def resolved(self, incident_id: int | None, resolve: policy.Resolve) -> None:
-        """Record the action after an incident; without an id, after the last incident."""
+        """Record the action on an incident; without an id, on the last incident."""
         changes = {"action": resolve.action, "explanation": resolve.explanation}
         self._thread.call(self._change_of_incident(incident_id, changes))
 
@@ -257,8 +258,8 @@ class Recorder:
         ids = self._incident_ids if incident_id is None else [incident_id]
 
         def change(ledger: Ledger) -> None:
-            # The thread has added the incident before this change. There is no id if the ledger
-            # has refused the incident, which was reported.
+            # By now the thread has added the incident. If there is no id, the ledger has refused
+            # the incident, which was reported.
             for one in ids:
                 ledger.set_incident(one, **changes)
 
@@ -274,7 +275,7 @@ class Recorder:
 
     @_or_complain
     def newest_checkpoint(self) -> Checkpoint | None:
-        """Return the last durable checkpoint that no rollback has abandoned; None without one."""
+        """Return the last durable checkpoint that no rollback has abandoned; None if there is none."""
         found = self._ledger.checkpoints(self._run_id)
         for event in self._ledger.events(self._run_id, kind="rolled_back"):
             to_step = whole_number(event.data.get("to_step"))
@@ -284,7 +285,7 @@ class Recorder:
 
     @property
     def reached(self) -> int | None:
-        """The step of the newest checkpoint, else the highest step; None without either."""
+        """The step of the newest checkpoint, or else the highest step; None if there is neither."""
         newest = self.newest_checkpoint()
         if newest is not None:
             return newest.step
@@ -298,18 +299,18 @@ class Recorder:
 
     @_or_complain
     def failures(self) -> FailureHistory:
-        """Return the history of the job's failures so far."""
+        """Return the failures of the job so far."""
         return FailureHistory.of_run(
             self._ledger.attempts(self._run_id), self._ledger.incidents(self._run_id)
         )
 
     @_or_complain
     def launched(self, nodes: Mapping[str, str]) -> None:
-        """Record the ids and names of the nodes of the attempt's launchers, by node rank."""
+        """Record the ids and the names of the nodes with the attempt's launchers, by node rank."""
         self.event("launched", {"nodes": dict(nodes)})
 
     def running_launch(self) -> "Launch | None":
-        """Return the launch below which the newest attempt goes on; None if no attempt goes on."""
+        """Return the launch below which the newest attempt runs; None if no attempt runs."""
         attempts = self._ledger.attempts(self._run_id)
         launches = self._ledger.events(self._run_id, kind="launched")
         if not attempts or attempts[-1].outcome != "running" or not launches:
@@ -318,12 +319,12 @@ class Recorder:
         return Launch(attempt=last.attempt, nodes=dict(last.data["nodes"]))
 
     def leave_out(self, skip: Skip) -> None:
-        """Leave a range of batches out of all later attempts, also under a later supervisor."""
+        """Leave out a range of batches in all later attempts, also under later supervisors."""
         self.skipping = self.skipping.with_skip(skip)
         self.event(LEAVE_OUT, asdict(skip))
 
     def _recorded_skips(self) -> dict[int, Skip]:
-        """Return the recorded ranges of batches to leave out, by the attempt of the decision."""
+        """Return the recorded ranges of batches to leave out, by the attempt of each decision."""
         found = {}
         for one in self._ledger.events(self._run_id, kind=LEAVE_OUT):
             try:
@@ -355,7 +356,7 @@ class Recorder:
 
     @_or_complain
     def ends(self, frozen: Frozen | None, anomaly: Anomaly | None) -> None:
-        """Record the reason for ending the job, so that the next supervisor can continue."""
+        """Record why the supervisor ends the job, so that the next supervisor can continue."""
         data = {
             "frozen": None if frozen is None else asdict(frozen),
             "anomaly": None if anomaly is None else anomaly.to_json(),
@@ -363,7 +364,7 @@ class Recorder:
         self.event("ending", data)
 
     def ending(self) -> tuple[Frozen | None, Anomaly | None]:
-        """Return an earlier supervisor's reason for ending the newest attempt, if there is one."""
+        """Return why an earlier supervisor ended the newest attempt, if it did."""
         ended = [
             one.data
             for one in self._ledger.events(self._run_id, kind="ending")
@@ -378,7 +379,7 @@ class Recorder:
         )
 
     def recorded_end(self) -> tuple[str, int, str] | None:
-        """Return the state, exit code and outcome of a recorded end; None for a running run."""
+        """Return the recorded end of the run: state, exit code and outcome; None if it still runs."""
         run = self._ledger.run(self._run_id)
         if run.state == "running":
             return None
@@ -387,7 +388,7 @@ class Recorder:
 
     @_or_complain
     def close_lost_attempts(self) -> None:
-        """Record the ends of attempts whose supervisor ended before their ends were recorded."""
+        """Record the ends of attempts whose supervisor ended before it could record them."""
         now_s = self._clock.now_s()
         for attempt in self._ledger.attempts(self._run_id):
             if attempt.outcome != "running":
@@ -408,27 +409,27 @@ class Recorder:
 
     @property
     def start_step(self) -> int | None:
-        """The step from which the newest attempt has gone on; None before its first step."""
+        """The step from which the newest attempt started; None before its first step."""
         attempts = self._ledger.attempts(self._run_id)
         return attempts[-1].start_step if attempts else None
 
     def _incidents(self) -> list[Incident]:
         """Return the incidents since a person last started the run."""
-        # That person has looked at the earlier incidents. The order is by attempts, since the wall
-        # clock may have been set meanwhile.
+        # Earlier incidents are left out, since that person has looked at them. Attempts are
+        # compared instead of times, since the wall clock may have been set meanwhile.
         begun = [one.attempt for one in self._ledger.events(self._run_id, kind="begun")]
         since = max(begun, default=0)
         return [one for one in self._ledger.incidents(self._run_id) if one.attempt > since]
 
     @_or_complain
     def open_incident(self) -> Incident | None:
-        """Return the last incident if the job has not completed a step since; else None."""
+        """Return the last incident if the job has completed no step since then; else None."""
         incidents = self._incidents()
         is_open = incidents and incidents[-1].resumed_at_s is None
         return incidents[-1] if is_open else None
 
     def remembered(self, limits: policy.RestartLimits) -> policy.State:
-        """Rebuild the policy's state, with roots and gains, from a dead supervisor's records.
+        """Rebuild the state of the policy, with roots and gains, from a dead supervisor's records.
 
         Raises:
             LedgerError: the ledger cannot be read.

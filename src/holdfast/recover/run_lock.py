@@ -1,7 +1,8 @@
-"""Lock a run's folder while the run is alive: the supervisor and its guard hold the lock.
+"""Lock a run's folder while the run is alive.
 
-The guard inherits the lock. The kernel releases the lock when both are gone, so no process id can
-be mistaken, and no stale file needs cleaning. The folder must be on a disk of this host.
+The supervisor and the guard, which inherits the lock, hold it. The kernel releases the lock when
+both are gone. So unlike with a file that contains a process id, another process cannot be mistaken
+for the run, and no stale file must be removed. The folder must be on a disk of this host.
 """
 
 import fcntl
@@ -16,19 +17,20 @@ POLL_S = 0.05
 
 
 class RunLock:
-    """Held from `acquire` until `release`, and by every process that `fd` was passed to."""
+    """A lock that is held from `acquire` until `release`, and by all processes that inherit `fd`."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
 
     @classmethod
     def acquire(cls, path: Path, *, timeout_s: float = 1.0) -> Self:
-        """Take the lock, waiting up to `timeout_s` for the processes of a dead supervisor to end.
+        """Take the lock; wait up to `timeout_s` for the processes of a dead supervisor to end.
 
-        The default is long enough for `is_alive`, which holds the lock only for an instant.
+        The default is long enough if another process calls `is_alive`, which holds the lock only
+        for an instant.
 
         Raises:
-            BadUse: another supervisor holds it.
+            BadUse: another supervisor holds the lock.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -50,7 +52,7 @@ class RunLock:
             return cls(fd)
 
     def release(self) -> None:
-        """Let go, unless a process that inherited it lives on."""
+        """Release the lock. If a process that inherited the lock is still alive, it stays locked."""
         os.close(self.fd)
 
 

@@ -1,4 +1,4 @@
-"""Begin, resume, supervise, stop and remove runs: the work of the commands of the same names."""
+"""Begin, resume, supervise, stop and remove runs, for the commands of the command line."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ from holdfast.recover.run_lock import POLL_S, RunLock, holder_pid, is_alive
 from holdfast.recover.spec import RunSpec
 
 TEARDOWN_TIMEOUT_S = 5.0
-"""Seconds for the guard of a dead supervisor to end the job's processes."""
+"""The seconds that the guard of a dead supervisor has to end the processes of the job."""
 STOPPERS = {
     signal.SIGINT: "Ctrl-C",
     signal.SIGTERM: "SIGTERM",
@@ -42,7 +42,7 @@ def begin_run(spec: RunSpec, ledger: Ledger, home: Path, *, name: str | None = N
     """Record a new run; `supervise` starts it.
 
     Raises:
-        BadUse: the name is taken or malformed, or the run's folder cannot be made.
+        BadUse: the name is taken or malformed, or the run's folder cannot be created.
     """
     run_id = name or _new_id(spec)
     if RUN_ID.fullmatch(run_id) is None:
@@ -89,7 +89,7 @@ def change_options(run: Run, options: dict[str, Any], ledger: Ledger, home: Path
     """Change the options of a run that is about to be resumed.
 
     Raises:
-        BadUse: an option is not allowed, or the run is still going.
+        BadUse: an option is not allowed, or the run is still running.
     """
     spec = RunSpec.from_options(run.command, run.cwd, options)
     RunLock.acquire(RunPaths(home, run.run_id).lock).release()
@@ -97,12 +97,12 @@ def change_options(run: Run, options: dict[str, Any], ledger: Ledger, home: Path
 
 
 def state_of(run: Run, home: Path) -> str:
-    """Return the run's state; "lost" for a running state in the ledger without a living process."""
+    """Return the state of a run; "lost" if it runs according to the ledger but has no process."""
     return state_on_this_host(run.run_id, run.state, home)
 
 
 def state_on_this_host(run_id: str, state: str, home: Path) -> str:
-    """Return the state of a run of this host from its id and its ledger state, as `state_of`."""
+    """Return the state of a run on this host, like `state_of`, from its id and its ledger state."""
     if state == "running" and not is_alive(RunPaths(home, run_id).lock):
         return "lost"
     return state
@@ -121,23 +121,24 @@ def supervise(
 ) -> Outcome:
     """Supervise a run to its end, in the foreground, on the first or the only node.
 
-    Ctrl-C, SIGTERM and SIGHUP save state first and then stop; a second one stops at once.
+    After Ctrl-C, SIGTERM or SIGHUP, the run saves its state and stops; after a second one, it stops
+    at once.
 
     Args:
         run_id: the run.
         ledger: the ledger that holds the run.
         home: the folder above the run's folder.
-        observer: the receiver of the events.
+        observer: a function that receives the events of the run.
         echo: True to show the output of this node's ranks.
         meeting: the meeting of the run's nodes; None for one node.
-        listening: the socket at the meeting place.
-        notify: Apprise's URLs of the people to be informed.
+        listening: the socket on which the agents of other nodes connect.
+        notify: the Apprise URLs to which messages about incidents are sent.
 
     Raises:
         NotFound: the ledger has no such run.
-        BadUse: the run is completed or still going, or its command cannot run any more; nothing was
-            changed.
-        HoldfastError: the supervisor cannot go on.
+        BadUse: the run is completed or still running, or its command cannot be run any more.
+            Nothing was changed.
+        HoldfastError: the supervisor cannot be kept going.
     """
     run = ledger.run(run_id)
     if run.state == "completed":
@@ -160,7 +161,7 @@ def supervise(
         )
         try:
             outcome = asyncio.run(_until_the_end(node, leading))
-            if not node.is_leading():  # the run goes on, and another node leads
+            if not node.is_leading():  # the run continues, and another node leads
                 return replace(outcome, led=False)
             with contextlib.suppress(HoldfastError):
                 if ledger.run(run_id).state == "running":  # a supervisor that did not answer
@@ -193,13 +194,13 @@ def join(
     echo: bool,
     notify: Sequence[str] = (),
 ) -> Outcome:
-    """Take part in a run that another node leads; lead the run once that node is gone.
+    """Take part in a run that another node leads; take over the lead if that node is lost.
 
     Returns:
         The outcome of the run.
 
     Raises:
-        HoldfastError: no supervisor is found, or another node has taken over from this one.
+        HoldfastError: no supervisor was found, or another node has taken over from this one.
     """
     node = Node(spec, home, meeting=meeting, observer=observer, echo=echo, notify=notify)
     outcome = asyncio.run(_until_the_end(node, node.join(ledger_url=ledger.url)))
@@ -220,16 +221,16 @@ async def _until_the_end(node: Node, running: Coroutine[Any, Any, Outcome]) -> O
 def detach(
     run_id: str, home: Path, arguments: Iterable[str], *, environment: Mapping[str, str]
 ) -> int:
-    """Supervise a recorded run in a process without a terminal; return the id of the process.
+    """Supervise a recorded run in a new process without a terminal; return its process id.
 
     Args:
         run_id: the run.
         home: the folder above the run's folder.
-        arguments: the arguments of `holdfast` before `run`.
-        environment: variables beside this process's own.
+        arguments: the arguments of `holdfast` that precede `run`.
+        environment: environment variables to add to those of this process.
 
     Raises:
-        HoldfastError: the process ended at once.
+        HoldfastError: the process ended immediately.
     """
     paths = RunPaths(home, run_id)
     with paths.supervisor_log.open("ab") as log:
@@ -261,12 +262,12 @@ def detach(
 
 
 def stop_run(run_id: str, ledger: Ledger, home: Path, *, timeout_s: float) -> None:
-    """Make a run's supervisor save state and stop, and wait for the end of the run.
+    """Have a run save its state and stop, and wait for its end.
 
     Any node that shares the run's folder can stop the run.
 
     Raises:
-        BadUse: the run is not going, or this node does not have the run's folder.
+        BadUse: the run is not running, or this node does not have the run's folder.
         HoldfastError: the run did not stop in time.
     """
     run, paths = ledger.run(run_id), RunPaths(home, run_id)
@@ -283,8 +284,8 @@ def stop_run(run_id: str, ledger: Ledger, home: Path, *, timeout_s: float) -> No
         raise BadUse(f"Run {run_id} is supervised on {run.host}, in another folder; stop it there.")
     try:
         with paths.stop_asked.open("ab") as file:
-            file.write(b"x")  # the supervisor counts these
-    except OSError:  # a full disk: the run is stopped all the same
+            file.write(b"x")  # the supervisor counts the bytes
+    except OSError:  # the disk is full, but the request still works
         pid = holder_pid(paths.lock)
         if not is_here or pid is None:
             raise
@@ -303,7 +304,7 @@ def approve_run(run_id: str, ledger: Ledger, home: Path, *, timeout_s: float) ->
     """Approve the proposal of a run, wait until it is carried out, and return its text.
 
     Raises:
-        BadUse: the run is not going, no proposal waits, the proposal was withdrawn meanwhile, or
+        BadUse: the run is not running, no proposal waits, the proposal was withdrawn meanwhile, or
             this node does not have the run's folder.
         HoldfastError: the supervisor did not carry the proposal out in time.
     """
@@ -347,10 +348,10 @@ def approve_run(run_id: str, ledger: Ledger, home: Path, *, timeout_s: float) ->
 
 
 def remove_run(run: Run, ledger: Ledger, home: Path) -> None:
-    """Delete a run's records and its folder; checkpoints, in the script's own folders, stay.
+    """Delete the records and the folder of a run. Checkpoints, which are in other folders, remain.
 
     Raises:
-        BadUse: the run is still going, or waits in the queue.
+        BadUse: the run is still running, or waits in the queue.
     """
     paths = RunPaths(home, run.run_id)
     if is_alive(paths.lock):

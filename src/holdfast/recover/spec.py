@@ -1,4 +1,4 @@
-"""The specification of a run: the command and its supervision, validated before any work."""
+"""Define the specification of a run: the command and the options of its supervision."""
 
 import importlib.util
 import shlex
@@ -18,44 +18,45 @@ from holdfast.recover.policy import RestartLimits
 
 MIB = 1024 * 1024
 TestNodes = Literal["auto", "always", "never"]
-"""The choices for tests of the nodes before a launch."""
+"""The choices of when nodes are tested before a launch."""
 SHIM = Path(sys.executable).with_name("holdfast-rank")
-"""The console script of `shim.rank_shim`, installed beside this interpreter."""
+"""The name of the console script of `shim.rank_shim`, which is installed beside this interpreter.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSpec:
-    """The options of `holdfast run`, for one run.
+    """The command and the options of one `holdfast run`, validated when the object is created.
 
     Raises:
-        BadUse: a value cannot work; the message names the option and the allowed values.
+        BadUse: a value is not allowed; the message names the option and the allowed values.
         NotFound: the command's script does not exist.
     """
 
     command: tuple[str, ...]
     cwd: str
     nproc: int = 1
-    """Ranks on each node; a `torchrun` command has its own option."""
+    """The number of ranks on each node; not for a `torchrun` command, which has its own option."""
     nnodes: int = 1
     """The number of nodes that train."""
     min_nodes: int | None = None
-    """The fewest nodes on which the job may go on; None: `nnodes`."""
+    """The minimum number of nodes on which the job may continue; None for `nnodes`."""
     restarts: RestartLimits = field(default_factory=RestartLimits)
     hangs: HangLimits = field(default_factory=HangLimits)
     healthy_after: int = 20
-    """Steps with an ordinary loss after which a checkpoint is healthy; 0: losses are not
-    watched."""
+    """The number of steps with an ordinary loss after which a checkpoint is healthy; with 0, losses
+    are not watched."""
     test_nodes: TestNodes = "auto"
-    """The tests of nodes before a launch: `auto` after a failure that a node may have caused;
-    `always` each time; `never` at no time."""
+    """The condition for testing nodes before a launch: `auto` (after a failure that a node may have
+    caused), `always`, or `never`."""
     fresh: bool = False
-    """True if checkpoints of other runs are set aside."""
+    """True to set aside checkpoints of other runs."""
     log_max_mib: int = 64
-    """The most output that is kept of each rank in an attempt, in MiB."""
+    """The largest size of the output that is kept of each rank in an attempt, in MiB."""
     profile: bool = True
-    """True if the nodes' counters and the ranks' phases are recorded, see `holdfast.profile`."""
+    """True to record counters of the nodes and phases of the ranks (see `holdfast.profile`)."""
     mode: Mode = "act"
-    """The decisions that are carried out, see `people.modes`."""
+    """The mode, which determines the decisions that are carried out (see `people.modes`)."""
 
     def __post_init__(self) -> None:
         _require(bool(self.command), "command", "nothing", "the job's command after `--`")
@@ -152,7 +153,7 @@ class RunSpec:
     def _check_torchrun(words: list[str]) -> None:
         for word, following in zip(words, [*words[1:], ""], strict=True):
             if word.endswith(".py") or word in ("-m", "--module"):
-                return  # from here on the options are the script's own
+                return  # the rest are options of the script
             option, _, value = word.replace("_", "-").partition("=")
             value = value or following
             if option == "--max-restarts" and value != "0":
@@ -166,15 +167,15 @@ class RunSpec:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Return the numbers of nodes on which the job may run, the largest first.
+        """The numbers of nodes on which the job may run, the largest first.
 
-        Each divides `nnodes`, so that whole micro-batches make up the global batch.
+        Each number divides `nnodes`, so that the global batch consists of whole micro-batches.
         """
         least = self.min_nodes or self.nnodes
         return tuple(size for size in range(self.nnodes, least - 1, -1) if self.nnodes % size == 0)
 
     def of_size(self, nnodes: int) -> Self:
-        """Return the same job on a number of nodes."""
+        """Return the specification of the same job on `nnodes` nodes."""
         command = self.command
         if self.is_torchrun and nnodes == 1 < self.nnodes:
             program, *rest = without_rendezvous(command)
@@ -183,24 +184,24 @@ class RunSpec:
 
     @property
     def is_torchrun(self) -> bool:
-        """Return True if the user's command is PyTorch's launcher itself."""
+        """True if the user's command is PyTorch's launcher itself."""
         return Path(self.command[0]).name == "torchrun"
 
     def _program(self) -> str | None:
-        """Return the command's program, from the shell's path or beside Holdfast's interpreter.
+        """Return the command's program, from the PATH or from beside Holdfast's interpreter.
 
-        The second place is for users who did not activate the environment, or have `python3` but no
-        `python`.
+        The second place is for users who have not activated the virtual environment, or who have
+        `python3` but no `python`.
         """
         name = self.command[0]
         beside = Path(self.cwd) / name if "/" in name else Path(sys.executable).parent / name
         return shutil.which(name) or shutil.which(str(beside))
 
     def launcher_command(self, node_rank: int, address: str, port: int) -> list[str]:
-        """Return the launcher of one node.
+        """Return the command that starts the launcher on one node.
 
         Args:
-            node_rank: the place of the node among `nnodes`.
+            node_rank: the rank of the node, from 0 to `nnodes` - 1.
             address: the address of the node with the rank 0.
             port: the port of the launcher's store on that node.
         """
@@ -230,20 +231,20 @@ class RunSpec:
         ]
 
     def rank_python(self) -> str:
-        """Return the interpreter of a `torchrun` command's ranks, from beside that torchrun."""
+        """The interpreter of the ranks of a `torchrun` command, which is beside this torchrun."""
         program = self._program()
         beside = Path(program).with_name("python") if self.is_torchrun and program else None
         return str(beside) if beside is not None and beside.exists() else sys.executable
 
     def to_options(self) -> dict[str, Any]:
-        """Return the options in the form of the ledger; `from_options` reads this form."""
+        """Return the options in the form that the ledger stores and `from_options` reads."""
         options = asdict(self)
         del options["command"], options["cwd"]
         return options
 
     @classmethod
     def default_options(cls) -> dict[str, Any]:
-        """Return the options of a run without any given option."""
+        """Return the options of a run if none are given."""
         return {
             "nproc": cls.nproc,
             "nnodes": cls.nnodes,
@@ -260,7 +261,7 @@ class RunSpec:
 
     @classmethod
     def from_options(cls, command: list[str], cwd: str, options: dict[str, Any]) -> Self:
-        """Return the specification of a run in the ledger, without options of a later Holdfast."""
+        """Return the specification of a run from the ledger, ignoring options of later versions."""
         known = {item.name for item in fields(cls)}
         values = {name: value for name, value in options.items() if name in known}
         values["restarts"] = RestartLimits(**values["restarts"])

@@ -1,4 +1,4 @@
-"""Watch the speed of an attempt's ranks, and record the causes of a slow training."""
+"""Watch the speed of the ranks, and record slow ranks and slower training."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from holdfast.recover.recorder import Recorder
 
 
 class Speed:
-    """The speed of the ranks, for one attempt at a time."""
+    """Watches the speed of the ranks in one attempt at a time."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Speed:
         self._throughput = Throughput()
 
     def tick(self, view: AttemptView, now_s: float) -> None:
-        """Request the ranks' collectives when a report is due, and record the findings."""
+        """Request the ranks' collectives if it is time, and record the findings."""
         ranks = set(view.detector.living)
         is_due = self._slow.due(now_s, view.detector.median_step_s)
         if is_due and 1 < len(ranks) == view.world_size and not view.detector.in_section:
@@ -45,7 +45,7 @@ class Speed:
             ArithmeticError,
             LookupError,
             ValueError,
-        ) as error:  # the ranks' messages come from the user's code
+        ) as error:  # messages of ranks come from the user's code
             self._recorder.event_soon("malformed_message", {"error": repr(error)})
             found = None
         if found is not None:
@@ -53,7 +53,7 @@ class Speed:
             self._observe("trouble", {"text": _slow_ranks(found)})
 
     def answered(self, peer: Peer, message: Mapping[str, Any], at_s: float) -> None:
-        """Record the collectives of a rank.
+        """Record the collectives that a rank has sent.
 
         Raises:
             KeyError, TypeError, ValueError, IndexError: a field is malformed.

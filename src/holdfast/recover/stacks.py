@@ -1,8 +1,8 @@
-"""Read the stacks of a rank's threads inside the rank, and interpret the stacks in the supervisor.
+"""Read the stacks of a rank's threads in the rank, and interpret the stacks in the supervisor.
 
-Reading needs no signal, debugger or source file. So the reading thread neither disturbs a rank that
-works nor waits for a file system that hangs. A rank whose native code keeps the interpreter's lock
-does not answer.
+Reading the stacks needs no signals, debugger or source files. So the reading thread does not
+disturb a rank that works, and does not wait for a file system that hangs. If native code holds the
+interpreter's lock, the rank cannot answer.
 """
 
 import dis
@@ -18,8 +18,8 @@ from typing import Any
 MAIN_FRAMES = 24
 OTHER_FRAMES = 2
 THREADS = 32
-"""The most threads in a message: the others are left out, so that the message stays within the
-channel's bound."""
+"""The largest number of threads in a message. Others are left out, so that the message does not
+exceed the limit of the channel."""
 TEXT_CHARACTERS = 160
 
 _LOADS = frozenset(
@@ -33,25 +33,25 @@ _COLLECTIVES = frozenset(
         "torch.nn.parallel.distributed",
     }
 )
-"""Modules of collectives, not all of torch.distributed: its checkpoints and its launcher do other
-work."""
+"""Modules for collectives. They are not all modules of torch.distributed, since its checkpoints and
+its launcher do other work."""
 _DEVICE_CALLS = frozenset({"item", "cpu", "tolist", "numpy", "to", "synchronize", "wait"})
-"""Native calls that wait for a GPU or for a collective started before."""
+"""Native calls that wait for a GPU, or for a collective that was started before."""
 _THREAD_LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _USERS = ("holdfast.recover.shim.", "holdfast.testing.")
-"""Modules that stand below the user's script, in a trainer that was started again, or for the
-user's code, in tests."""
+"""Modules of Holdfast whose frames count as the user's code. They call the user's script in a
+restarted trainer, or stand for the user's code in tests."""
 _MONITORS = frozenset({"tqdm._monitor", "torch.utils.data._utils.pin_memory"})
-"""Modules of threads that release nothing for the user's code: each wait for these threads has a
-timeout."""
+"""Modules of threads that never release a lock for the user's code, since each wait for such a
+thread has a timeout."""
 
 
 class Place(Enum):
-    """The work of a main thread, as far as its stack shows."""
+    """The activity of a main thread, as far as its stack shows."""
 
     COLLECTIVE = "a collective"
     BACKWARD = "the backward pass"
-    """The backward pass may compute or wait for gradients of other ranks."""
+    """In the backward pass, the rank may compute, or wait for gradients of other ranks."""
     DEVICE = "a wait for the device"
     LOCK = "a lock that no thread of it can release"
     OTHER = "other code"
@@ -59,18 +59,18 @@ class Place(Enum):
 
 @dataclass(frozen=True)
 class Stand:
-    """The position of a rank's main thread."""
+    """The position of a rank's main thread in its code."""
 
     place: Place
     frames: tuple[str, ...]
-    """`function (file.py:line)`, the innermost first."""
+    """The calls as `function (file.py:line)`, the innermost first."""
 
 
 def thread_stacks() -> list[dict[str, Any]]:
-    """Return the stacks of all other threads, the main thread's first, as plain JSON."""
+    """Return the stacks of all other threads as plain JSON, beginning with the main thread."""
     threads = {thread.ident: thread for thread in threading.enumerate()}
     main = threading.main_thread().ident
-    frames = sys._current_frames()  # the documented way to the frames of other threads
+    frames = sys._current_frames()  # the documented way to read frames of other threads
     own = threading.get_ident()
     found = []
     for ident in sorted(frames, key=lambda one: one != main)[: THREADS + 1]:
@@ -105,7 +105,7 @@ def thread_stacks() -> list[dict[str, Any]]:
 
 
 def _is_ours(frame: FrameType | None) -> bool:
-    """Return True if Holdfast's code is among the callers, up to the call of the user's script."""
+    """Return True if code of Holdfast is among the callers, up to the call of the user's script."""
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
         if name.startswith("holdfast.") and not name.startswith(_USERS):
@@ -136,11 +136,11 @@ def _frames(frame: FrameType | None, limit: int) -> list[list[str | int]]:
 
 
 def _call(frame: FrameType) -> str:
-    """Return the native call that a frame is in: name and number of arguments, as `acquire/0`.
+    """Return the native call in which a frame is, as name and number of arguments (`acquire/0`).
 
-    `with` means the entry of a with statement. `acquire/0` is a wait for a lock between threads. A
-    call of a method `acquire` of another object, which another process may release, is named `other
-    acquire/0`.
+    `with` means the entry of a with statement. `acquire/0` means a wait for a lock between threads.
+    If the method `acquire` belongs to another kind of object, which another process may release,
+    the result is `other acquire/0`.
     """
     before = [one for one in dis.get_instructions(frame.f_code) if one.offset <= frame.f_lasti]
     if not before:
@@ -150,7 +150,8 @@ def _call(frame: FrameType) -> str:
         return "with"
     if not now.opname.startswith("CALL") or now.positions is None or now.positions.lineno is None:
         return ""
-    # The callee begins where the call begins: in `a.b.acquire()`, the last load there is `acquire`.
+    # The callee begins where the call begins. In `a.b.acquire()`, the last load at this place is
+    # `acquire`.
     start = now.positions.lineno, now.positions.col_offset
     loads = [
         one
@@ -168,7 +169,7 @@ def _call(frame: FrameType) -> str:
 
 
 def _is_thread_lock(frame: FrameType, loads: Sequence[dis.Instruction]) -> bool:
-    """Return True if the loads lead to a lock of this process; no user code runs for that."""
+    """Return True if the loads lead to a lock of this process; no code of the user is run."""
     found: Any = None
     for load in loads:
         if load.opname in ("LOAD_ATTR", "LOAD_METHOD"):
@@ -181,7 +182,7 @@ def _is_thread_lock(frame: FrameType, loads: Sequence[dis.Instruction]) -> bool:
 
 
 def stand_of(threads: Sequence[Mapping[str, Any]]) -> Stand:
-    """Return the position of a rank's main thread, from the result of `thread_stacks` in the rank.
+    """Return where a rank's main thread is, from the result of `thread_stacks` in the rank.
 
     Raises:
         KeyError, TypeError, ValueError: the message is malformed.
@@ -211,7 +212,7 @@ def _place(
             break
     if call.partition("/")[0] in _DEVICE_CALLS:
         return Place.DEVICE
-    # A wait in Holdfast's own code is a wait for a process of Holdfast.
+    # If the main thread waits in Holdfast's own code, it waits for a process of Holdfast.
     if (
         call in ("acquire/0", "with")
         and not main["ours"]
@@ -222,12 +223,12 @@ def _place(
 
 
 def _may_release(thread: Mapping[str, Any]) -> bool:
-    """Return True if a thread may go on by itself and then release a lock.
+    """Return True if a thread may continue by itself and then release a lock.
 
-    A thread may go on by itself at the end of a timeout or of a read, for example.
+    For example, a thread continues by itself at the end of a timeout or of a read.
     """
     call, frames = str(thread["call"]), thread["frames"]
     if thread["ours"] or thread.get("module") in _MONITORS or call in ("acquire/0", "with"):
         return False
-    # Else only a thread of an executor without a task waits for other threads.
+    # Otherwise, only an idle thread of an executor waits for other threads.
     return not (frames and (frames[0][0], frames[0][2]) == ("concurrent.futures.thread", "_worker"))

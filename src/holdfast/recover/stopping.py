@@ -1,4 +1,7 @@
-"""Stop a run with its state saved: requests, the ranks' vote, and ranks with a SIGTERM."""
+"""Stop a run after saving its state.
+
+This module handles stop requests, the vote of the ranks on a step, and ranks that received SIGTERM.
+"""
 
 import asyncio
 import math
@@ -13,17 +16,19 @@ from holdfast.recover.nodes import Nodes
 from holdfast.recover.recorder import Recorder
 
 SIGTERM_HOLD_S = 5.0
-"""The longest time between a rank's SIGTERM and the supervisor's own."""
+"""The longest time, in seconds, between the SIGTERM to a rank and the SIGTERM to the supervisor."""
 LEAD_S = 0.5
-"""The lead of the first proposal over the ranks' steps, so that it reaches all ranks in time."""
+"""The first proposal is this far ahead of the ranks' present steps, so that it reaches all ranks in
+time.
+"""
 VOTES = 1_000_000
-"""More proposals than one supervisor makes."""
+"""A number that is larger than the number of proposals that one supervisor makes."""
 
 
 class StopVote:
-    """The search for a step at which every rank can stop.
+    """Search for a step at which every rank can stop.
 
-    `attach._StopAgreement` is the ranks' side.
+    `attach._StopAgreement` is the counterpart in the ranks.
     """
 
     def __init__(
@@ -35,21 +40,21 @@ class StopVote:
         self._yes: dict[int, bool] = {}
         self._left: set[int] = set()
         self.can_save = True
-        """False once every rank said that it never called `save`."""
+        """False once every rank has reported that it never called `save`."""
         self._saves: dict[int, bool] = {}
         self._last_save_step = 0
 
     def propose(self, last_step: int | None) -> dict[str, Any]:
-        """Return the message that opens a vote; each further proposal is twice as far ahead."""
+        """Return the message that proposes a step; each further proposal is twice as far ahead."""
         self._proposal += 1
         self._yes.clear()
-        # A rank that reports no steps still tells by its vote where it is.
+        # The vote of a rank also contains its step, even if the rank does not report steps.
         step = max(last_step or 0, self._last_save_step) + self._lead_steps
         self._lead_steps *= 2
         return {"kind": "propose", "proposal": self._proposal, "step": step}
 
     def voted(self, rank: int, message: dict[str, Any]) -> dict[str, Any] | None:
-        """Take in a vote; returns the decision to send once all voted."""
+        """Record a vote; return the decision to send once all ranks have voted, else None."""
         if message["proposal"] != self._proposal or rank not in self._ranks:
             return None
         self._yes[rank] = bool(message["yes"])
@@ -61,13 +66,13 @@ class StopVote:
         return {"kind": "decide", "proposal": self._proposal, "commit": all(self._yes.values())}
 
     def left(self, rank: int) -> bool:
-        """Record that a rank has saved and ends; return True once all ranks have."""
+        """Record that a rank has saved and ends; return True if all ranks have done so."""
         self._left.add(rank)
         return self._left >= self._ranks
 
 
 class Stopping:
-    """The stop of one run, after a request."""
+    """Handle the requests to stop one run, and the stop itself."""
 
     def __init__(
         self,
@@ -77,14 +82,14 @@ class Stopping:
         tell: Callable[[policy.Event], None],
         observe: Callable[[str, Mapping[str, Any]], None],
     ) -> None:
-        """Start without a request.
+        """Store the collaborators; there is no stop request yet.
 
         Args:
             asked: the file to which each call of `holdfast runs stop` adds a byte.
             nodes: the nodes of the run.
             recorder: the recorder of the run.
-            tell: passes an event to the policy.
-            observe: passes on each event of the run.
+            tell: a function that passes an event to the policy.
+            observe: a function that receives the events of the run.
         """
         self._asked = asked
         self._nodes = nodes
@@ -92,26 +97,29 @@ class Stopping:
         self._pass_on = tell
         self._observe = observe
         self._count = 0
-        """How often the run was asked to stop; several nodes that ask together count once."""
+        """How many times a stop was requested. Requests from several nodes at the same time count
+        once.
+        """
         self._has_begun = False
         self._waiting: tuple[str, str, int] | None = None
-        """The last call of `ask` before the run has begun."""
+        """The last request that arrived before the run began."""
         self._vote: StopVote | None = None
 
     def begin(self) -> None:
-        """Record that the run goes on: stop requests are accepted from now on."""
+        """Begin to accept stop requests, since the run has begun."""
         self._has_begun = True
         if self._waiting is not None:
             self.ask(*self._waiting)
 
     def ask(self, by: str, where: str, count: int) -> None:
-        """Save state and stop; at a repeated request from one place, stop at once.
+        """Save the state and stop; at a repeated request from the same place, stop at once.
 
-        A scheduler sends SIGTERM on every node, and each node passes that on.
+        Places are distinguished because a scheduler sends SIGTERM on every node, and each node
+        forwards it.
 
         Args:
             by: the sender of the request.
-            where: the place of the request: a node's id, or another name.
+            where: the place of the request: the id of a node, or another name.
             count: the number of requests from that place so far.
         """
         if not self._has_begun:
@@ -125,7 +133,7 @@ class Stopping:
             self._observe("stopping", {"by": by})
 
     def look(self) -> None:
-        """See whether `holdfast runs stop` has been called."""
+        """Check if `holdfast runs stop` has been called."""
         try:
             count = self._asked.stat().st_size
         except OSError:
@@ -133,16 +141,16 @@ class Stopping:
         self.ask("holdfast runs stop", "the run's folder", count)
 
     def restart(self) -> None:
-        """Record the begin of a new attempt, for which there is no request yet."""
+        """Record the start of a new attempt, whose ranks have not been ordered to stop yet."""
         self._vote = None
 
     def ask_ranks(self, view: AttemptView) -> None:
-        """Have all ranks save at the same step and leave."""
+        """Have all ranks save their state at the same step, and end."""
         living = view.attached - {end.rank for end in view.exits}
         if not living or len(living) < (view.world_size or 1):
             self._pass_on(policy.CannotSave())
             return
-        # No rank may take a vote for one that an earlier supervisor has opened.
+        # No rank must confuse this vote with a vote that an earlier supervisor opened.
         first = self._nodes.generation * VOTES
         self._vote = StopVote(frozenset(living), view.detector.median_step_s, first=first)
         self._nodes.send(self._vote.propose(view.last_step), to="rank")
@@ -158,10 +166,11 @@ class Stopping:
         """Handle a rank's vote, its end, or its report of a SIGTERM.
 
         Args:
-            peer: the rank.
-            message: a message of the kind vote, stopped or sigterm.
-            view: the present attempt.
-            is_present: whether the peer still takes part in the present attempt.
+            peer: the rank that sent the message.
+            message: a message of the kind `vote`, `stopped` or `sigterm`.
+            view: the view of the present attempt.
+            is_present: a function that returns True if the peer still takes part in the present
+                attempt.
         """
         match message["kind"]:
             case "sigterm":
@@ -182,10 +191,10 @@ class Stopping:
             self._nodes.send(vote.propose(view.last_step), to="rank")
 
     def _hold_sigterm(self, peer: Peer, is_present: Callable[[], bool]) -> None:
-        """Have a rank act on its SIGTERM if no stop of the run is requested within a while.
+        """Have a rank end by its SIGTERM, if no stop of the run is requested shortly afterwards.
 
-        A scheduler sends SIGTERM to every process of a job, so this process receives the signal,
-        too, and has the ranks save their state first.
+        If a scheduler has sent the signal, this process receives it, too, since a scheduler sends
+        SIGTERM to every process of a job. In this case, the ranks save their state first.
         """
 
         def release() -> None:

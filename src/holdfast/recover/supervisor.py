@@ -1,9 +1,10 @@
 """Keep one run going, from its launch to its end.
 
-The supervisor is one event loop. The nodes' agents forward the messages of ranks and shims to it,
-and its ticker checks the rest. `conduct` decides on actions and carries them out.
+The supervisor is an event loop. It receives the messages of ranks and shims, which the nodes'
+agents forward, and checks everything else at regular ticks. `conduct` decides on actions and
+carries them out.
 
-After the end of a supervisor the next one reads the ledger and takes over the present attempt.
+If a supervisor ends, the next one reads the ledger and takes over the present attempt.
 """
 
 import asyncio
@@ -38,25 +39,33 @@ TICK_S = 0.1
 REPORT_S = 1.0
 ACCEPTED = "The loss jumped, and a restart would not mend that: the training goes on from there"
 STANDSTILL_S = 2.0
-"""A tick this late shows a standstill of the supervisor (suspended, starved), not of the job."""
+"""If a tick is late by this number of seconds, the supervisor itself stood still, for example
+because it was suspended.
+"""
 WARM_AFTER_S = 5.0
-"""Seconds from a rank's first step to a warm process's imports, so as not to slow the start."""
+"""The seconds after a rank's first step before a warm process starts its imports. The delay is
+there so that the start is not slowed down.
+"""
 ADOPT_TICKS = 100
-"""The ticks for the agents of the present attempt to report to the next supervisor."""
+"""The number of ticks that the agents of the present attempt have to connect to the next
+supervisor.
+"""
 RANK_EVENTS = ("restored", "checkpoint", "save_failed", "disk_full", SKIPPED)
-"""The events of ranks that the observer receives; a script's own events are only recorded."""
+"""The kinds of events from ranks that the observer receives. Other events, from the script, are
+only recorded.
+"""
 
 MOST_KIND = 64
-"""The most characters of the kind of an event."""
+"""The largest number of characters in the kind of an event."""
 MOST_NESTED = 20
-"""The most levels of lists and objects in the data of an event."""
+"""The largest depth of nested lists and objects in the data of an event."""
 
 Observer = Callable[[str, Mapping[str, Any]], None]
-"""A function that receives each event, see `agent.node.Observer`."""
+"""A function that receives each event (see `agent.node.Observer`)."""
 
 
 class Supervisor:
-    """The supervisor of one run, from its first launch, or after a dead supervisor, to its end."""
+    """Supervise one run until its end, from its first launch or from the end of a supervisor on."""
 
     def __init__(
         self,
@@ -105,9 +114,11 @@ class Supervisor:
         self._tell = self._conduct.tell
         self._leadership = leadership_of(ledger.url, paths, ledger)
         self._running: Launch | None = None
-        """The launch of an earlier supervisor, which may be going on."""
+        """The launch of an earlier supervisor, which may still be running."""
         self._over: tuple[str, int, str] | None = None
-        """The run's state, exit code and outcome, if an earlier supervisor has recorded its end."""
+        """The state, the exit code and the outcome of the run, if an earlier supervisor recorded
+        its end.
+        """
 
     async def run(
         self,
@@ -121,7 +132,8 @@ class Supervisor:
         Args:
             listening: the socket for the agents.
             adopts: True to take over the job of an earlier supervisor that has ended.
-            stop: the last stop request that the earlier supervisor received; None without one.
+            stop: the last stop request that the earlier supervisor received; None if there was
+                none.
         """
         ended = self._conduct.begin()
         self._recorder.start_thread()
@@ -140,7 +152,7 @@ class Supervisor:
         except Exception as error:
             reason = f"Holdfast itself failed: {type(error).__name__}: {error}."
             self._recorder.run_ended(state="failed", exit_code=1, outcome=reason)
-            if isinstance(error, OSError):  # the machine's refusal, not a bug: no traceback
+            if isinstance(error, OSError):  # the host is at its limit; this is no bug
                 raise HoldfastError(
                     f"{reason} Mend that, then `holdfast run --resume {self._paths.run_id}`."
                 ) from error
@@ -162,7 +174,7 @@ class Supervisor:
         await self._nodes.start(listening, adopting=None if launch is None else launch.attempt)
         self._conduct.tasks.spawn(self._tick_forever())
         if over is not None:
-            await asyncio.sleep(REPORT_S)  # so that the agents are there for the end
+            await asyncio.sleep(REPORT_S)  # the agents must be connected for the end
             self._conduct.over(Outcome(*over))
         elif launch is not None and await self._adopt(launch):
             pass
@@ -173,7 +185,7 @@ class Supervisor:
             self._tell(policy.Begin())
 
     def _go_on_with_incident(self) -> None:
-        """Diagnose the failure for which an earlier supervisor has ended the job."""
+        """Diagnose the failure because of which an earlier supervisor ended the job."""
         self._view.killed = True
         self._conduct.adopted(in_place=False)
         self._tell(policy.JobFrozen())
@@ -185,10 +197,11 @@ class Supervisor:
         return self._nodes.generation
 
     def remember(self, *, is_lost: bool, adopts: bool) -> None:
-        """Read the records of an earlier supervisor of the run; call this once, before `run`.
+        """Read the records of earlier supervisors of the run. Call this once, before `run`.
 
         Args:
-            is_lost: True if the run was lost with its node and goes on from its records.
+            is_lost: True if the run was lost together with its node, and continues from its
+                records.
             adopts: True to take over the job of an earlier supervisor that has ended.
 
         Raises:
@@ -205,7 +218,7 @@ class Supervisor:
         self._conduct.take_up(launch)
 
     async def _adopt(self, launch: Launch) -> bool:
-        """Take over the present attempt; return False if that is not possible."""
+        """Take over the present attempt; return False if this is not possible."""
         number, launched, ids = self._view.number, launch.attempt, list(launch.nodes)
         for _ in range(ADOPT_TICKS):
             nodes = self._nodes.left_of(launched, ids)
@@ -213,7 +226,7 @@ class Supervisor:
                 break
             await asyncio.sleep(TICK_S)
         if not nodes or (number != launched and not self._view.shims):
-            return False  # no node of the attempt is left, or the attempt's start was not sent
+            return False  # no node of the attempt is left, or its start was not sent
         self._nodes.adopt(nodes, ids)
         present = {node.node_id for node in nodes}
         self._conduct.adopted(in_place=number != launched)
@@ -233,7 +246,7 @@ class Supervisor:
         if self._view.kind_of_failure != "exit":
             self._tell(policy.JobFrozen())
         elif (
-            self._view.first_failure is not None  # a rank that left is looked at by the next tick
+            self._view.first_failure is not None  # the next tick handles a rank that left
             or self._view.lost_node
             or self._nodes.launcher_failed
         ):
@@ -242,7 +255,7 @@ class Supervisor:
 
     @property
     def _view(self) -> AttemptView:
-        """The facts of the present attempt."""
+        """The view of the present attempt."""
         return self._conduct.view
 
     @property
@@ -261,13 +274,13 @@ class Supervisor:
         """See `nodes.Listener`."""
         if not self._conduct.launches.is_present(peer, message, self._view.number):
             self._conduct.launches.start_late(peer, message, self._view)
-            return  # the last words of an attempt that is over
+            return  # the attempt of the message is over
         began, ended = self._view.world_size is None, len(self._view.exits)
         try:
             if message["kind"] == "exited":
                 message["at_monotonic_s"] = at_monotonic_s  # by this host's clock
             self._view.heard(peer, message, at_monotonic_s)
-            match "" if again else message["kind"]:  # a repeated message was recorded before
+            match "" if again else message["kind"]:  # repeated messages were recorded before
                 case "hello" | "started" if began:
                     self._recorder.event_soon("started", {"world_size": peer.world_size})
                 case "imported":
@@ -288,19 +301,20 @@ class Supervisor:
                         peer, message, self._view, is_present=lambda: self._view.number == number
                     )
         except (TypeError, ValueError, AttributeError, LookupError, OverflowError) as error:
-            # The ranks run the user's code: a wrong message is recorded as wrong, and ends nothing.
+            # The ranks run the user's code, so a malformed message is recorded as malformed, and
+            # must not end anything.
             wrong = {"message": str(message)[:500], "error": repr(error)}
             self._recorder.event_soon("malformed_message", wrong, peer.rank)
         self._took_in(ended)
 
     def _took_in(self, ended: int) -> None:
-        """Act on the ends of ranks in the view, after the first `ended` of them."""
+        """Act on new ends of ranks in the view, which are those after the first `ended`."""
         if self._view.all_ended:
             self._conduct.all_ended()
         for end in self._view.exits[ended:]:
             if end.exit_code != 0:
                 if self._conduct.decisions.holds_hang:
-                    self._view.frozen = None  # no rank was ended for a hang: this one ended itself
+                    self._view.frozen = None  # the rank was not ended because of a hang
                 how = {"pid": end.pid, "exit_code": end.exit_code, "signal": end.signal}
                 self._recorder.event_soon("rank_exited", how, end.rank)
                 self._tell(policy.RankFailed())
@@ -329,7 +343,7 @@ class Supervisor:
 
     def _cut_off(self, peer: Peer, why: str) -> None:
         if self._view.rank_pids.get(peer.rank) == peer.pid:
-            self._view.attached.discard(peer.rank)  # no vote of the rank is waited for
+            self._view.attached.discard(peer.rank)  # do not wait for the vote of the rank
         self._recorder.event_soon("rank_cut_off", {"why": why, "pid": peer.pid}, peer.rank)
         text = f"Rank {peer.rank} is cut off: {why}. The training goes on, without a watch over this rank."
         self._observe("trouble", {"text": text})
@@ -371,7 +385,7 @@ class Supervisor:
     def _first_step(self, record: StepRecord) -> None:
         restored = self._view.restored
         start_step = record.step - 1
-        if restored is not None:  # a step beyond is of another training
+        if restored is not None:  # larger steps are from another training
             start_step = min(start_step, int(restored["step"]))
         self._view.start_step = start_step
         self._losses.restarted(start_step)
@@ -381,12 +395,13 @@ class Supervisor:
     def _event(self, peer: Peer, kind: str, data: dict[str, Any]) -> None:
         if len(kind) > MOST_KIND or not kind.isprintable():
             raise ValueError("an event of a kind that cannot be recorded")
-        # One event that does not fit into the database would cost all events beside it.
+        # If an event did not fit into the database, all events in the same transaction would be
+        # lost.
         if _nests_deeper(data, MOST_NESTED):
             raise ValueError("an event that nests too deeply")
         json.dumps(data, allow_nan=False)
         if kind == SKIPPED and not self._view.is_first_to_skip(data):
-            return  # every rank leaves out the same
+            return  # all ranks leave out the same
         if kind == "restored" and self._view.start_step is None:
             self._losses.restored(int(data["step"]))
         if kind == "checkpoint":
@@ -407,14 +422,14 @@ class Supervisor:
         while True:
             await asyncio.sleep(TICK_S)
             now_s = self._clock.monotonic_s()
-            # A look may take long, with the answers of all ranks, and is no standstill.
+            # A look at all ranks may take long. This is no standstill.
             if now_s - last_s > STANDSTILL_S and looking is None:
                 self._view.detector.resumed(now_s - last_s)
             last_s = now_s
             if looking is not None and looking.done():
                 looking = None
             elif looking is None and self._watching and self._view.detector.look_due(now_s):
-                # In a task beside the ticks, since a lost node may delay a look for seconds.
+                # The look runs in a separate task, since a lost node may delay it for seconds.
                 looking = self._conduct.tasks.spawn(self._look())
             if self._watching and looking is None:
                 if self._view.check(now_s) is not None:
@@ -438,7 +453,7 @@ class Supervisor:
             self._tell(policy.Tick())
 
     async def _beat(self) -> None:
-        """Record a sign of life of this supervisor; end the supervisor if another one leads."""
+        """Record a sign of life of this supervisor; end it if another supervisor leads."""
         if not await asyncio.to_thread(self._leadership.beat, self._nodes.generation):
             raise Superseded
 

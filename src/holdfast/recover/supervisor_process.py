@@ -1,8 +1,8 @@
-"""The supervisor's process, on the node that leads a run; the node restarts it when it ends.
+"""Run the supervisor in a separate process on the node that leads a run.
 
-The end of a supervisor ends no rank. The next supervisor reads the ledger, listens at the same
-address, and takes over the present attempt. The next supervisor has a higher generation, and agents
-obey no lower one.
+If this process ends, the node's process starts it again, while the ranks keep running. The next
+supervisor reads the ledger, listens on the same address, and takes over the present attempt. It has
+a higher generation; agents ignore orders from lower ones.
 """
 
 import asyncio
@@ -27,13 +27,17 @@ from holdfast.recover.spec import RunSpec
 from holdfast.recover.supervisor import Observer, Supervisor
 
 RETRY_S = 6.0
-"""Seconds from a failed start of the next supervisor to its end; the node then starts another."""
+"""If the start of a supervisor fails, the process ends after this number of seconds, so that the
+node starts another one.
+"""
 WAITING_BYTES = 4 * 1024 * 1024
-"""The bytes that may wait for a node that does not read; beyond them steps are not reported."""
+"""The largest number of bytes that wait for a node's process that does not read. Beyond it, steps
+are not reported.
+"""
 
 
 def main() -> None:
-    """Supervise the run for the node: `supervisor_process CONTROL_FD LISTENING_FD PARENT_PID`."""
+    """Run the command `supervisor_process CONTROL_FD LISTENING_FD PARENT_PID`."""
     control_fd, listening_fd, parent_pid = map(int, sys.argv[1:4])
     die_with_parent(parent_pid)
     asyncio.run(_run(socket.socket(fileno=control_fd), socket.socket(fileno=listening_fd)))
@@ -60,7 +64,7 @@ async def _run(control: socket.socket, listening: socket.socket) -> None:
         await node.drained()
         return
     except (HoldfastError, OSError) as error:
-        if begin["adopts"]:  # a database or a disk that fails for a while ends no healthy job
+        if begin["adopts"]:  # a temporary failure of database or disk must not end a healthy job
             observe("trouble", {"text": f"The next supervisor cannot start yet: {error}"})
             await asyncio.sleep(RETRY_S)
             sys.exit(1)
@@ -94,12 +98,12 @@ async def _run(control: socket.socket, listening: socket.socket) -> None:
 
 
 def _clock(begin: Mapping[str, Any]) -> SteadyClock:
-    """Return the clock of all supervisors that the node starts."""
+    """Return a clock that is the same for all supervisors that the node starts."""
     return SteadyClock(float(begin["wall_offset_s"]))
 
 
 def _prepare(begin: Mapping[str, Any], observe: Observer) -> tuple[Supervisor, Ledger]:
-    """Take a number, and read the recorded facts of the run."""
+    """Take the supervisor's generation, and read the records of the run."""
     paths = RunPaths(Path(begin["home"]), begin["run_id"])
     ledger = Ledger.open(begin["ledger"])
     try:

@@ -1,4 +1,4 @@
-"""Find the arrivals of checkpoints in a trace.
+"""Find the times at which checkpoints arrived in a trace.
 
 Evaluation jobs are submitted in batches, one batch per checkpoint.
 """
@@ -9,18 +9,19 @@ from typing import Final
 from holdfast.core.errors import BadUse
 
 GAP_S: Final = 600.0
-"""The least pause between submissions of two checkpoints, in seconds."""
+"""A pause between submissions of at least this many seconds separates two checkpoints."""
 LEAST_JOBS: Final = 10
-"""The fewest jobs of a checkpoint's evaluation; the study's batches have about 60.
+"""A batch with at least this many jobs counts as a checkpoint's evaluation.
 
-Fewer jobs at a time are a person's trial.
+The batches of the study have about 60 jobs. Smaller batches are usually trials that a person
+started by hand.
 """
 MOST: Final = 100
 """The number of checkpoints that are simulated: the first ones of the trace."""
 
 
 def arrivals_of(jobs: str) -> tuple[float, ...]:
-    """Return the arrivals of the checkpoints of a trace, in seconds since the first one.
+    """Return the arrival times of the checkpoints in a trace, in seconds since the first one.
 
     Args:
         jobs: job records in a form that `holdfast.trace` recognises.
@@ -44,10 +45,10 @@ def arrivals_of(jobs: str) -> tuple[float, ...]:
 
 
 def arrivals_s(submits_s: Iterable[float]) -> tuple[float, ...]:
-    """Return the first submission of each batch, in seconds since the first batch.
+    """Return the time of the first submission in each batch, in seconds since the first batch.
 
     Args:
-        submits_s: the submissions of evaluation jobs, in order.
+        submits_s: the submission times of evaluation jobs in seconds, in ascending order.
     """
     batches: list[list[float]] = []
     for at_s in submits_s:

@@ -1,8 +1,8 @@
-"""An engine under virtual time: the arithmetic of `engines.simulated`.
+"""Model an inference engine under virtual time, with the same arithmetic as `engines.simulated`.
 
-An engine reads prompts one after another while the batch has a free place; meanwhile no sequence in
-the batch advances. Then all sequences take steps together. The state changes only at events, so the
-time of the next event is computed.
+While the batch has a free place, an engine reads prompts one after another. No sequence in the
+batch advances during this time. Then all sequences take steps together. The state changes only at
+events, so the model computes the time of the next event and skips the time before it.
 """
 
 from collections import deque
@@ -14,7 +14,7 @@ NEVER_S = float("inf")
 
 
 class VirtualEngine:
-    """One engine. Call `advance` at `next_s`, the time of the engine's next event."""
+    """One engine. The caller must call `advance` at `next_s`, the time of the engine's next event."""
 
     __slots__ = (
         "_curve",
@@ -41,11 +41,16 @@ class VirtualEngine:
 
     @property
     def held(self) -> int:
-        """The number of unanswered requests."""
+        """The number of requests without an answer yet."""
         return len(self._waiting) + len(self._decoding) + (self._reading is not None)
 
     def submit(self, now_s: float, requests: list[tuple[int, int, int]]) -> None:
-        """Take requests: (id, prompt tokens, new tokens)."""
+        """Queue requests.
+
+        Args:
+            now_s: the time of the call.
+            requests: tuples of an id, the number of prompt tokens and the number of new tokens.
+        """
         self._waiting.extend(requests)
         if self._reading is None:
             self._go_on_to(now_s)
@@ -53,14 +58,14 @@ class VirtualEngine:
             self._plan()
 
     def recall(self, wanted: set[int]) -> list[int]:
-        """Withdraw the requests that have not begun."""
+        """Withdraw those of the requests in `wanted` that have not begun; return their ids."""
         given = [request[0] for request in self._waiting if request[0] in wanted]
         if given:
             self._waiting = deque(request for request in self._waiting if request[0] not in wanted)
         return given
 
     def advance(self) -> list[tuple[int, float]]:
-        """Process the event at `next_s`; return each finished answer with its begin."""
+        """Process the event at `next_s`; return the id and the begin time of each finished request."""
         now_s = self.next_s
         done: list[int] = []
         if self._reading is not None:
@@ -81,7 +86,10 @@ class VirtualEngine:
         return [(request, self.begun_s.pop(request)) for request in done]
 
     def _go_on_to(self, now_s: float) -> None:
-        """Finish whole steps before a prompt is read."""
+        """Advance all sequences to the first end of a step at or after `now_s`.
+
+        A prompt can be read only between two steps.
+        """
         if self._decoding:
             if len(self._decoding) >= self._curve.max_batch:
                 return

@@ -1,13 +1,14 @@
-"""Simulate an evaluation: the live policy, with engines and wires as arithmetic.
+"""Simulate an evaluation under the live policy; engines and networks are computed, not run.
 
-Modelled are:
+The simulation includes:
 
-- weights, read once per cluster over contended storage and exchanged among peers,
-- engine starts and swaps, and continuous batching (`engine_model`),
-- answers that are sent in lots, and the latency of every message,
-- slots for metrics, and a judge's quota.
+- loading the weights: read once per cluster over shared storage, and exchanged among the nodes,
+- engine starts, swaps of the weights, and continuous batching (`engine_model`),
+- sending the answers in batches, and the latency of every message,
+- the limited number of CPU slots for metrics, and the quota of a judge model.
 
-Not modelled are the harness's own time (a constant), failures, and a KV cache that overflows.
+The simulation leaves out failures and overflows of the KV cache. The time of the harness itself is
+a constant.
 """
 
 import random
@@ -56,7 +57,7 @@ from holdfast.simulate.workload import SimCluster, Workload
 FLUSH_AT = 64
 TICK_S = 0.5
 CHUNK = 4096
-"""Samples in one `SamplesAdded`."""
+"""The number of samples in one `SamplesAdded` event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +66,12 @@ class Outcome:
 
     Attributes:
         makespan_s: seconds until the last score.
-        bound: the lower bound of any schedule, from the true costs.
-        timeline: the timeline, for a Gantt chart and the account; empty unless recorded.
-        requests, samples: the numbers done.
-        decisions, decide_s: the events that the policy decided on, and its CPU time in seconds.
+        bound: a lower bound for the time of any schedule, computed from the true costs.
+        timeline: the spans for a Gantt chart and for the account of the time; empty unless
+            `simulate` was called with `record`.
+        requests, samples: the numbers of finished requests and samples.
+        decisions, decide_s: the number of events that the policy decided on, and the CPU seconds
+            that the policy took.
     """
 
     makespan_s: float
@@ -81,7 +84,7 @@ class Outcome:
 
     @property
     def ratio(self) -> float:
-        """Makespan over bound."""
+        """The makespan divided by the lower bound."""
         return self.bound.ratio(self.makespan_s)
 
 
@@ -95,19 +98,20 @@ def simulate(
     record: bool = False,
     timed: bool = False,
 ) -> Outcome:
-    """Run a workload on a cluster under Holdfast's own policy.
+    """Simulate a workload on a cluster under Holdfast's own policy.
 
     Args:
         workload: the tasks and models, with their true costs.
         cluster: the simulated cluster.
-        history: the policy's knowledge of the samples beforehand.
-        config: the policy's configuration; its round trip defaults to the cluster's.
-        seed: the seed of the order in which tasks submit their samples.
-        record: keep every span for the timeline.
-        timed: measure the policy's own time.
+        history: the measurements of earlier evaluations, from which the policy predicts the
+            samples.
+        config: the configuration of the policy; by default with the round-trip time of `cluster`.
+        seed: the random seed for the order in which tasks submit their samples.
+        record: True to keep every span in `Outcome.timeline`.
+        timed: True to measure the CPU time of the policy.
 
     Raises:
-        RuntimeError: the policy stopped with samples undone.
+        RuntimeError: the policy stopped although samples are unfinished.
     """
     run = _Run(workload, cluster, history, config, seed, record=record, timed=timed)
     return run.outcome()
@@ -144,7 +148,7 @@ class _Run:
         self._unsent: dict[int, list[tuple[int, int, float]]] = {}
         self._flush_due: dict[int, bool] = {}
         self._lines: list[Line] = []
-        self._request_place: list[tuple[int, int]] = []  # task, sample's number
+        self._request_place: list[tuple[int, int]] = []  # task, number of the sample
         self._request_prompt: list[int] = []
         self._request_new: list[int] = []
         self._sample_place: list[tuple[int, int, int]] = []  # model, task, number

@@ -1,15 +1,16 @@
-"""The lower bound of a simulated evaluation, from its true costs."""
+"""Compute a lower bound for the time of a simulated evaluation, from its true costs."""
 
 from holdfast.evaluate.policy import Bound, Quota, RunWork, SampleWork, Transfer, lower_bound
 from holdfast.simulate.workload import SimCluster, Workload
 
 
 def bound_of(workload: Workload, cluster: SimCluster) -> Bound:
-    """Return the lower bound of any schedule on this cluster.
+    """Return a lower bound for the time of any schedule of `workload` on `cluster`.
 
-    The bound assumes that engines start at once and that weights arrive at the speed of the wires.
-    Engine starts, copies into the device and the building of requests cannot be avoided and count;
-    messages, swaps and slow engines do not count.
+    The bound includes the times that no schedule can avoid: building the requests, starting the
+    engines (all at the same time), transferring the weights at full network speed, and copying them
+    into the devices. The bound leaves out messages, swaps of the weights, and the slowness of
+    single engines.
     """
     curve = cluster.curve
     first_bytes = workload.models[0].size_bytes if workload.models else 0.0

@@ -1,7 +1,8 @@
-"""Predict an evaluation from the harness's requests and the ledger's costs.
+"""Predict an evaluation from the harness's requests and the costs in the ledger.
 
-The live policy runs under virtual time, on engines as an earlier evaluation measured them. A note
-states each figure that is assumed for lack of an earlier evaluation.
+The live policy runs under virtual time. The simulated engines have the rates that an earlier
+evaluation measured. If no earlier evaluation measured a figure, the figure is assumed, and a note
+in the prediction says so.
 """
 
 import statistics
@@ -38,21 +39,22 @@ def plan(
     device_memory_gib: float | None = None,
     arrivals_s: Sequence[float] = (),
 ) -> Plan:
-    """Predict an evaluation; only the harness's own preparation runs, on this machine.
+    """Predict an evaluation; only the harness's preparation is really run, on this machine.
 
     Args:
         suite: as in `holdfast.evaluate.evaluate`.
         model: as in `holdfast.evaluate.evaluate`.
-        options: as in `holdfast.evaluate.evaluate`. Without a number of engines per node, as many
-            are simulated as a live node would start with this machine's GPUs, or with the GPUs that
-            a cluster would be requested for.
-        device_memory_gib: the memory of each GPU, or of a node for engines on CPUs; None: this
-            machine's.
-        arrivals_s: the arrivals of a stream's checkpoints, in seconds; empty: one model, present
-            from the start.
+        options: as in `holdfast.evaluate.evaluate`. If the options give no number of engines per
+            node, the number follows from the GPUs per node, as in a live evaluation: the GPUs that
+            would be requested from the cluster's scheduler, or else the GPUs of this machine.
+        device_memory_gib: the memory of each GPU, or of a node if engines run on CPUs; None for the
+            memory of this machine's devices.
+        arrivals_s: the times at which the checkpoints of a stream arrive, in seconds from the
+            start; empty for a single model that is there from the start.
 
     Raises:
-        BadUse: suite, model or options are wrong, or the model does not fit the devices.
+        BadUse: `suite`, `model` or `options` are wrong, or the model does not fit into the memory
+            of the devices.
     """
     options = options or EvaluateOptions()
     inputs = plan_inputs(suite, model, options=options, device_memory_gib=device_memory_gib)
@@ -98,7 +100,7 @@ def plan(
 
 
 def _stream_note(timeline: Timeline, arrivals_s: Sequence[float]) -> str:
-    """Return a sentence on the waits of a stream's checkpoints for their last score."""
+    """Return a sentence about the times from the arrival of a checkpoint to its last score."""
     done_s = [0.0] * len(arrivals_s)
     for request in timeline.requests:
         done_s[request.model] = max(done_s[request.model], request.t1)
@@ -113,7 +115,7 @@ def _stream_note(timeline: Timeline, arrivals_s: Sequence[float]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _Engines:
-    """The simulated engines and the rate at which weights arrive; `note` has their source."""
+    """The rates of the simulated engines and of loading weights; `note` names the source."""
 
     curve: Curve
     start_s: float
@@ -122,7 +124,7 @@ class _Engines:
 
 
 def _engines(inputs: PlanInputs) -> _Engines:
-    """Return engines as an earlier evaluation measured them, else as assumed."""
+    """Return the rates that an earlier evaluation measured, else assumed rates."""
     assumed = SimCluster()
     if (measured := inputs.measured) is not None:
         return _Engines(
@@ -145,7 +147,7 @@ def _engines(inputs: PlanInputs) -> _Engines:
 
 
 def _task(inputs: PlanInputs, number: int) -> SimTask:
-    """Return a task with its predicted costs as the true ones."""
+    """Return a simulated task whose true costs are the predicted costs."""
     samples = inputs.samples[number]
     priors = Priors.from_history(inputs.history, inputs.task_names)
     limits = [

@@ -14,21 +14,22 @@ GPU_7B = Curve(
     step_sequence_s=0.0002,
     max_batch=128,
 )
-"""Rates of an engine of one GPU with a 7B model: a guess, not a measurement."""
+"""The rates of an engine with a 7B model on one GPU: a guess, not a measurement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimTask:
-    """One benchmark. The columns are by sample; the policy sees none of the true values.
+    """One benchmark. Each list has one entry per sample; the policy does not see the true values.
 
     Attributes:
         name: the task's name in the history.
         prompt_tokens: the prompt tokens of each request of a sample.
-        new_tokens: the tokens that a sample's request truly generates; all 0 for log-probabilities.
-        max_new_tokens: the limit that the policy sees.
+        new_tokens: the number of tokens that a request of the sample really generates; all 0 if the
+            benchmark compares log-probabilities.
+        max_new_tokens: the limit on generated tokens per request, which the policy sees.
         metric_s: CPU seconds of each sample's metric; all 0 without a metric.
-        choices: requests of a sample; they share a prefix, and more than one only without
-            generation.
+        choices: the number of requests per sample, which share a prefix. More than one is allowed
+            only if no tokens are generated.
     """
 
     name: str
@@ -43,7 +44,7 @@ class SimTask:
 
     @property
     def has_metric(self) -> bool:
-        """Return True if samples have a metric of their own."""
+        """True if computing the metric of a sample takes CPU time."""
         return any(self.metric_s)
 
 
@@ -57,13 +58,13 @@ class SimModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Tasks, each to be done for every model."""
+    """Tasks and models; each task is evaluated for every model."""
 
     tasks: tuple[SimTask, ...]
     models: tuple[SimModel, ...] = (SimModel(),)
 
     def history(self, noise: float, seed: int) -> list[TaskHistory]:
-        """Return a past evaluation: the true values times log-normal noise of sigma `noise`."""
+        """Return a fake history: the true costs times log-normal noise with the sigma `noise`."""
         rng = random.Random(seed)
         return [
             TaskHistory(
@@ -82,27 +83,28 @@ def _noisy(values: Sequence[float], noise: float, rng: random.Random) -> "array[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimCluster:
-    """Nodes, engines and wires: the constants of a simulation besides the workload's.
+    """The nodes, engines and networks of a simulated cluster.
 
     Attributes:
-        nodes, engines_per_node, metric_slots: the numbers of each; slots are per node.
-        curve: the true cost of engines, which the engines also report.
-        slowness: the factor by which an engine's true times exceed its curve, by engine number.
-        store_bytes_per_s: the rate of the remote storage, for all readers together.
-        node_bytes_per_s: the rate of one node's storage NIC.
-        fabric_bytes_per_s: the rate between peers, each way per node.
-        device_bytes_per_s: the rate from a node's memory into an engine.
-        node_start_s: seconds until a node's agent is up.
+        nodes, engines_per_node, metric_slots: the number of nodes, of engines per node, and of CPU
+            slots for metrics per node.
+        curve: the true times of an engine, which engines also report to the policy.
+        slowness: for each slow engine, by its number, the factor by which its times exceed `curve`.
+        store_bytes_per_s: the rate of the remote storage, shared by all readers.
+        node_bytes_per_s: the rate of the network card through which one node reads storage.
+        fabric_bytes_per_s: the rate between nodes, per node and direction.
+        device_bytes_per_s: the rate of copies from a node's memory into the device of an engine.
+        node_start_s: seconds until the agent of a node has started.
         engine_start_s: seconds to start an engine's process, before it needs weights.
-        swap_s: seconds beyond the copy to swap the weights of a running engine.
-        process_start_s: seconds of imports of one harness process, which only the peers' policies
-            start for each trial.
+        swap_s: seconds to swap the weights of a running engine, in addition to the copy.
+        process_start_s: seconds that one harness process needs for its imports. Only the policies
+            of other systems start such a process for each trial.
         prepare_s: seconds from the start until the harness has built the requests.
-        latency_s: the seconds of a message, one way.
-        flush_s: the least seconds between two batches of answers of an engine.
-        coordinator_s: the coordinator's time per message.
-        metric_start_s: the overhead of each metric.
-        judge_per_s: metrics per second that a judge's quota admits; 0 for no limit.
+        latency_s: the seconds that a message takes in one direction.
+        flush_s: the minimum of seconds between two batches of answers that an engine sends.
+        coordinator_s: the seconds that the coordinator spends on a message.
+        metric_start_s: the seconds of overhead for each metric.
+        judge_per_s: the metrics per second that the quota of a judge model allows; 0 for no limit.
         prefetch: True to read the next model's weights while one is evaluated.
     """
 
@@ -133,10 +135,11 @@ class SimCluster:
         return self.nodes * self.engines_per_node
 
     def fetch_s(self, size_bytes: float) -> float:
-        """Return the seconds to bring a model into every node's memory.
+        """Return the seconds to load a model of `size_bytes` into the memory of every node.
 
-        Each node reads 1/N from storage and the rest from its peers at the same time. Chunks pass
-        through, so the slowest of the three ways sets the time.
+        Each of N nodes reads 1/N of the model from storage and, at the same time, receives the rest
+        from the other nodes in chunks. So the slowest of the three rates (storage, node, fabric)
+        sets the time.
         """
         return max(
             size_bytes / self.store_bytes_per_s,

@@ -1,7 +1,7 @@
 """Parse a model's answer strictly: one JSON object with exactly the requested fields, or nothing.
 
-No part of an answer is executed or looked up. An extra field, a word outside the list or the number
-of no line invalidates the whole answer.
+No part of an answer is executed or looked up. The whole answer is invalid if it has an extra field,
+a word that is not on the list of allowed words, or the number of a line that does not exist.
 """
 
 import json
@@ -10,7 +10,7 @@ from typing import Any, Final, NoReturn
 
 _DEPTH_LIMIT: Final = 8
 _THINKING: Final = ("<think>", "</think>")
-"""The marks around the thoughts that some models print before they answer."""
+"""The tags around the thoughts that some models print before they answer."""
 
 
 class Malformed(ValueError):
@@ -18,10 +18,11 @@ class Malformed(ValueError):
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """Return the JSON object that `text` consists of; a code fence and thoughts before are removed.
+    """Return the JSON object in `text`, without a code fence around it or thoughts before it.
 
     Raises:
-        Malformed: `text` is not one object, has a field twice, or is nested too deep.
+        Malformed: the rest of `text` is not one JSON object, has a field twice, or is nested too
+            deep.
     """
     text = text.strip()
     if text.startswith(_THINKING[0]):
@@ -42,7 +43,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def with_fields(given: Any, names: Iterable[str]) -> dict[str, Any]:
-    """Return `given` if `given` is an object with exactly these fields.
+    """Return `given` if it is an object with exactly the fields `names`.
 
     Raises:
         Malformed: the fields differ.
@@ -53,10 +54,10 @@ def with_fields(given: Any, names: Iterable[str]) -> dict[str, Any]:
 
 
 def text_field(given: dict[str, Any], name: str, *, most: int, least: int = 1) -> str:
-    """Return a text field of `least` to `most` characters.
+    """Return the field `name`, which must be a text of `least` to `most` characters.
 
     Raises:
-        Malformed: the field is no such text.
+        Malformed: the field is no text, or its length is out of range.
     """
     value = given[name]
     if not isinstance(value, str) or not least <= len(value.strip()) <= most:
@@ -65,7 +66,7 @@ def text_field(given: dict[str, Any], name: str, *, most: int, least: int = 1) -
 
 
 def choice_field(given: dict[str, Any], name: str, allowed: Collection[str]) -> str:
-    """Return a field with one of the allowed words.
+    """Return the field `name`, which must be one of the words in `allowed`.
 
     Raises:
         Malformed: the field has another value.
@@ -77,10 +78,10 @@ def choice_field(given: dict[str, Any], name: str, allowed: Collection[str]) -> 
 
 
 def list_field(given: dict[str, Any], name: str, *, most: int, least: int = 0) -> list[Any]:
-    """Return a list field of `least` to `most` elements.
+    """Return the field `name`, which must be a list of `least` to `most` elements.
 
     Raises:
-        Malformed: the field is no such list.
+        Malformed: the field is no list, or its length is out of range.
     """
     value = given[name]
     if not isinstance(value, list) or not least <= len(value) <= most:
@@ -89,10 +90,10 @@ def list_field(given: dict[str, Any], name: str, *, most: int, least: int = 0) -
 
 
 def line_number(value: Any, lines: int) -> int:
-    """Return `value` if it is the number of one of the `lines` shown lines; the first is 1.
+    """Return `value` if it is a line number from 1 to `lines`, the number of lines that were shown.
 
     Raises:
-        Malformed: there is no such line.
+        Malformed: no line has this number.
     """
     if type(value) is not int or not 1 <= value <= lines:  # True is an int in Python
         raise Malformed("it cites a line that does not exist")

@@ -1,15 +1,17 @@
-"""Check a model's answers, so that a model that obeys a line of the log does no harm.
+"""Check a model's answers, so that a model does no harm even if it obeys orders in the log.
 
 * Each cited line exists and contains its quote.
-* The rules do not class all cited lines as teardown or survived.
-* If a rule is sure of the meaning of the root's line, the model's reason is the rule's reason.
-* A routine line is no root.
-* A reason of the rules is replaced only by a reason that a rule gives to the cited line. That line
-  must not be of a kind that follows from failures.
-* An action that stops the job for good needs a unanimous model and a line that states an error.
-* An action that excludes hardware needs a unanimous model and a reason that the rules considered.
+* At least one cited line is neither teardown nor a survived error, according to the rules.
+* If a rule is sure of the meaning of the root's line, the model must give the reason of the rule.
+* The line of the root is no routine line.
+* The model's reason replaces a reason from the rules only if a rule gives the cited line the same
+  reason. The kind of this line must not be one that usually follows from other failures.
+* An action that ends the job for good is allowed only if all votes agree and a cited line states an
+  error.
+* An action that excludes hardware is allowed only if all votes agree and the rules considered the
+  same reason.
 
-In all other cases the job is restarted, which costs one attempt.
+If an action is not allowed, the job is restarted instead, which costs at most one attempt.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -27,15 +29,17 @@ from holdfast.diagnose.rules.rules import ENDING, ROUTINE, Rule, RuleSet, Where
 from holdfast.diagnose.rules.taxonomy import CATEGORIES, Action, Category
 
 QUOTE_LEAST: Final = 8
-"""The least characters of a quote, if the line has as many: a single word is no citation."""
+"""The least number of characters of a quote, unless the line is shorter. A single word is not
+enough for a citation.
+"""
 SURE: Final = 0.6
-"""The confidence from which a rule's meaning of a line cannot be overruled by a model."""
+"""A rule with at least this confidence about a line cannot be overruled by a model."""
 _AFTERMATH: Final = frozenset({"teardown", "recovered"})
 _NO_ROOTS: Final = frozenset({ROUTINE, ENDING, "teardown"})
 _FOLLOW: Final = OF_PEERS | {"exit", "suspect", "teardown", ROUTINE, ENDING}
 """Kinds of lines that follow from a failure more often than they begin one."""
 _STATES_AN_ERROR: Final = re2.compile(r"^\S+: (?:fatal )?error: \S+ \S+")
-"""The form of errors of argparse, compilers and shells."""
+"""Matches errors in the form that argparse, compilers and shells use."""
 HELPS: Final[dict[Action, bool]] = {
     "restart": True,
     "wait_and_retry": True,
@@ -49,7 +53,7 @@ assert set(HELPS) == set(get_args(Action))
 
 
 def cites_well(shown: Shown, number: int, quote: str) -> bool:
-    """Return True if line `number` contains the quote, and the quote is more than a word."""
+    """Return True if line `number` contains the quote, and the quote is longer than a word."""
     least = min(QUOTE_LEAST, len(shown.lines[number - 1].strip()))
     return len(quote.strip()) >= least and shown.has(number, quote)
 
@@ -61,7 +65,7 @@ def aftermath_only(cited: Iterable[Kept], diagnosis: Diagnosis) -> bool:
 
 
 def contradicted_by(reason: str, line: Kept, rules: RuleSet) -> Rule | None:
-    """Return a rule that is sure of another reason than `reason` for `line`, or None."""
+    """Return a rule that is sure that `line` has another reason than `reason`, or None."""
     wheres: tuple[Where, ...] = ("line",)
     text = cleaned(line).text
     if is_exception(text):
@@ -77,7 +81,7 @@ def contradicted_by(reason: str, line: Kept, rules: RuleSet) -> Rule | None:
 
 
 def rule_agrees(reason: str, line: Kept, rules: RuleSet) -> bool:
-    """Return True if a rule gives `line` the same reason, and the line can begin a failure."""
+    """Return True if a rule gives `line` the reason `reason`, and the line can begin a failure."""
     text = cleaned(line).text
     where: Where = "library_exception" if is_exception(text) else "line"
     found = rules.find(text, where)
@@ -85,12 +89,12 @@ def rule_agrees(reason: str, line: Kept, rules: RuleSet) -> bool:
 
 
 def _names_a_cause(rule: Rule) -> bool:
-    """Return True if the rule names a cause, not only the failure of some unlisted exception."""
+    """Return True if the rule names a cause, instead of matching any unlisted exception."""
     return rule.reason != "Unknown" and not (rule.reason == "Others" and rule.where != "line")
 
 
 def category_of(reason: str, stated: Category) -> Category:
-    """Return the category of Table 3. The model's category counts only for the reason `Others`."""
+    """Return the category of `reason` in Table 3; for the reason `Others`, the category `stated`."""
     return stated if reason == "Others" else CATEGORIES[reason]
 
 
@@ -110,8 +114,8 @@ def safe_action(
         reason: the reason that the model gives.
         category: the category of the reason.
         roots: the lines that the model cites as the root.
-        unanimous: all votes agree on reason and action.
-        considered: the reasons that the rules considered.
+        unanimous: True if all votes agree on reason and action.
+        considered: the reasons in the diagnosis of the rules, including its alternatives.
     """
     if action in ("restart", "wait_and_retry"):
         return action
@@ -125,7 +129,7 @@ def safe_action(
 
 
 def cleaned(line: Kept) -> Line:
-    """Return a kept line as a cleaned line, without its prefixes."""
+    """Convert a line of the compressed log to a cleaned line without prefixes."""
     return clean_line(line.text.encode("utf-8", "replace"), line.line)
 
 

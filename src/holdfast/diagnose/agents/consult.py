@@ -2,8 +2,9 @@
 
 A case that the rules decide is not sent to the model. In an open case, the model's finding replaces
 the rules' answer if two conditions hold: the finding has the higher confidence, and a rule gives
-the cited line the same reason. Otherwise the finding becomes an alternative. A finding never has
-the confidence of a rule that decides. All other content of the model's answer is only a suggestion.
+the cited line the same reason. Otherwise the finding is added to the diagnosis as an alternative.
+The confidence of a finding is always lower than the confidence of a rule that decides a case. All
+other content of the model's answer is only a suggestion.
 """
 
 from collections.abc import Mapping
@@ -22,7 +23,8 @@ from holdfast.diagnose.rules.packaged import packaged_rules
 from holdfast.diagnose.rules.rules import RuleSet
 
 CEILING: Final = 0.55
-"""The confidence of a unanimous finding, below an answer that needs no model."""
+"""The confidence of a unanimous finding, which is lower than the confidence of a rule that decides.
+"""
 _ALTERNATIVES: Final = 3
 
 
@@ -32,7 +34,8 @@ class Consultation:
 
     diagnosis: Diagnosis
     proposed_rule: Mapping[str, Any] | None = None
-    """The fields of a rule that would match this root again, as a suggestion for the memory's gate.
+    """The fields of a suggested rule that would match such a root next time; None without a
+    suggestion. The suggestion is stored in the memory, and used only after checks (`memory.gate`).
     """
 
 
@@ -45,17 +48,17 @@ def consult(
     rules: RuleSet | None = None,
     samples: int = SAMPLES,
 ) -> Diagnosis:
-    """Return `diagnosis`, or the model's better founded one if the rules leave the case open.
+    """Consult the model if the rules leave the case open; return the better founded diagnosis.
 
-    If the endpoint fails, only the notes change.
+    If the endpoint fails, the result is `diagnosis` with a note about the failure.
 
     Args:
         diagnosis: the rules' answer.
         compressed: the compressed log.
         endpoint: the model.
-        similar: finds past incidents that resemble a text.
+        similar: a function that finds past incidents with a root like a given text.
         rules: the rules that made the diagnosis; by default the packaged ones.
-        samples: the number of votes.
+        samples: the number of votes, which are independent answers of the model.
     """
     return consultation(
         diagnosis, compressed, endpoint, similar=similar, rules=rules, samples=samples
@@ -72,9 +75,9 @@ def consultation(
     samples: int = SAMPLES,
     draw: Draw = draw_mark,
 ) -> Consultation:
-    """Do the same as `consult`, and also return the rule that the model proposes.
+    """Do the same as `consult`, and also return the rule that the model suggests.
 
-    `draw` draws the marks around the text that the model is shown.
+    `draw` returns random marks, which are put around outside text in prompts.
     """
     if diagnosis.ended_well or not worth_reading(diagnosis) or not compressed.lines:
         return Consultation(diagnosis=diagnosis)
@@ -83,7 +86,7 @@ def consultation(
         outcome = find_cause(
             diagnosis, compressed, endpoint, rules, similar=similar, samples=samples, draw=draw
         )
-    except HoldfastError as error:  # without httpx or memory the rules' answer stands
+    except HoldfastError as error:  # without httpx or memory, the rules' answer remains
         return Consultation(diagnosis=_noted(diagnosis, str(error)))
     finding = outcome.finding
     if finding is None:
@@ -94,7 +97,7 @@ def consultation(
         return Consultation(diagnosis=_noted(diagnosis, *outcome.notes, consulted))
     stops = not (diagnosis.restart_helps or checks.HELPS[finding.advised])
     if stops and diagnosis.reason != "Unknown":
-        finding = replace(finding, action=finding.advised)  # the rules also advise a stop
+        finding = replace(finding, action=finding.advised)  # the rules advise a stop, too
     decided = _noted(_decided(diagnosis, finding, endpoint, rules), *outcome.notes)
     if finding.action != finding.advised:
         lowered = (
@@ -115,7 +118,7 @@ def _decided(
     name = f"model:{endpoint.model}"
     sure = round(CEILING * finding.agreement, 3)
     if finding.reason == diagnosis.reason:
-        # The rules' action stays: the rules have more evidence for their own reason.
+        # The action of the rules remains, since the rules have more evidence for their own reason.
         advice = f"{diagnosis.mitigation} A model adds, unproven: {finding.mitigation}"
         return replace(diagnosis, mitigation=advice, decided_by=(*diagnosis.decided_by, name))
     is_named = diagnosis.reason != "Unknown"
@@ -172,7 +175,7 @@ def _evidence(diagnosis: Diagnosis, lines: tuple[LogLine, ...]) -> tuple[Evidenc
 
 
 def _scope(root: Kept) -> dict[str, Any]:
-    """Return the location in the root line's own prefix; the model's places are ignored."""
+    """Return the location in the prefix of the root's line; locations from the model are ignored."""
     line = checks.cleaned(root)
     known = {"rank": line.rank, "local_rank": line.local_rank, "node": line.host}
     return {name: value for name, value in known.items() if value is not None}

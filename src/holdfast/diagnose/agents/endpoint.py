@@ -1,9 +1,9 @@
-"""Configure the model to ask: any OpenAI-compatible endpoint, by environment variables.
+"""Configure the language model, any OpenAI-compatible endpoint, by environment variables.
 
-The variables are `HOLDFAST_LLM_URL` (up to the version: `https://host/v1`), `HOLDFAST_LLM_MODEL`
-and, if the server requires a key, `HOLDFAST_LLM_KEY`. All prompts are redacted here. Only text is
-accepted in return: no tools are offered, redirects are not followed, and size and time of the
-answers are limited.
+The variables are `HOLDFAST_LLM_URL` (up to and including the version, such as `https://host/v1`),
+`HOLDFAST_LLM_MODEL` and, if the server requires a key, `HOLDFAST_LLM_KEY`. Secrets are removed from
+all prompts here. The model can only return text, since it is offered no tools. Redirects are not
+followed, and the size and the time of answers are limited.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ from holdfast.diagnose.agents.openai_api import Api
 from holdfast.diagnose.agents.redact import redact
 
 _GRACE_S: Final = 2.0
-"""The seconds to wait for an exchange beyond its budget: a name server's silence cannot be
-interrupted."""
+"""The seconds to wait for the end of an exchange after its budget is spent. A name lookup cannot be
+interrupted, so the wait must be limited separately."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,18 +30,18 @@ class Prompt:
     """One question."""
 
     instructions: str
-    """Holdfast's own fixed text, without outside content."""
+    """The instructions, a fixed text of Holdfast without content from outside."""
     data: str
-    """The outside content of the question, prepared by `untrusted`."""
+    """The content from outside, such as log lines, prepared by `untrusted`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """The text of an answer, or the reason for its absence."""
+    """The text of an answer, or the reason why there is no answer."""
 
     text: str = ""
     failed: str = ""
-    """A sentence with the next step; empty if there is a text."""
+    """Why there is no answer, in a sentence with the next step; empty if there is an answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +52,13 @@ class Endpoint(Api):
     PATH: ClassVar[str] = "/chat/completions"
 
     try_timeout_s: float = 60.0
-    """Seconds for one request, to the last byte of its answer."""
+    """The limit in seconds for one request, to the last byte of the answer."""
     budget_s: float = 120.0
-    """Seconds for one `ask`, in any case."""
+    """The limit in seconds for one call of `ask`, with all retries."""
     tries: int = 3
     backoff_s: float = 1.0
-    """Seconds before the second try, unless the server gives a time; doubled before each further
-    try."""
+    """The seconds before the first retry, doubled before each further one. A time that the server
+    gives takes precedence."""
     parallel: int = 4
     answer_limit_bytes: int = 256 * 1024
     answer_tokens: int = 1500
@@ -67,11 +67,11 @@ class Endpoint(Api):
 
     @property
     def is_plain_local(self) -> bool:
-        """Return True if requests use neither TLS nor a proxy."""
+        """True if requests use neither TLS nor a proxy."""
         return self.is_this_host and urlsplit(self.url).scheme == "http"
 
     def ask(self, prompts: Sequence[Prompt], *, temperature: float) -> list[Reply]:
-        """Send all `prompts`, some in parallel; return the replies in order, within `budget_s`.
+        """Send `prompts`, several in parallel; return one reply per prompt within `budget_s`.
 
         Raises:
             HoldfastError: httpx is not installed.
@@ -96,7 +96,8 @@ class Endpoint(Api):
             except BaseException as error:
                 replies.set_exception(error)
 
-        # A separate thread: the caller may run in an event loop, where no other loop can run.
+        # The exchange runs in a separate thread, since the caller may run in an event loop, in
+        # whose thread no second event loop can run.
         Thread(target=work, name="holdfast-ask-model", daemon=True).start()
         try:
             return replies.result(timeout=self.budget_s + _GRACE_S)
@@ -104,7 +105,7 @@ class Endpoint(Api):
             return [Reply(failed=self.too_late())] * len(prompts)
 
     def too_late(self) -> str:
-        """Return the sentence for an answer that did not come within the budget."""
+        """Return the sentence that reports an answer later than `budget_s`."""
         return (
             f"The model at {self.host} had not answered after {self.budget_s:g} s."
             " Ask again, or a faster one."
@@ -112,9 +113,9 @@ class Endpoint(Api):
 
 
 def endpoint_from_environment(environment: Mapping[str, str] | None = None) -> Endpoint | None:
-    """Return the endpoint in the environment; None if `HOLDFAST_LLM_URL` is not set.
+    """Return the endpoint that `environment` configures; None if `HOLDFAST_LLM_URL` is not set.
 
     Raises:
-        BadUse: the endpoint cannot be used.
+        BadUse: the URL, the model or the key cannot be used.
     """
     return Endpoint.from_environment(environment)

@@ -1,8 +1,9 @@
-"""Exchange requests and texts with an endpoint over HTTP; no part of the responses is trusted.
+"""Send requests to an endpoint over HTTP, and return its texts; no part of a response is trusted.
 
-Requests to overloaded or broken servers (429, 5xx) and broken connections are tried again, after
-the server's time or a doubled wait, within the budget. Error messages are fixed sentences, since
-the text of an exception may contain the key.
+A request is retried if the server is overloaded or broken (status 429 or 5xx), or if the connection
+breaks. The wait before a retry is the time that the server gives, or else doubles each time. All
+retries must fit into the budget. Error messages are fixed sentences, since the text of an exception
+may contain the key.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ _SAID_CHARACTERS: Final = 160
 
 
 class _Failed(Exception):
-    """A request without an answer."""
+    """A request failed; the message is the sentence for the user."""
 
     def __init__(self, message: str, *, passing: bool = False, wait_s: float | None = None) -> None:
         super().__init__(message)
@@ -34,13 +35,13 @@ class _Failed(Exception):
 
 
 class _RefusesAField(Exception):
-    """A server does not support an optional field."""
+    """The server does not support an optional field of the request."""
 
 
 async def exchange(
     endpoint: Endpoint, prompts: Sequence[Prompt], temperature: float
 ) -> list[Reply]:
-    """Return the replies to `prompts`, in order, within the endpoint's budget."""
+    """Return one reply per prompt, in the order of `prompts`, within the endpoint's budget."""
     headers = {
         "Accept": "application/json",
         "Accept-Encoding": "identity",
@@ -54,7 +55,7 @@ async def exchange(
             follow_redirects=False,
             timeout=endpoint.try_timeout_s,
             trust_env=not endpoint.is_this_host,  # proxies and certificates
-            # without TLS the certificates need not be loaded
+            # Certificates are not needed without TLS, and loading them takes time.
             verify=not endpoint.is_plain_local,
         )
     except (ImportError, ValueError, OSError):  # an invalid proxy or certificate file
@@ -76,7 +77,7 @@ async def exchange(
 
 
 class _Asking:
-    """The shared state of one exchange's requests."""
+    """The state that all requests of one exchange share."""
 
     def __init__(self, endpoint: Endpoint, client: httpx.AsyncClient, temperature: float) -> None:
         self._endpoint = endpoint
@@ -115,7 +116,8 @@ class _Asking:
     async def _in_time(self, prompt: Prompt) -> str:
         seconds = self._endpoint.try_timeout_s
         try:
-            # httpx's own limits apply to each piece: a slow trickle would never end.
+            # The timeouts of httpx apply to each piece of a response, so a response that trickles
+            # in slowly would never end. This timeout covers the whole response.
             async with asyncio.timeout(seconds):
                 try:
                     return await self._reply(prompt, dict(self._optional))
@@ -210,7 +212,7 @@ def _named_wait_s(response: httpx.Response) -> float | None:
 
 
 def _text_of(body: bytes) -> str:
-    """Return the model's text in the server's answer."""
+    """Return the text of the model from the body of the server's response."""
     try:
         text = json_object(body.decode("utf-8"))["choices"][0]["message"]["content"]
     except (Malformed, ValueError, LookupError, TypeError):

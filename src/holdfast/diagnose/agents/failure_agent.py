@@ -1,8 +1,9 @@
-"""Find a cause, an action and cited lines by several votes of a model on the compressed log.
+"""Find the cause of a failure and an action by several votes of a model on the compressed log.
 
-Each vote is an independent answer to the same question. A vote is dropped if the vote is malformed,
-cites a line that does not exist, quotes text that the line does not contain, or contradicts the
-rules. The finding is the reason in more than half of all requested votes.
+Each vote is an independent answer to the same prompt, and cites lines of the log. A vote is dropped
+if the vote is malformed, cites a line that does not exist, quotes text that the line does not
+contain, or contradicts the rules. A finding needs more than half of all requested votes for the
+same reason.
 """
 
 from collections import Counter
@@ -31,23 +32,25 @@ from holdfast.diagnose.rules.taxonomy import CATEGORIES, Action, Category
 
 SAMPLES: Final = 3
 TEMPERATURE: Final = 0.7
-"""Above 0, since votes are informative only if they can differ."""
+"""The sampling temperature. It is above 0, since several votes are informative only if they can
+differ.
+"""
 _CITED_LIMIT: Final = 5
 _ROOTS_LIMIT: Final = 3
 _INCIDENTS: Final = 3
 _INCIDENT_CHARACTERS: Final = 600
 _QUERIES: Final = 32
-"""The most lines that are searched in memory."""
+"""The largest number of log lines for which the memory is searched."""
 _FIELDS: Final = ("cause", "reason", "category", "action", "mitigation", "cited", "rule")
 
 Similar = Callable[[str], Sequence[Mapping[str, Any]]]
-"""The search in memory: past incidents that resemble a root's line, each with its `similarity` (0
-to 1)."""
+"""A search in the memory. The argument is the text of a root's line; the result is past incidents
+with a similar root, each with its `similarity` (0 to 1)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Vote:
-    """One answer that passed all checks."""
+    """One answer of the model that passed all checks."""
 
     reason: str
     category: Category
@@ -60,20 +63,22 @@ class Vote:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """The agreement of the votes."""
+    """The result on which more than half of the votes agree."""
 
     reason: str
     category: Category
     advised: Action
     """The action that the votes advise."""
     action: Action
-    """The action that is allowed on the votes alone (`checks.safe_action`)."""
+    """The action that is allowed if only the votes support it (`checks.safe_action`)."""
     cause: str
     mitigation: str
     roots: tuple[Kept, ...]
-    """The lines that votes cite first, ordered by the number of votes."""
+    """The first cited line of each vote, without repetitions; the lines with the most votes come
+    first.
+    """
     agreement: float
-    """The share of all requested votes with this reason, above 0.5."""
+    """The share of all requested votes that have this reason; above 0.5."""
     others: tuple[tuple[str, float], ...]
     """Other reasons in the votes, with their shares."""
     rule: RuleIdea | None
@@ -81,7 +86,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """A finding or None, and the problems on the way, in sentences."""
+    """A finding or None, and a sentence for each problem that occurred."""
 
     finding: Finding | None
     notes: tuple[str, ...] = ()
@@ -97,16 +102,16 @@ def find_cause(
     samples: int = SAMPLES,
     draw: Draw = draw_mark,
 ) -> Outcome:
-    """Ask the model for the cause of a failure.
+    """Collect votes of the model on the cause of a failure.
 
     Args:
         diagnosis: the rules' answer.
         compressed: the compressed log.
         endpoint: the model.
         rules: the rules that check the votes.
-        similar: finds past incidents that resemble a text.
+        similar: a function that finds past incidents with a root like a given text.
         samples: the number of votes.
-        draw: draws the marks around the data.
+        draw: returns random marks, which are put around outside text in prompts.
     """
     shown = show((_described(one, diagnosis) for one in compressed.lines), endpoint.known_secrets)
     kept = compressed.lines[: len(shown.lines)]
@@ -146,7 +151,10 @@ def _described(line: Kept, diagnosis: Diagnosis) -> str:
 
 
 def _incidents(similar: Similar | None, diagnosis: Diagnosis, kept: Sequence[Kept]) -> list[str]:
-    """Return the past incidents that most resemble a possible root line; the search is local."""
+    """Return the past incidents whose roots are most similar to lines that could be the root.
+
+    The search is local: no text is sent anywhere.
+    """
     if similar is None:
         return []
     queries = [
@@ -230,7 +238,7 @@ def _agreed(votes: Sequence[Vote], samples: int, considered: Collection[str]) ->
     if 2 * count <= samples or reason == "Unknown":
         return None
     agreeing = [one for one in votes if one.reason == reason]
-    # Of equally frequent actions the mildest is chosen, by the order of HELPS.
+    # If two actions are equally frequent, the milder one is chosen, which comes earlier in `HELPS`.
     advised = max(checks.HELPS, key=lambda action: sum(one.action == action for one in agreeing))
     chosen = next(one for one in agreeing if one.action == advised)
     unanimous = (

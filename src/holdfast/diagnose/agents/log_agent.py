@@ -1,8 +1,10 @@
-"""Propose filter rules for segments of a log, by several samples, a vote and checks.
+"""Propose filters for routine lines of a log, from several samples of a model.
 
-Two patterns count as the same candidate if they drop the same lines of a segment. A candidate is
-kept if more than half of the samples propose it, a second reading keeps it, and `_unsafe` finds no
-objection. The results have the form of `filters.yaml`; the caller decides whether to use them.
+Parts of the log, called segments, are shown to the model, which proposes patterns. Two patterns
+count as the same candidate if they drop the same lines of a segment. A candidate is accepted under
+three conditions: more than half of the samples propose the candidate, the model keeps it when it
+reads the accepted candidates a second time, and `_unsafe` finds no objection. The results have the
+form of `filters.yaml`; the caller decides whether to use them.
 """
 
 import hashlib
@@ -45,10 +47,10 @@ _TRACEBACK: Final = re2.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Segments:
-    """Lines without their prefixes."""
+    """Parts of a log, as lines without their prefixes."""
 
     segments: tuple[tuple[str, ...], ...] = ()
-    """Each segment is shown at once; no line is in two."""
+    """Each segment fits into one prompt. No line is in two segments."""
     guarded: tuple[str, ...] = ()
     """Lines that no filter may drop."""
 
@@ -56,7 +58,10 @@ class Segments:
 def segments_of(
     files: Iterable[LogFile], rules: RuleSet, learned: Iterable[Filter] = ()
 ) -> Segments:
-    """Return the segments of `files`; `learned` are filters in addition to the packaged ones."""
+    """Split the lines that no filter drops into segments.
+
+    `learned` are filters in addition to the packaged ones.
+    """
     filters = Filters((*packaged_filters(), *learned))
     counts: dict[bytes, int] = {}
     texts: dict[bytes, str] = {}
@@ -89,7 +94,7 @@ def segments_of(
 
 
 def _lines(files: Iterable[LogFile]) -> Iterator[tuple[bytes, bool]]:
-    """Yield each line; True if it follows a traceback's frame line, and so may be source code."""
+    """Yield each line, and True if the line may be source code: it follows a traceback's frame."""
     for file in files:
         after_frame = False
         for block, _ in read_blocks(file.path):
@@ -109,20 +114,20 @@ _EXAMPLES_TO_JUDGE: Final = 4
 
 @dataclass(frozen=True, kw_only=True)
 class FilterCandidate:
-    """A pattern and the lines that it drops."""
+    """A proposed pattern, and the lines of its segment that the pattern drops."""
 
     pattern: str
     drops: frozenset[int]
-    """The numbers of the segment's lines; the first is 1."""
+    """The numbers of the dropped lines in the segment; the first line is 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProposedFilters:
-    """The accepted filters of a request."""
+    """The result of a request: the accepted filters, and notes."""
 
     filters: tuple[Filter, ...]
     notes: tuple[str, ...]
-    """A sentence for each failure or refusal."""
+    """A sentence for each failed request and for each refused candidate."""
 
 
 def propose_filters(
@@ -135,18 +140,19 @@ def propose_filters(
     second_reading: bool = True,
     draw: Draw = draw_mark,
 ) -> ProposedFilters:
-    """Ask for filters that drop the routine lines among `given`.
+    """Request filters from the model that drop the routine lines in `given`.
 
-    The filters drop no line that a rule matches.
+    No accepted filter drops a line that a rule matches.
 
     Args:
-        given: the segments.
+        given: the segments of the log.
         endpoint: the model.
-        rules: all rules in use, with the learned ones.
-        root_lines: lines, without prefixes, that stated a root; no filter drops these.
-        samples: the number of samples per segment.
-        second_reading: ask the model again about the accepted filters.
-        draw: draws the marks around the data.
+        rules: all rules in use, including learned rules.
+        root_lines: lines of past incidents, without prefixes, that stated a root. No filter may
+            drop one.
+        samples: the number of answers per segment.
+        second_reading: True to have the model confirm the accepted filters.
+        draw: returns random marks, which are put around outside text in prompts.
     """
     shown = [show(segment, endpoint.known_secrets) for segment in given.segments]
     prompts = [
@@ -181,7 +187,7 @@ def propose_filters(
 
 
 def _known_lines(rules: RuleSet) -> list[str]:
-    """Return the examples of all rules but routine ones, which state a root or help to find one."""
+    """Return the example lines of all rules except routine ones; such lines help to find a root."""
     return [
         line for rule in rules.rules if rule.kind not in (ROUTINE, ENDING) for line in rule.match
     ]
@@ -190,7 +196,7 @@ def _known_lines(rules: RuleSet) -> list[str]:
 def _read(
     reply: Reply, segment: Sequence[str], shown: Shown, notes: Counter[str]
 ) -> list[FilterCandidate]:
-    """Return the candidates of one sample whose patterns are valid and match the cited lines."""
+    """Parse one sample; return the candidates whose patterns are valid and match the cited lines."""
     if reply.failed:
         notes[reply.failed] += 1
         return []
@@ -245,7 +251,7 @@ def _majority(
 
 
 def _unsafe(candidate: FilterCandidate, shown: Shown, guarded: Iterable[str]) -> str:
-    """Return why a candidate must not be used; empty if usable."""
+    """Return why a candidate must not be used; an empty text if it may be used."""
     pattern = compiled(candidate.pattern)
     if pattern is None or not spells_out(candidate.pattern):
         return "it spells out no wording"
@@ -262,7 +268,10 @@ def _read_again(
     draw: Draw,
     notes: Counter[str],
 ) -> list[tuple[int, FilterCandidate]]:
-    """Return the candidates that a second reading keeps; none of a segment if the reading fails."""
+    """Return the candidates that the model keeps when it reads them again.
+
+    If the request for a segment fails, no candidate of this segment is kept.
+    """
     by_segment: dict[int, list[FilterCandidate]] = {}
     for at, candidate in agreed:
         by_segment.setdefault(at, []).append(candidate)

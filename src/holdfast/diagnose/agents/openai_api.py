@@ -12,25 +12,26 @@ from holdfast.core.errors import BadUse
 
 @dataclass(frozen=True, kw_only=True)
 class Api:
-    """A model behind an OpenAI-compatible API.
+    """A model that is reached through an OpenAI-compatible API.
 
-    The environment variables `ENV_URL`, `ENV_MODEL` and `ENV_KEY` configure the model.
+    Each subclass has its own environment variables for URL, model and key, whose names begin with
+    `ENV`.
 
     Raises:
         BadUse: URL, key or model cannot be used; the message never contains the key.
     """
 
     ENV: ClassVar[str]
-    """The prefix of the variables' names."""
+    """The prefix of the names of the environment variables."""
     PATH: ClassVar[str]
-    """The path of requests, below the API's base."""
+    """The path of requests, relative to the base URL of the API."""
 
     url: str
     model: str
     key: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
-        """Check the values, which a person has set."""
+        """Check the values, since people have set them by hand."""
         try:
             parts = urlsplit(self.url)
             usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -59,27 +60,27 @@ class Api:
 
     @classmethod
     def env_url(cls) -> str:
-        """Return the variable for the API's base, up to and with its version."""
+        """Return the name of the variable with the API's base URL, up to and including the version."""
         return f"{cls.ENV}_URL"
 
     @classmethod
     def env_model(cls) -> str:
-        """Return the variable for the model's name."""
+        """Return the name of the variable with the model's name."""
         return f"{cls.ENV}_MODEL"
 
     @classmethod
     def env_key(cls) -> str:
-        """Return the variable for the key, if the server requires one."""
+        """Return the name of the variable with the key, which only some servers require."""
         return f"{cls.ENV}_KEY"
 
     @classmethod
     def from_environment(
         cls, environment: Mapping[str, str] | None = None, **more: Any
     ) -> Self | None:
-        """Return the API in the environment; None if no URL is set.
+        """Return the API that `environment` configures; None if no URL is set.
 
         Raises:
-            BadUse: the API cannot be used.
+            BadUse: the URL, the model or the key cannot be used.
         """
         given = os.environ if environment is None else environment
         url, model, key = (
@@ -89,13 +90,16 @@ class Api:
 
     @property
     def host(self) -> str:
-        """Return host and port for messages: path and query may contain secrets."""
+        """Return host and port, for messages.
+
+        Path and query are left out, since they may contain secrets.
+        """
         parts = urlsplit(self.url)
         return f"{parts.hostname}:{parts.port}" if parts.port else str(parts.hostname)
 
     @property
     def request_url(self) -> str:
-        """Return the URL of requests."""
+        """Return the URL to which requests are sent."""
         parts = urlsplit(self.url)
         path = parts.path.rstrip("/")
         path = path if path.endswith(self.PATH) else path + self.PATH

@@ -1,4 +1,4 @@
-"""Define the fixed instructions of the agents; variable text is data (`untrusted.fenced`)."""
+"""Define the fixed instructions of the agents. Variable text is added only as data (`untrusted`)."""
 
 from typing import Final
 
@@ -19,7 +19,7 @@ ACTION_MEANINGS: Final = {
     "change_config": "a setting has to change, or it fails again: memory, a limit, a path",
     "user_must_fix": "the program or its data have to be corrected",
 }
-"""Each action and its purpose."""
+"""Each action with an explanation of its purpose."""
 
 FAILURE_INSTRUCTIONS: Final = (
     """\

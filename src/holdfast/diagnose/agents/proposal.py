@@ -1,8 +1,8 @@
-"""Turn a model's rule idea into plain data: a suggestion that the memory's gate accepts or not.
+"""Turn a model's idea for a rule into a suggestion, which `memory.gate` accepts or refuses.
 
-The model supplies the pattern and the counter-examples; the diagnosis supplies the rest. The
-pattern has been compiled, matches the root's line, and matches no example of routine output or of
-rules with another reason.
+The model supplies the pattern and the counter-examples; the diagnosis supplies the other fields. An
+idea becomes a suggestion only if the pattern compiles, matches the root's line, and matches no
+example of routine output or of rules with another reason.
 """
 
 import hashlib
@@ -23,7 +23,9 @@ from holdfast.diagnose.rules.taxonomy import Action, Category
 PATTERN_CHARACTERS: Final = 300
 _PATTERN_MEMORY_BYTES: Final = 1 << 20
 _LITERAL_LEAST: Final = 8
-"""The least letters and digits that a pattern spells out; fewer do not identify a wording."""
+"""The least number of literal letters and digits in a pattern; with fewer, the pattern does not
+identify a particular message.
+"""
 _CONFIDENCE: Final = 0.5
 _CLASSES: Final = re2.compile(
     r"\\[pP]\{\^?\w+\}|\\.|\[[^\]]*\]|\{[^}]*\}|\(\?[a-zA-Z-]*[:)]|\(\?P?<\w+>"
@@ -40,7 +42,7 @@ class RuleIdea:
 
 
 def compiled(pattern: str) -> Any:
-    """Return the pattern in RE2; None if invalid, too large, or matching the empty line."""
+    """Compile `pattern` with RE2; return None if it is invalid, too large, or matches an empty line."""
     options = re2.Options()
     options.max_mem, options.log_errors = _PATTERN_MEMORY_BYTES, False
     try:
@@ -67,10 +69,10 @@ def proposed_rule(
     model: str,
     rules: RuleSet,
 ) -> Mapping[str, Any] | None:
-    """Return the fields of a `Rule` with redacted examples, or None if the idea fails a check.
+    """Return the fields of a `Rule`, with redacted examples; None if the idea fails a check.
 
-    The kind is the most frequent kind of rules with this reason, since the possible effects of a
-    kind are not for a model to decide.
+    The kind of the rule is the most frequent kind of the existing rules with this reason. The model
+    cannot choose the kind, since the kind determines which effects an event can have.
     """
     pattern = compiled(idea.pattern)
     text = cleaned(root).text.strip()

@@ -1,9 +1,13 @@
-"""Remove secrets from text that leaves the machine: each possible secret becomes `<redacted>`.
+"""Replace possible secrets by `<redacted>` in text that leaves the machine.
 
-Three nets are applied in turn: known forms of tokens and keys; values behind names of secrets
-(`password:`, `HF_TOKEN=`, `Authorization:`); words that look machine-generated. Too much is removed
-rather than too little: digests, GPU identifiers and mangled names are removed too. All patterns are
-RE2, in linear time.
+Three kinds of text are removed, one after another:
+
+1. tokens and keys of a known form
+2. values after names of secrets, such as `password:`, `HF_TOKEN=` or `Authorization:`
+3. words that look machine-generated
+
+This removes too much rather than too little. For example, digests, GPU identifiers and mangled
+names are removed too. All patterns use RE2, which matches in linear time.
 """
 
 from collections.abc import Iterable
@@ -13,7 +17,8 @@ import re2
 
 PLACEHOLDER: Final = "<redacted>"
 _KNOWN_LEAST: Final = 6
-"""The least length of a known secret that is searched for; shorter ones would match everywhere."""
+"""The least length of a literal secret that is searched for; a shorter one would match everywhere.
+"""
 
 _FORMS: Final[tuple[str, ...]] = (
     # on one line, as in JSON
@@ -36,7 +41,9 @@ _FORMS: Final[tuple[str, ...]] = (
     r"\b\d{8,10}:[\w-]{30,}",  # Telegram
 )
 _SEPARATOR: Final = r"(?:\\*[\"']?\s*(?:=>|:=|==|[=:>])\s*|\\*[\"']\s*,\s*)"
-"""The text between a name and its value, also in a tuple of two strings or a tag."""
+"""Matches the text between the name of a secret and its value, also if both are strings of a tuple
+or parts of a tag.
+"""
 _VALUE: Final = r"(?:\\*[\"'][^\"']*[\"']?\S*|\S+)"
 _HEADERS: Final = r"(?:proxy-)?authorization|x-api-key|api-key|x-auth-token|x-amz-security-token|x-goog-api-key|(?:set-)?cookie"  # noqa: E501
 _PASSWORDS: Final = r"passw(?:or)?d|passphrase|passcode"
@@ -51,8 +58,8 @@ _TAKEN: Final[tuple[tuple[Any, str], ...]] = tuple(
     for pattern, replacement in (
         ("|".join(_FORMS), PLACEHOLDER),
         (r"(?i)(\bbearer[\s:=]+)\S+", rf"\1{PLACEHOLDER}"),
-        # A password may contain blanks, and a header's value has parts: the rest of the line is
-        # removed.
+        # A password may contain blanks, and the value of a header has several parts, so the rest of
+        # the line is removed.
         (
             rf"(?i)(\b(?:{_HEADERS}){_SEPARATOR}).+",
             rf"\1{PLACEHOLDER}",
@@ -69,7 +76,7 @@ _TAKEN: Final[tuple[tuple[Any, str], ...]] = tuple(
         ),
         (r"(\s(?:-u|--user)[\s=]+[^\s:]*:)\S+|(\bsshpass\s+-p\s*)\S+", rf"\1\2{PLACEHOLDER}"),
         (r"(://)(?:[^\s/?#]*|[^\s:/?#]*:\S*)@", rf"\1{PLACEHOLDER}@"),
-        (r"[\w.+-]+:[^\s@/]+@", f"{PLACEHOLDER}@"),  # an address without its scheme
+        (r"[\w.+-]+:[^\s@/]+@", f"{PLACEHOLDER}@"),  # a URL without its scheme
         (r"[\pL\pN._%+-]+@[\pL\pN-]+(?:\.[\pL\pN-]+)+", PLACEHOLDER),
     )
 )
@@ -79,19 +86,21 @@ _LETTERS: Final = r"(?:[a-z]*|[A-Z]*|[a-z]*(?:[A-Z]{1,5}[a-z]{2,})+[A-Z]{0,4})"
 _PLAIN: Final = re2.compile(
     rf"^(?:{_LETTERS}[0-9]*{_LETTERS}|[0-9]+(?:x[0-9]+)+|0x[0-9a-f]{{1,16}})$"
 )
-"""A part of a name as people write names: a word or camel case, with one number before, behind or
-within; also sizes and memory addresses."""
+"""Matches a part of an identifier that a person would write: a word or camel case, with at most one
+number before, after or within it; also sizes and memory addresses."""
 _PLAIN_LETTERS_LIMIT: Final = 30
 _PLAIN_MIXED_LIMIT: Final = 20
 _PEM_BEGIN: Final = re2.compile(r"-----BEGIN[A-Z ]*PRIVATE KEY")
 _PEM_END: Final = re2.compile(r"-----END[A-Z ]*PRIVATE KEY")
 _PEM_BODY: Final = re2.compile(r"(?:^|[\s:])[A-Za-z0-9+/=]+\s*$")
 _PEM_LINES: Final = 120
-"""More lines than the longest key in use: RSA with 8192 bits takes about 100."""
+"""The largest number of lines of a private key: more than the longest key in use, since RSA with
+8192 bits takes about 100 lines.
+"""
 
 
 def redact(text: str, known: Iterable[str] = ()) -> str:
-    """Return `text` without secrets; `known` are literal secrets. Repetition changes nothing."""
+    """Return `text` without secrets; `known` are literal secrets. A second call changes nothing."""
     return "\n".join(redact_lines(text.split("\n"), known))
 
 
@@ -131,7 +140,7 @@ def _within_private_keys(lines: list[str]) -> set[int]:
             continue
         last = min(begin + _PEM_LINES, len(lines))
         end = next((at for at in range(begin, last) if _PEM_END.search(lines[at])), None)
-        if end is None:  # incomplete: up to the first line unlike a key's
+        if end is None:  # the end is missing: remove up to the first line that is unlike a key's
             end = begin
             while end + 1 < last and _PEM_BODY.search(lines[end + 1]):
                 end += 1

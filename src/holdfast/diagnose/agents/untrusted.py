@@ -1,9 +1,10 @@
-"""Prepare outside text for a model, so that the text remains data.
+"""Prepare text from outside for a model, so that the model treats the text as data.
 
-A line is redacted, loses unprintable characters and control marks of chat templates, and gets a
-number in front, so that no part of it begins a line. The lines stand between two marks drawn after
-the log was written. Lines that give orders to a reader are withheld: logs need no such lines, and a
-withheld line cannot be cited.
+Secrets, unprintable characters and control tokens of chat templates are removed from each line.
+Each line gets a number in front, so that no text from outside is at the beginning of a line. The
+lines stand between two random marks, which are drawn after the log was written, so no line of the
+log can imitate them. Lines that give orders to a reader are withheld: logs need no such lines, and
+a withheld line cannot be cited.
 """
 
 import secrets
@@ -19,13 +20,13 @@ WITHHELD: Final = "<withheld: this line speaks to its reader>"
 DATA_LIMIT_BYTES: Final = 8192
 _WIDTHS: Final = (400, 240, 160, 100, 60)
 _CUT_FROM: Final = 160
-"""The length from which a line may have been cut. Its last word may then be a piece of a secret
-that no pattern matches."""
+"""A line with at least this many characters may have been cut, so its last word may be a part of a
+secret that no pattern matches."""
 _TEMPLATE: Final = re2.compile(
     r"<([|\x{FF5C}/]|<?/?SYS>|/?s>|\w+_of_\w+>|/?think)|([|\x{FF5C}])>|\[(/?(?:INST|SYSTEM_PROMPT|TOOL_CALLS?)\])"
 )
-"""Marks of chat templates (ChatML, Llama, Mistral, Gemma, DeepSeek), which a server may read as
-control tokens."""
+"""Matches marks of chat templates (ChatML, Llama, Mistral, Gemma, DeepSeek), which a server may
+read as control tokens."""
 _ORDERS: Final = re2.compile(
     r"(?i)\b(?:ignore|disregard|forget|override|bypass)\b.{0,60}\b(?:instruction|prompt|direction|guideline|message|order|rule|above)s?\b"
     r"|\byou (?:are|must|should|shall|will|have to|need to) (?:now |always |only |please )*"
@@ -35,21 +36,21 @@ _ORDERS: Final = re2.compile(
     r".{0,20}\b(?:with|as|only|that|restart|json)\b"
     r"|\b(?:large )?language model\b.{0,40}\b(?:must|should|answer|respond)\b"
 )
-"""A heuristic that safety does not depend on: `checks.py` and the schema limit a model that obeys
-the log."""
+"""Matches orders to a reader. Safety does not depend on this heuristic, since `checks.py` and the
+fixed form of answers limit a model that obeys the log."""
 
 Draw = Callable[[], str]
 
 
 def draw_mark() -> str:
-    """Return 64 random bits in groups of four digits, which no redaction removes."""
+    """Return a random mark of 64 bits, in groups of four digits so that no redaction removes it."""
     digits = secrets.token_hex(8)
     return " ".join(digits[at : at + 4] for at in range(0, len(digits), 4))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """Lines as shown to a model, without their numbers; line N of the prompt is `lines[N - 1]`."""
+    """Lines as a model sees them, without their numbers; line N of the prompt is `lines[N - 1]`."""
 
     lines: tuple[str, ...]
 
@@ -59,7 +60,7 @@ class Shown:
         return sum(WITHHELD in line for line in self.lines)
 
     def has(self, number: int, quote: str) -> bool:
-        """Return True if line `number` contains `quote`, apart from white space.
+        """Return True if line `number` contains `quote`; differences in white space are ignored.
 
         A withheld line contains no quote.
         """
@@ -71,8 +72,8 @@ class Shown:
 def show(lines: Iterable[str], known: Iterable[str] = ()) -> Shown:
     """Prepare lines for a model; `known` are Holdfast's own secrets.
 
-    With their numbers the lines take at most `DATA_LIMIT_BYTES`: long lines are shortened, then the
-    last ones left out.
+    The lines with their numbers take at most `DATA_LIMIT_BYTES`. To achieve this, long lines are
+    shortened first, and then the last lines are left out.
     """
     whole = redact_lines((_whole(line) for line in lines), known)
     ready = [WITHHELD if _ORDERS.search(line) else line for line in map(_harmless, whole)]
@@ -86,10 +87,10 @@ def show(lines: Iterable[str], known: Iterable[str] = ()) -> Shown:
 
 
 def fenced(title: str, lines: Sequence[str], mark: str) -> str:
-    """Return `lines` numbered between two marks, below a sentence about the marks.
+    """Return numbered `lines` between two marks, below a sentence that explains the marks.
 
     Args:
-        title: the kind of the data, a fixed word.
+        title: the kind of data, one of a few fixed words.
         lines: the prepared lines.
         mark: the mark, drawn after the lines were written.
     """

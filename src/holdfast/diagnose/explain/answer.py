@@ -1,4 +1,4 @@
-"""Build the diagnosis from an explanation: reason, cited lines, location, action, confidence."""
+"""Build the diagnosis from an explanation: the reason, cited lines, location, action, confidence."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -28,7 +28,7 @@ _EVIDENCE_LIMITS: Final[dict[Role, int]] = {
     "teardown": 4,
 }
 _WORTH_NAMING: Final = 0.03
-"""The least share of the likelihood for another reason to be listed as an alternative."""
+"""Another reason is listed as an alternative if it has at least this share of the likelihood."""
 
 _UNKNOWN: Final = (
     "No line of the logs states a cause that is known. Read the end of the log of the rank that ended first;"
@@ -40,7 +40,7 @@ def answer(explanation: Explanation, everything: Sequence[Event], first: FirstEn
     """Build the diagnosis of a job.
 
     Args:
-        explanation: the candidates for the root, the likeliest first.
+        explanation: the candidates for the root, the most likely first.
         everything: all events of the job.
         first: the rank that ended first.
     """
@@ -62,7 +62,7 @@ def answer(explanation: Explanation, everything: Sequence[Event], first: FirstEn
     )
     stating = stating[::-1][:ROOT_LINES]
     if root.line == 0:
-        stating = []  # observed by the supervisor; log lines of the same reason may be unrelated
+        stating = []  # the supervisor observed it; log lines may be unrelated
     lines = tuple(LogLine(file=event.file, line=event.line, text=event.cited) for event in stating)
     decided_by = [root.rule.id]
     if first.rank is not None and first.rank == rank_of(root) and first.rule_id != root.rule.id:
@@ -105,7 +105,7 @@ def _advice(root: Event) -> str:
 
 
 def _of_the_same_cause(explanation: Explanation) -> list[Event]:
-    """Return the root's events, and those of candidates with equal kind, reason and survival."""
+    """Return the events of the root, and of other candidates with equal kind, reason and survival."""
     cluster, rule = explanation.ranked[0], explanation.ranked[0].first.rule
     beside = [
         one
@@ -158,8 +158,8 @@ def conclude(
     """Decide the outcome, explain the root and build the diagnosis.
 
     Args:
-        events: the events of the log files.
-        observed: the events of the supervisor's observations, which stand in no file.
+        events: the events found in the log files.
+        observed: the events made from the supervisor's observations, which are in no log file.
         context: the supervisor's observations; their exit codes decide how the job ended.
     """
     present = {(event.rule.id, rank_of(event)) for event in events}
@@ -202,7 +202,7 @@ def _without_cause(end: End, everything: Sequence[Event]) -> Diagnosis:
 
 
 def _with_end(found: Diagnosis, end: End) -> Diagnosis:
-    """Return `found` with the outcome and the line that states the end."""
+    """Return `found`, completed by the outcome and by the line that states the end."""
     found = replace(found, end_line=_line_of(end.stated_by))
     if end.outcome == "completed_teardown_failed":
         return replace(

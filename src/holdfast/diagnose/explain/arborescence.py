@@ -1,34 +1,35 @@
-"""Find the least-cost arborescence of a small graph: one parent a node, all paths from the root.
+"""Find the least-cost arborescence of a small graph: a tree whose edges lead away from the root.
 
-The algorithm (Chu and Liu; Edmonds): each node takes its cheapest incoming edge. A cycle that
-appears is merged into one node, and the choice is repeated.
+The algorithm is by Chu and Liu, and by Edmonds: each node takes its cheapest incoming edge. If a
+cycle appears, the cycle is merged into one node, and the choice is repeated.
 """
 
 from collections.abc import Mapping
 from typing import TypeAlias
 
 Incoming: TypeAlias = Mapping[int, Mapping[int, float]]
-"""Maps each node to its possible parents and the costs of these edges. The root has no entry."""
+"""Maps each node to its possible parents, with the costs of the edges. The root has no entry."""
 
 
 def least_parents(root: int, incoming: Incoming) -> dict[int, int]:
-    """Choose each node's parent so that the sum of the edge costs is least.
+    """Choose the parent of each node such that the sum of the edge costs is least.
 
-    Of equal edges the lower parent is chosen. Every node must be reachable from `root`. Nodes are
-    numbers from 0 up, or -1 for an outside root.
+    Between edges of equal cost, the parent with the lower number is chosen. Every node must be
+    reachable from `root`. Nodes are numbers from 0 up; -1 is allowed for a root outside the graph.
     """
     parents = {node: _cheapest(edges) for node, edges in incoming.items()}
     return _without_cycles(root, incoming, parents)
 
 
 def _without_cycles(root: int, incoming: Incoming, parents: Mapping[int, int]) -> dict[int, int]:
-    """Merge the cycles of `parents`, each node's cheapest parent, one after another."""
+    """Merge cycles until there are none; `parents` maps each node to its cheapest parent."""
     cycle = _cycle(root, parents)
     if not cycle:
         return dict(parents)
     merged = max(*incoming, root) + 1
     entered: dict[int, tuple[int, float]] = {}
-    """For each node outside the cycle: the cycle's node that its edge enters, and the added cost.
+    """For each node outside the cycle, the node of the cycle that its edge enters, and the added
+    cost.
     """
     for node in sorted(cycle):
         saved = incoming[node][parents[node]]
@@ -62,12 +63,12 @@ def _without_cycles(root: int, incoming: Incoming, parents: Mapping[int, int]) -
 
 
 def _cheapest(edges: Mapping[int, float]) -> int:
-    """Return the source of the cheapest edge; of several, the lowest."""
+    """Return the source of the cheapest edge; of equal edges, the lowest number."""
     return min(zip(edges.values(), edges.keys(), strict=True))[1]
 
 
 def _cycle(root: int, parents: Mapping[int, int]) -> set[int]:
-    """Return the nodes of one cycle, or an empty set."""
+    """Return the nodes of one cycle, or an empty set if there is no cycle."""
     done = {root}
     for start in parents:
         path: list[int] = []

@@ -2,7 +2,7 @@
 
 Lines are chosen in this order until the budget is spent:
 
-1. one line of each kind of event, those of the likeliest roots first
+1. one line of each kind of event, beginning with the most likely roots
 2. rare lines that no filter matches
 
 Lines that differ only in their numbers become one line with a count. The lines are shown in the
@@ -25,11 +25,11 @@ from holdfast.diagnose.logs.progress import PROGRESS
 
 LIMIT_BYTES: Final = 8192
 RATIO: Final = 220
-"""The bytes of log per byte of text, for long logs."""
+"""For long logs, the number of bytes of the log per byte of compressed text."""
 LEAST_BYTES: Final = 700
 _SHAPES_LIMIT: Final = 200_000
 _SELDOM: Final = 4
-"""The most occurrences of a rare shape."""
+"""A shape of lines is rare if the log has at most this many lines of the shape."""
 _LINE_CHARACTERS: Final = 240
 _RAW_BYTES: Final = 2 * _LINE_CHARACTERS
 _DIGITS: Final = b"0123456789"
@@ -71,7 +71,7 @@ class Compressed:
     text: str = field(init=False)
 
     def __post_init__(self) -> None:
-        """Write the text: a heading for each file, then its lines."""
+        """Compose the text: for each file, a heading and the lines."""
         pieces, at = [], ""
         several = len({one.file for one in self.lines}) > 1
         for one in self.lines:
@@ -88,13 +88,13 @@ def compress(
     learned: Iterable[Filter] = (),
     limit_bytes: int = LIMIT_BYTES,
 ) -> Compressed:
-    """Compress logs.
+    """Compress logs to the lines that matter.
 
     Args:
         files: the logs.
         events: the events that `scan` found in the logs.
         learned: filters in addition to the packaged ones.
-        limit_bytes: the greatest length of the text.
+        limit_bytes: the largest size of the text in bytes.
     """
     filters = Filters((*packaged_filters(), *learned))
     bytes_in, seldom, counts = _seldom(files, filters)
@@ -131,9 +131,8 @@ def _seldom(files: Iterable[LogFile], filters: Filters) -> tuple[int, list[Kept]
     """Count the lines of each shape in `files`.
 
     Returns:
-        The bytes of all files, the rare lines that no filter matches (suspicious words first), and
-            the
-        count of each shape.
+        The total size of the files in bytes; the rare lines that no filter matches, beginning with
+            lines that have suspicious words; and the number of lines of each shape.
     """
     shapes: dict[bytes, _Shape] = {}
     bytes_in = total = 0
@@ -148,7 +147,8 @@ def _seldom(files: Iterable[LogFile], filters: Filters) -> tuple[int, list[Kept]
                 known = shapes.get(shape)
                 if known is not None:
                     known.count += 1
-                    # The last line of a shape is shown: it is the nearest to the end. Its number is of its own file.
+                    # The last line of each shape is shown, since this line is the nearest to the
+                    # end of the job. The number of the line is its number in its own file.
                     known.file, known.line = str(file.path), first + offset
                     known.raw = raw[:_RAW_BYTES]
                 elif len(shapes) < _SHAPES_LIMIT:

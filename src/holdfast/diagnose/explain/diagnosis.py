@@ -1,4 +1,4 @@
-"""Define the published answer and its JSON, schema `holdfast.diagnosis` version 2."""
+"""Define the published answer, and its JSON form (schema `holdfast.diagnosis`, version 2)."""
 
 import functools
 import hashlib
@@ -19,7 +19,7 @@ Role = Literal["root", "cascade", "recovered", "teardown"]
 
 @dataclass(frozen=True, kw_only=True)
 class LogLine:
-    """A line of a log: the file as the caller named it, the 1-based number, the shortened text."""
+    """A line of a log: the file as the caller named it, the line number from 1, the shortened text."""
 
     file: str
     line: int
@@ -43,7 +43,7 @@ class Alternative:
 
 
 _OWN_WORDS = re2.compile(r"^holdfast(?:\.core\.errors\.\w+)?: ")
-"""The prefix of Holdfast's own messages, left out of summaries."""
+"""Matches the prefix of Holdfast's own messages, which summaries leave out."""
 _SUMMARY_CHARACTERS: Final = 400
 ENDS_IN_WORDS: Final[Mapping[Outcome, str]] = {
     "completed": "The job ended well: nothing to do.",
@@ -51,63 +51,67 @@ ENDS_IN_WORDS: Final[Mapping[Outcome, str]] = {
     "running": "The job still runs, as far as its log goes.",
     "unknown": "The logs do not say how the job ended.",
 }
-"""The sentence for each outcome without a cause."""
+"""The sentence for each outcome that has no cause to explain."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """The end of a job and its cause, with the cited lines and the next action."""
+    """The way in which a job ended, the cause, the cited lines and the next action."""
 
     outcome: Outcome = "failed"
     end_line: LogLine | None = None
     """The line that states the end, or the newest step of a job that still runs."""
     id: str | None = None
-    """The incident's id in the ledger, for `holdfast incidents show`; None if not recorded."""
+    """The id of the incident in the ledger, for `holdfast incidents show`; None if it is not
+    recorded.
+    """
     reason: str
-    """A key of `CATEGORIES`."""
+    """The reason of the failure: a key of `CATEGORIES`."""
     category: Category
     root_line: LogLine | None = None
     root_lines: tuple[LogLine, ...] = ()
-    """Up to three lines that state the root; the first is `root_line`."""
+    """Up to three lines that state the root cause; the first is `root_line`."""
     evidence: tuple[Evidence, ...] = ()
     scope: Mapping[str, Any] = field(default_factory=dict)
-    """`rank`, `local_rank`, `node`, `gpu`, `link`: a value or a list; absent if the logs do not
-    name one."""
+    """The location of the fault: `rank`, `local_rank`, `node`, `gpu` and `link`, each a value or a
+    list. A key is absent if the logs do not name its value."""
     action: Advice
     restart_helps: bool
     mitigation: str
     confidence: float
     alternatives: tuple[Alternative, ...] = ()
     similar: tuple[Mapping[str, Any], ...] = ()
-    """Past incidents that resemble this one; empty without a memory."""
+    """Past incidents that are similar to this one; empty without a memory."""
     decided_by: tuple[str, ...] = ()
-    """Ids of the rules that decided, the deciding one first."""
+    """The ids of the rules that matched the root and the other cited lines; the root's rule comes
+    first.
+    """
     notes: tuple[str, ...] = ()
     """A sentence for each part of the input that could not be used."""
     root_text: str = ""
-    """The statement of the root, without time stamps and rank prefixes; present even if no line can
-    be cited."""
+    """The text of the root, without time stamps and rank prefixes. It is present even if no line
+    can be cited."""
 
     @property
     def ended_well(self) -> bool:
-        """Return True if the work was done, so that there is no cause and no incident."""
+        """True if the job completed its work, so that there is no cause and no incident."""
         return self.outcome in ("completed", "completed_teardown_failed")
 
     @property
     def summary(self) -> str:
-        """Return how the job ended in a sentence; for a failure or a stop with reason and root."""
+        """Return a sentence on how the job ended, with reason and root if it failed or was stopped."""
         if self.outcome in ENDS_IN_WORDS:
             return ENDS_IN_WORDS[self.outcome]
         message = str(_OWN_WORDS.sub("", self.root_text.strip()))[:_SUMMARY_CHARACTERS].rstrip(".")
-        if self.reason == "Others" and message:  # the name "Others" carries no information
+        if self.reason == "Others" and message:  # "Others" says nothing
             return f"{message}."
         if message.partition(":")[0].rpartition(".")[2] == self.reason:
-            return f"{message}."  # the root names the class already
+            return f"{message}."  # the root already names the class
         return f"{self.reason}: {message}." if message else f"{self.reason}."
 
     @property
     def fingerprint(self) -> str:
-        """Return 16 hex digits that depend on the root but not on rank, pid, time or step."""
+        """Return 16 hexadecimal digits that depend on the root, but not on rank, pid, time or step."""
         rule = self.decided_by[0] if self.decided_by else ""
         root = "\n".join((self.reason, rule, mask_varying(self.root_text)))
         return hashlib.sha256(root.encode("utf-8", "replace")).hexdigest()[:16]

@@ -1,13 +1,14 @@
-"""Find the least-cost explanation of all events, and its rivals.
+"""Find the least-cost explanation of all events, and the rival explanations.
 
-Each event has one of three explanations: the event began the failure, another event brought it
-about (`causes.yaml`), or the event is unrelated. Each explanation has a cost, and so has the end of
-the job. For each candidate root, the costs of the cheapest explanations of all events are added up.
-The candidate with the least sum is the root; the other sums measure the doubt.
+Each event has one of three explanations: the event began the failure, another event caused it
+(`causes.yaml`), or the event is unrelated to the failure. Each explanation has a cost, and so has
+the end of the job. The cost is about -ln of a probability, in nats. For each event that could be
+the root, the costs of the cheapest explanations of all events are added up. The candidate with the
+least sum is the root; the sums of the other candidates show how certain this is.
 
-An explanation is an arborescence: each event pays only for its direct cause, so a cause of many
-events is paid for once. The order of lines and files has no influence, since a cascade may be
-printed before its cause.
+An explanation is an arborescence, a tree from causes to effects. Each event is charged only for its
+direct cause, so the cost of a cause with many effects counts once. The order of lines and files has
+no influence, since the effects may be printed before their cause.
 """
 
 import functools
@@ -35,42 +36,52 @@ from holdfast.diagnose.rules.taxonomy import CATEGORIES
 
 _CLUSTERS_LIMIT: Final = 48
 _UNKNOWN_SCOPE: Final = 0.3
-"""The cost if one of the two events has no known location."""
+"""The cost of an edge if the location of one of its two events is unknown."""
 _ELSEWHERE: Final = 2.5
-"""The cost of an edge within a process between events of two processes: possible (one host, one
-GPU), but rare."""
+"""The cost of an edge between events of two processes, for a cause that normally has effects only
+in its own process. Such an effect is possible on the same host or GPU, but rare."""
 _SURVIVED: Final = 4.5
-"""The cost of an event after which the process, or the job for long enough, made progress."""
+"""The cost of a root after which its process made progress, or the job did for long enough."""
 _SURVIVED_IN_PRINT: Final = 2.0
-"""The lower cost if the survived event is the last line of the rank that ended first: unflushed
-steps may be printed below it."""
+"""The lower cost of a root that was survived, if the event is the last line of the rank that ended
+first. In this case the steps below the line may be output that was buffered before."""
 _BUFFERED_LINES: Final = 200
-"""The lines in one process's stdio buffer (8 KiB), and in its launcher's report of the end."""
+"""The number of lines in the stdio buffer of one process (8 KiB) plus the launcher's report of the
+end.
+"""
 _SUPERSEDED: Final = 5.0
-"""The cost if another line of the same chain of tracebacks states the root, or Python continued
-after this one."""
+"""The cost of a root if another line of the same chain of tracebacks is a better root, or if Python
+continued after the exception."""
 _HABITUAL: Final = 4.5
-"""The cost if the job survived the same error several times before."""
+"""The cost of a root if the job had survived the same error several times before."""
 _OUTLIVED: Final = 1.5
-"""The cost if the process logged many lines after the event, and then another error."""
+"""The cost of a root if the process logged many lines after the event, and then another error."""
 _OUTLIVED_BY_SOMEBODY: Final = 0.3
-"""The lower cost if the log names no processes: another process may have raised the other error."""
+"""The lower cost of a root followed by another error, if the log does not show which process
+printed a line. In this case, another process may have raised the other error.
+"""
 _IN_A_THREAD: Final = 1.0
-"""The cost if the exception ended only a thread, and the program continued."""
+"""The cost of a root if the exception ended only a thread, and the program continued."""
 _REPORT: Final = 1.5
-"""The cost if the job's own text introduces or quotes the line: the line may be about another
-program."""
+"""The cost of a root if text of the job introduces or quotes the line, which may then be about
+another program."""
 _BARE_EXCEPTION: Final = 0.4
-"""The cost of an exception line without a traceback: the exception may have been logged and
-handled."""
+"""The cost of a root if an exception has no traceback, since the program may have logged and
+handled the exception."""
 _DOUBTED_RULE: Final = 1.0
-"""The cost of a rule that is never correct about the reason; in proportion for other rules."""
+"""The cost of a root if its rule is never correct about the reason. For other rules, the cost is
+proportional to the share of wrong reasons.
+"""
 _AFTER_A_DEATH: Final = 3.0
-"""The cost of an error of another rank after the first rank was certainly killed."""
+"""The cost of a root on another rank, if the rank that ended first was certainly killed."""
 _AFTER_A_SILENT_END: Final = 1.8
-"""The cost of a lost peer that is reported by another rank than the silent one that ended first."""
+"""The cost of a root that reports a lost peer, if the rank that ended first is silent and another
+rank.
+"""
 _ENDED_FIRST: Final = -0.2
-"""A small bonus: two exits a few milliseconds apart may be observed in either order."""
+"""The bonus for a root on the rank that ended first. It is small, since two exits a few
+milliseconds apart may be observed in either order.
+"""
 _OUTSIDE_ANY_RANK: Final = frozenset(
     {
         "gpu_memory",
@@ -84,13 +95,13 @@ _OUTSIDE_ANY_RANK: Final = frozenset(
         "scheduler",
     }
 )
-"""Kinds that another rank's death does not make less likely."""
+"""Kinds of events that remain as likely if another rank has died first."""
 _ENDS: Final = frozenset({"death", "crash", "frozen", "exit", "host_memory", "scheduler"})
-"""Kinds that report the end of a process."""
+"""Kinds of events that report the end of a process."""
 OF_PEERS: Final = frozenset({"peer_lost", "store_lost", "collective_timeout"})
-"""Kinds in which a process reports its peers."""
+"""Kinds of events in which a process reports on its peers."""
 _REPEATED: Final = OF_PEERS | {"exit", "teardown"}
-"""Kinds of which any number of events, in any words, is one consequence."""
+"""Kinds of events that count as one consequence, however many there are and with any words."""
 _OF_A_PROGRAM: Final = frozenset(
     {
         *(reason for reason, category in CATEGORIES.items() if category == "Script"),
@@ -98,14 +109,15 @@ _OF_A_PROGRAM: Final = frozenset(
         *("ModelLoadingError", "DatasetLoadingError"),
     }
 ) - {"OSError", "CalledProcessError"}
-"""Reasons that originate in a program. A lost connection raises connection errors, not these."""
+"""Reasons that originate in a program. A lost connection causes connection errors instead of these.
+"""
 _NO_WORD_OF_A_PEER: Final = 1.5
-"""The cost of an error that a lost peer caused, though the error's text does not mention a peer."""
+"""The cost of an edge from a lost peer to an error whose text does not mention a peer."""
 _SURVIVED_LEFT: Final = 0.05
-"""The cost to leave out a line that was survived or superseded."""
+"""The cost of leaving a line unexplained that was survived or superseded."""
 _BROKEN_LOSS: Final = frozenset({"observer-not-finite", "observer-spike"})
-"""The supervisor's rules for a broken loss: all ranks still trained when the supervisor found the
-loss broken."""
+"""The rules for a broken loss that the supervisor observed. All ranks still trained at that time.
+"""
 _OF_A_STOPPED_JOB: Final = OF_PEERS | {
     "worker_lost",
     "exception",
@@ -114,15 +126,15 @@ _OF_A_STOPPED_JOB: Final = OF_PEERS | {
     "exit",
     "suspect",
 }
-"""Kinds that processes log when the supervisor kills their job. Such an event follows from the
-broken loss, or was survived before."""
+"""Kinds of events that processes log when the supervisor kills their job. If the supervisor killed
+the job because of a broken loss, such an event is a consequence, or was survived before."""
 
 
 @dataclass(eq=False, kw_only=True)
 class Cluster:
-    """The events of any ranks with one rule and one text, apart from numbers.
+    """Events, of any ranks, that match the same rule and have the same text apart from numbers.
 
-    For kinds in `_REPEATED` the texts may differ.
+    For the kinds in `_REPEATED`, the texts may differ.
     """
 
     events: list[Event]
@@ -138,42 +150,44 @@ class Cluster:
 
 
 How: TypeAlias = Literal["follows", "unrelated", "by itself"]
-"""A cluster follows from the candidate, is unrelated to the end, or is a fault of its own."""
+"""The relation of a cluster to a candidate: it follows from the candidate, is unrelated to the end
+of the job, or is a separate fault.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reckoning:
-    """The cost of one candidate as the root, in nats."""
+    """The cost of all events if one candidate is the root, in nats."""
 
     alone: float
-    """The cost that the candidate began by itself."""
+    """The cost of the assumption that the candidate began without a cause."""
     end: float
-    """The cost that the candidate or a consequence ended the job."""
+    """The cost of the assumption that the candidate or a consequence ended the job."""
     others: Sequence[tuple[Cluster, How, float]]
     """Each other cluster, its relation to the candidate, and the cost of this relation."""
 
     @property
     def total(self) -> float:
-        """Return the sum by which candidates are compared."""
+        """Return the sum of all costs, by which candidates are compared."""
         return self.alone + self.end + sum(cost for _, _, cost in self.others)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """The root and its rivals."""
+    """The root and the rival candidates."""
 
     ranked: Sequence[Cluster] = ()
-    """Candidates for the root, the likeliest first; empty if there was no event."""
+    """The candidates for the root, the most likely first; empty if there are no events."""
     shares: Sequence[float] = ()
-    """The share of the likelihood of each candidate, 0 to 1."""
+    """The share of each candidate in the likelihood, 0 to 1, in the order of the candidates."""
     reckonings: Sequence[Reckoning] = ()
-    """The costs of each candidate."""
+    """The costs of each candidate, in the order of the candidates."""
     caused: frozenset[int] = field(default_factory=frozenset)
-    """Ids of the clusters that the root brought about."""
+    """The values `id(cluster)` of the clusters that follow from the root."""
 
     @functools.cached_property
     def by_reason(self) -> Mapping[str, tuple[float, Cluster]]:
-        """Return for each reason the sum of its candidates' shares, and its likeliest candidate."""
+        """Return, for each reason, the sum of its candidates' shares and its most likely candidate."""
         found: dict[str, tuple[float, Cluster]] = {}
         for cluster, share in zip(self.ranked, self.shares, strict=True):
             before, likeliest = found.get(cluster.first.rule.reason, (0.0, cluster))
@@ -183,17 +197,17 @@ class Explanation:
 
 @dataclass(frozen=True)
 class FirstEnd:
-    """The rank that ended first, as observed."""
+    """The rank that ended first, according to observations."""
 
     rank: int | None
     certain: bool
-    """True if the cause of the end cannot be a peer."""
+    """True if no peer can have caused the end."""
     last_said: int = -1
-    """The log line of the rank's last error that was not survived, either an exception or a report
-    of peers."""
+    """The event of the rank's last error that was not survived: an exception or a report on peers.
+    """
     silent: bool = False
-    """True if the rank's own log has no error. The lost connections that peers report then follow
-    from its end."""
+    """True if the rank's own log has no error. In this case, the lost connections that peers report
+    follow from the rank's end."""
     rule_id: str = ""
     nobody: bool = False
     """True if a broken loss ended the job, so that no rank ended by itself."""
@@ -229,9 +243,9 @@ def explain(events: Sequence[Event], first: FirstEnd) -> Explanation:
 def _reckon(
     root: int, clusters: Sequence[Cluster], edges: Sequence[Mapping[int, float]]
 ) -> Reckoning:
-    """Find the cheapest explanation in which `root` began the failure.
+    """Compute the cost of the cheapest explanation in which `root` began the failure.
 
-    A line that was survived or superseded has no consequences.
+    A root that was survived or superseded has no consequences.
     """
     inside = {index for index, one in enumerate(clusters) if one.left > _SURVIVED_LEFT}
     reached = _reached(root, inside, edges)
@@ -255,7 +269,7 @@ def _reckon(
 
 
 def _apart(cluster: Cluster) -> tuple[float, How]:
-    """Return the cost if `cluster` does not follow from the root, and its relation then."""
+    """Return the cost of `cluster` if it does not follow from the root, and its relation."""
     by_itself = cluster.alone + _DOUBTED_RULE
     return (by_itself, "by itself") if by_itself < cluster.left else (cluster.left, "unrelated")
 
@@ -273,13 +287,13 @@ def _reached(root: int, inside: Set[int], edges: Sequence[Mapping[int, float]]) 
 def _worth_explaining(
     root: int, parents: Mapping[int, int], costs: Mapping[int, float], apart: Sequence[float]
 ) -> set[int]:
-    """Return the consequences of `root`, without branches that are cheaper as unrelated."""
+    """Return the consequences of `root`, without branches that cost less if they are unrelated."""
     children: dict[int, list[int]] = {}
     for index, parent in parents.items():
         children.setdefault(parent, []).append(index)
 
     def branch(index: int) -> tuple[float, float, set[int]]:
-        """Return the cost of a branch, its cost as unrelated, and the nodes that stay."""
+        """Return the cost of a branch, its cost if unrelated, and the nodes of it that remain."""
         below = [branch(child) for child in children.get(index, ())]
         explained = costs[index] + sum(cost for cost, _, _ in below)
         unrelated = apart[index] + sum(cost for _, cost, _ in below)
@@ -300,22 +314,22 @@ def _may_begin(cluster: Cluster, first: FirstEnd) -> bool:
 
 
 def _is_last_word(event: Event, first: FirstEnd) -> bool:
-    """Return True if the event may be its process's last line, though steps are printed below it.
+    """Return True if the event may be its process's last line, though steps are printed below.
 
-    A program with buffered output prints its traceback first, and the last few kilobytes of steps
-    on exit.
+    A program with buffered output prints its traceback first, and the last kilobytes of steps when
+    it exits.
     """
     rank = rank_of(event)
     if first.rank is None or rank not in (None, first.rank) or event.lines_below > _BUFFERED_LINES:
         return False
     if event.log_line < first.last_said:
         return False
-    # If the ranks' outputs were concatenated, other ranks' steps are printed below.
+    # If the outputs of the ranks were concatenated, the steps of other ranks are printed below.
     return event.whole_traceback or (rank is not None and not event.own_progress)
 
 
 def rank_of(event: Event) -> int | None:
-    """Return the rank that the event's text names, else the rank that printed the event."""
+    """Return the rank that the text of the event names, or else the rank that printed the event."""
     return int(event.captures["rank"]) if "rank" in event.captures else event.rank
 
 
@@ -353,7 +367,7 @@ def first_end(events: Iterable[Event]) -> FirstEnd:
 
 def _ended(event: Event) -> int | None:
     rank = rank_of(event)
-    # A launcher that names only the local rank has one node, as far as the log shows.
+    # If a launcher names only the local rank, the job has one node, as far as the log shows.
     return (
         int(event.captures["local_rank"])
         if rank is None and "local_rank" in event.captures
@@ -362,8 +376,8 @@ def _ended(event: Event) -> int | None:
 
 
 def _place(event: Event) -> tuple[int, str, int]:
-    # Ties are broken by name and number, so the order of files has no influence. Lines that can be
-    # cited come before observations.
+    # Ties are broken by file name and line number, so that the order of the files has no influence.
+    # Lines that can be cited come before observations.
     return (int(event.line == 0), event.file, event.line)
 
 
@@ -403,7 +417,7 @@ def _clusters(events: Iterable[Event], first: FirstEnd) -> list[Cluster]:
 
 
 def _each_wording_first(events: Sequence[Event]) -> list[Event]:
-    """Reorder `events`: one event of each wording comes first.
+    """Reorder `events` such that one event of each wording comes first.
 
     Three lines in different words carry more evidence than three lines in the same words.
     """
@@ -446,7 +460,7 @@ def _alone(event: Event, first: FirstEnd) -> float:
 
 
 def is_bare(event: Event) -> bool:
-    """Return True if the line looks like an exception but ends no traceback."""
+    """Return True if the line looks like an exception, but there is no traceback before it."""
     return (
         not event.whole_traceback
         and event.rule.id != "python-syntax-error"
@@ -455,7 +469,7 @@ def is_bare(event: Event) -> bool:
 
 
 def _edges(clusters: Sequence[Cluster]) -> list[dict[int, float]]:
-    """Return for each cluster its possible causes, with the costs."""
+    """Return, for each cluster, its possible causes with the costs of the edges."""
     return [_edges_to(effect, clusters) for effect in clusters]
 
 
@@ -478,7 +492,7 @@ def _is_known_cause(cluster: Cluster) -> bool:
 
 
 def edge_cost(cause: Cluster, effect: Cluster) -> float | None:
-    """Return the cost in nats that `cause` brought `effect` about; None if impossible."""
+    """Return the cost, in nats, of the edge from `cause` to `effect`; None if it is impossible."""
     edge = kinds()[cause.first.rule.kind].brings.get(effect.first.rule.kind)
     if edge is None:
         return None

@@ -1,9 +1,9 @@
-"""Decide whether a job survived an error: from steps, rising counters and earlier errors.
+"""Decide from steps, rising counters and earlier errors if a job survived an error.
 
 | sign of survival | when it counts |
 |---|---|
 | steps in a trainer's dialect (`Steps`) | the error's rank, or the job, reports larger steps |
-| a rising number beside the same words (`Counters`) | no steps in the log; four rises |
+| a number beside the same words that rises (`Counters`) | no steps in the log; four rises |
 | another error of the same process (`Event.outlived`) | many lines between, few after it |
 | the same error again (`Habits`) | the job made progress after it at least three times |
 """
@@ -20,15 +20,17 @@ import re2
 from holdfast.diagnose.logs.progress import BARS
 
 STEPS_SURVIVED: Final = 3
-"""The steps of any rank after another rank's error before that error counts as survived. The ranks
-of a job step together, but their output may arrive a step or two late."""
+"""An error counts as survived after this number of further steps of other ranks. One step is not
+enough: the ranks of a job step together, but their output may arrive a step or two late."""
 _RISES_OF_A_COUNTER: Final = 8
-"""The least rises of a number, with hardly any fall, for the number to be a counter."""
+"""A number counts as a counter if it has risen at least this often, and has hardly ever fallen."""
 _RISES_SURVIVED: Final = 4
 _FALLS: Final = 8
-"""The rises per tolerated fall. A fall comes from a restart or from lines out of order."""
+"""One fall is tolerated per this number of rises. A fall can come from a restart or from lines out
+of order.
+"""
 _NUMBERS: Final = 6
-"""The numbers of a line that are followed; a counter is among the first."""
+"""Only this many numbers at the beginning of a line are followed, since a counter is among them."""
 _PLACES: Final = 1024
 _HABITUAL: Final = 3
 _HABITS: Final = 4096
@@ -45,19 +47,21 @@ _NO_WORK = re2.compile(
     rb"|\bleft\b|remain|frame|^\s*#|thread|stack|error|fail|except|warn|signal|sigterm|kill|subprocess|exit|abort|\bclos|shut"
     rb"|terminat|watchdog|cancel|dump|leaked"
 )
-"""Words of lines whose numbers rise while a job waits, is monitored or ends."""
+"""Matches words in lines whose numbers rise although the job does not progress: the job waits, is
+monitored, or ends.
+"""
 
 
 @dataclass
 class _Count:
-    """The steps of one job in one dialect."""
+    """The steps of one job that lines in one dialect report."""
 
     last: int
     largest: int
     steps: int = 0
-    """The sum of the step increases, of which each counts for at most `STEPS_SURVIVED`."""
+    """The sum of the increases of the step; one increase counts for at most `STEPS_SURVIVED`."""
     rises: int = 0
-    """The number of lines with a larger step than the line before."""
+    """The number of lines with a larger step than the previous line."""
     attempt: int = 0
     steps_before_attempt: int = 0
 
@@ -75,22 +79,24 @@ class Before:
     """The progress of a job at the time of an error."""
 
     own: Mapping[int, int]
-    """By dialect: the rises of the error's own stream."""
+    """By dialect, the number of rises of the step in the error's own stream."""
     job: Mapping[int, tuple[int, int, int, int]]
-    """By dialect: the job's largest step, its steps, its rises and its attempt."""
+    """By dialect, the largest step of the job, its number of steps, its number of rises, and the
+    number of its attempt.
+    """
     rises_seen: int
-    """The number of lines searched for counters."""
+    """The number of lines that were searched for counters before the error."""
 
 
 class Steps:
-    """Count the steps that a log reports, separately for each dialect."""
+    """Count the training steps that a log reports, separately for each dialect."""
 
     def __init__(self) -> None:
         self._counts: dict[int, _Count] = {}
 
     @property
     def total(self) -> int:
-        """Return the steps of the dialect with the most steps."""
+        """Return the number of steps in the dialect with the most steps."""
         return max((one.steps for one in self._counts.values()), default=0)
 
     @property
@@ -99,7 +105,7 @@ class Steps:
         return not self._counts
 
     def note(self, dialect: int, step: int, own: OwnSteps, *, is_rank: bool) -> None:
-        """Count a step that a stream reports."""
+        """Count a step that a stream of the log reports."""
         before = own.last.get(dialect)
         own.last[dialect] = step
         if before is not None and step > before:
@@ -109,8 +115,8 @@ class Steps:
             self._counts[dialect] = _Count(last=step, largest=step)
             return
         count.largest = max(step, count.largest)
-        # A smaller step: the job was restarted within this log. Only the first rank that goes back
-        # counts as the restart; the other ranks follow.
+        # A smaller step means that the job was restarted within this log. Only the first rank that
+        # goes back starts a new attempt; the other ranks follow.
         if before is not None and step < before <= count.last:
             count.last = step
             if is_rank:
@@ -122,14 +128,14 @@ class Steps:
             count.last = step
 
     def so_far(self) -> dict[int, tuple[int, int, int, int]]:
-        """Return by dialect the largest step, the steps, the rises and the attempt."""
+        """Return, by dialect, the largest step, the number of steps, of rises, and of the attempt."""
         return {
             dialect: (one.largest, one.steps, one.rises, one.attempt)
             for dialect, one in self._counts.items()
         }
 
     def went_on(self, before: Before) -> bool:
-        """Return True if the job reported three steps more than before an error."""
+        """Return True if the job has made `STEPS_SURVIVED` steps since an error."""
         return any(
             self._went_on(dialect, count, before.job.get(dialect))
             for dialect, count in self._counts.items()
@@ -141,7 +147,7 @@ class Steps:
         if before is None:
             return count.steps >= STEPS_SURVIVED
         largest, steps, rises, attempt = before
-        if count.attempt > attempt:  # the job has been restarted since
+        if count.attempt > attempt:  # the job was restarted since then
             return count.steps - count.steps_before_attempt >= STEPS_SURVIVED
         if count.rises - rises <= _drawn_on_leaving(dialect):
             return False
@@ -149,10 +155,10 @@ class Steps:
 
 
 def own_went_on(own: OwnSteps, before: Before) -> bool:
-    """Return True if a stream's own steps rose after an error.
+    """Return True if the steps of the error's own stream have risen since the error.
 
-    The first step that a stream prints does not count, since an old progress bar may be drawn
-    again.
+    The first step that a stream prints does not count as a rise, since an old progress bar may be
+    drawn again.
     """
     return any(
         rises - before.own.get(dialect, 0) > _drawn_on_leaving(dialect)
@@ -161,23 +167,23 @@ def own_went_on(own: OwnSteps, before: Before) -> bool:
 
 
 def _drawn_on_leaving(dialect: int) -> int:
-    """Return how many rises after an error may be steps from before the error.
+    """Return how many rises printed after an error may report steps from before the error.
 
-    When an error closes a progress bar that is not drawn at every step, the bar shows the steps
-    since its last drawing.
+    A progress bar is not drawn at every step. When an error closes the bar, the bar is drawn a last
+    time, and shows the steps since the previous drawing.
     """
     return 1 if dialect in BARS else 0
 
 
 @dataclass
 class _Numbers:
-    """The values of a number beside the same words."""
+    """The values of a number that stands beside the same words in many lines."""
 
     largest: int
     rises: int = 0
     falls: int = 0
     latest: deque[int] = field(default_factory=lambda: deque(maxlen=_RISES_SURVIVED))
-    """The line numbers of the last rises."""
+    """The line numbers at the last `_RISES_SURVIVED` rises."""
 
     def note(self, number: int, now: int) -> None:
         if number > self.largest:
@@ -197,19 +203,20 @@ class _Numbers:
 
 
 _Place: TypeAlias = tuple[bytes, bytes]
-"""The words before and after a number."""
+"""The words directly before and after a number."""
 
 
 class Counters:
-    """Find the numbers that rise from line to line, under any name."""
+    """Find numbers with any name that rise from line to line."""
 
     def __init__(self) -> None:
         self.now = 0
-        """The number of lines searched."""
+        """The number of lines that were searched."""
         self._by_place: dict[_Place, _Numbers | None] = {}
-        """By the words beside a number; None if the line is no line of work."""
+        """By the words beside a number; None if the words show that the line does not report work.
+        """
         self._counters: dict[_Place, _Numbers] = {}
-        """The numbers that are counters."""
+        """The subset of `_by_place` that are counters."""
         self._known = (0, 0)
         self._known_at = 0
 
@@ -236,12 +243,12 @@ class Counters:
 
     @property
     def rises(self) -> int:
-        """Return the most rises of any counter."""
+        """Return the number of rises of the counter with the most rises."""
         return self._newest()[1]
 
     @property
     def newest_rise(self) -> int:
-        """Return the newest line, over all counters, of a counter's fourth-last rise."""
+        """Return the number of the newest line from which on some counter has risen four times."""
         return self._newest()[0]
 
     def went_on(self, before: Before) -> bool:
@@ -262,10 +269,10 @@ class Counters:
 
 @functools.lru_cache(_LINE_SHAPES)
 def _numbers(line: bytes) -> tuple[tuple[_Place, int, int], ...]:
-    """Return the first whole numbers of a line: the words beside each, its begin and its end.
+    """Return the first whole numbers of a line, each with the words beside it, start and end.
 
     Parts of times, dates, addresses and fractions are left out, and so are numbers without a word
-    beside them. All digits of the line may be replaced by one digit.
+    beside them. The result does not depend on the values of the digits.
     """
     separated = line.translate(_SEPARATORS)
     words = separated.split()[:_WORDS]
@@ -292,7 +299,7 @@ def _numbers(line: bytes) -> tuple[tuple[_Place, int, int], ...]:
 
 
 def _parted(word: bytes) -> tuple[bytes, bytes]:
-    """Return name and value of `name:5` and `name/5`; `5`, `5:` and `5/90` have an empty name."""
+    """Split `name:5` and `name/5` into name and value; `5`, `5:` and `5/90` have an empty name."""
     for mark in (b":", b"/"):
         name, found, value = word.partition(mark)
         if found and value.isdigit() and name[-1:].isalpha():
@@ -301,24 +308,24 @@ def _parted(word: bytes) -> tuple[bytes, bytes]:
 
 
 class Habits:
-    """Count how often a job printed the same error before and survived."""
+    """Count how often a job survived the same error."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, str], tuple[int, int, int]] = {}
         self._ends = 0
-        """Lines about an end so far. No error before such a line was survived."""
+        """The number of ends so far. Errors before an end were not survived."""
 
     def note_end(self) -> None:
-        """Count the end of a process or of the job."""
+        """Record the end of a process or of the job."""
         self._ends += 1
 
     def survived_before(self, rule_id: str, text: str, progress: int) -> int:
-        """Return how often the job survived this error before.
+        """Record an error; return how often the job survived the same error before.
 
         Args:
-            rule_id: the rule of the error.
-            text: the text of the error.
-            progress: steps or rises of the job so far.
+            rule_id: the id of the rule that matched the error.
+            text: the text of the error's line.
+            progress: the number of steps of the job so far, or of rises of its counters.
         """
         key = (rule_id, text)
         times, ends, last = self._seen.pop(key, (0, self._ends, progress))
@@ -333,5 +340,5 @@ class Habits:
 
 
 def is_habitual(survived_before: int) -> bool:
-    """Return True if an error was survived so often that the last occurrence is routine too."""
+    """Return True if an error was survived so often that the last occurrence counts as survived."""
     return survived_before >= _HABITUAL

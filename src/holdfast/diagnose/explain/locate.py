@@ -1,4 +1,4 @@
-"""Locate the fault: the ranks, nodes, GPUs and links that the root's lines name or leave out."""
+"""Locate the fault: find the ranks, nodes, GPUs and links that the root's lines name or omit."""
 
 import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -18,38 +18,40 @@ _DIGITS: Final = re2.compile(r"\d+")
 _CASELESS: Final = re2.Options()
 _CASELESS.case_sensitive = False
 _ABSENT_SHARE: Final = 0.34
-"""The greatest share of absent ranks; if more are absent, the absence is no evidence."""
+"""Ranks that are absent from a report are suspects only if they are at most this share of all
+ranks.
+"""
 _BESIDE_LINES: Final = 10
 _OF_HOSTS: Final = frozenset({
     "gpu_memory", "gpu_link", "gpu_lost", "gpu_fault", "cuda_error", "node", "fabric", "disk", "host_memory", "frozen",
     "death", "crash",
 })  # fmt: skip
-"""Kinds of event with a host at fault: the host that printed the line is named. Exceptions come
-from the program."""
+"""Kinds of events for which the host that printed the line may be at fault. Exceptions are not
+among them, since the program raises them."""
 _OF_ITS_OWN_STATE: Final = frozenset({"disk", "host_memory"})
-"""Kinds of full storage on the host that a restart does not free."""
+"""Kinds of events about full memory or storage of the host, which a restart may not free."""
 _ENDS_ON_A_HOST: Final = frozenset({"cuda_error", "host_memory", "frozen", "death", "crash"})
-"""Kinds of process end that are evidence against the host."""
+"""Kinds of events that end a process and are evidence against its host."""
 _OF_NO_PROCESS: Final = frozenset({"node", "fabric", "scheduler", "service", "disk"})
-"""Kinds of fault from outside a process: the process that ended is not at fault."""
+"""Kinds of faults from outside a process, so the process that ended is not at fault."""
 _NOBODY: Final = re2.compile(
     r"^(?:127\.|::1$|localhost|0\.0\.0\.0$|169\.254\.|172\.17\.|fe80|unknown|none|\?|-?$)",
     _CASELESS,
 )
-"""Names of no node: loopback, link-local and container addresses."""
+"""Matches names that identify no node, such as loopback, link-local and container addresses."""
 
 
 def scope_of(root: Cluster, same: Sequence[Event], everything: Sequence[Event]) -> dict[str, Any]:
     """Locate the fault.
 
     Args:
-        root: the cluster of the root.
+        root: the events of the root.
         same: the events with the same cause.
         everything: all events of the job.
 
     Returns:
-        `rank`, `local_rank`, `node`, `gpu`, `link` of the fault, each a value or a list; absent if
-            unknown.
+        The keys `rank`, `local_rank`, `node`, `gpu` and `link`, each with a value or a list. A key
+            is absent if its value is unknown.
     """
     ranks_by_pid = {
         event.captures["pid"]: int(event.captures["rank"])
@@ -62,19 +64,20 @@ def scope_of(root: Cluster, same: Sequence[Event], everything: Sequence[Event]) 
     wider = _named(same, ranks_by_pid)
     found = {name: values or wider[name] for name, values in found.items()}
     if found["rank"] and len(alike) == sum(event.rule is rule for event in everything):
-        for event in alike:  # the scan keeps only some of many alike
+        for event in alike:  # the scan keeps only some of equal events
             found["rank"] |= (
                 set() if rule.kind in OF_PEERS else event.log.reporters.get(rule.id, {}).keys()
             )
     if rule.kind == "collective_timeout":
         found["rank"] |= absent_ranks(everything)
     _leave_out_bystanders(rule, found, everything)
-    is_whole_node = rule.first_death and found["node"]  # the node's end ended its other ranks
+    # The end of the node also ended its other ranks.
+    is_whole_node = rule.first_death and found["node"]
     is_named = found["rank"] or found["local_rank"] or is_whole_node
     if not is_named and rule.kind not in OF_PEERS | _OF_NO_PROCESS:
         of_exit = _of_the_only_exit(everything)
         found |= {name: of_exit.get(name, set()) for name in ("rank", "local_rank")}
-        is_sure = rule.action != "exclude_and_restart"  # an exit alone must not exclude a node
+        is_sure = rule.action != "exclude_and_restart"  # an exit is too weak to exclude a node
         if not found["node"] and is_sure and rule.kind in _ENDS_ON_A_HOST and rule.restart_helps:
             found["node"] = of_exit.get("node", set())
     if not found["rank"] and rule.kind in OF_PEERS:
@@ -94,7 +97,7 @@ def scope_of(root: Cluster, same: Sequence[Event], everything: Sequence[Event]) 
 def _host_may_be_at_fault(rule: Rule) -> bool:
     """Return True if the host that printed a line of `rule` may be at fault.
 
-    The host is not at fault if a restart elsewhere does not help.
+    If a restart does not help, the host is not at fault, except for full memory or storage.
     """
     return rule.kind in _OF_HOSTS and (rule.restart_helps or rule.kind in _OF_ITS_OWN_STATE)
 
@@ -102,7 +105,11 @@ def _host_may_be_at_fault(rule: Rule) -> bool:
 def _leave_out_bystanders(
     rule: Rule, found: dict[str, set[Any]], everything: Iterable[Event]
 ) -> None:
-    """Remove from `found` all that identifies no suspect: all ranks of the job, differing peers."""
+    """Remove from `found` what identifies no suspect.
+
+    For example, all ranks of the job are no suspects, and neither are peers that differ from report
+    to report.
+    """
     logs = {id(event.log): event.log for event in everything}
     known = {rank for log in logs.values() for rank in log.ranks}
     for name, everybody in (("rank", known), ("local_rank", set())):
@@ -110,12 +117,16 @@ def _leave_out_bystanders(
         if len(those) > 1 and those >= everybody and those == set(range(max(those) + 1)):
             found[name] = set()
     if rule.kind in OF_PEERS and len(found["node"]) > 1:
-        # Each rank reports another peer: one fault that no rank names ended them all.
+        # If each rank reports a different peer, a single fault that no rank names ended all of
+        # them.
         found["node"] = set()
 
 
 def _nodes_beside(root: Event, everything: Iterable[Event]) -> set[str]:
-    """Return the node named near the root, if only one is. Ray and MPI report in several lines."""
+    """Return the node that lines near the root name; an empty set unless there is exactly one.
+
+    Ray and MPI report a failure in several lines.
+    """
     beside = (
         event
         for event in everything
@@ -128,14 +139,14 @@ def _nodes_beside(root: Event, everything: Iterable[Event]) -> set[str]:
 
 
 def _died_first(everything: Iterable[Event]) -> set[Any]:
-    """Return the rank that ended before all others, if only one did. Its peers report the loss."""
+    """Return the rank that ended first, whose peers report the loss; an empty set if unclear."""
     dead = (one for one in everything if one.rule.first_death and not one.recovered)
     ranks: set[Any] = _named(dead, {})["rank"]
     return ranks if len(ranks) == 1 else set()
 
 
 def _of_the_only_exit(everything: Iterable[Event]) -> dict[str, set[Any]]:
-    """Return the process or node whose end launchers report, if there is only one.
+    """Return the only process or node whose end a launcher reports; empty if there are several.
 
     This evidence is too weak to exclude a node.
     """
@@ -144,7 +155,7 @@ def _of_the_only_exit(everything: Iterable[Event]) -> dict[str, set[Any]]:
         for event in everything
         if event.rule.kind in ("exit", "death", "crash") and not event.recovered
     ]
-    # These report one process; other lines list all that ended.
+    # These rules report a single process; the lines of other rules list all processes that ended.
     with_pid = [event for event in ends if "pid" in event.captures]
     named = _named(with_pid or ends, {})
     only = {name: values for name, values in named.items() if len(values) == 1}
@@ -163,7 +174,7 @@ def _named(events: Iterable[Event], ranks_by_pid: dict[str, int]) -> dict[str, s
         captures = {**names().told(event.rule.kind, event.text), **event.captures}
         node = "" if event.rule.kind == "exception" else captures.get("node", "").rstrip(".")
         node = "" if _NOBODY.search(node) else node
-        # A rank that reports a peer or another host is not the rank at fault.
+        # A rank that reports on a peer or another host is not at fault itself.
         of_others = event.rule.kind in OF_PEERS or bool(
             node and event.rule.kind in ("fabric", "node")
         )
@@ -176,7 +187,7 @@ def _named(events: Iterable[Event], ranks_by_pid: dict[str, int]) -> dict[str, s
         )
         found["rank"] |= {int(one) for one in _DIGITS.findall(captures.get("ranks", ""))}
         own = None if event.node is None or _NOBODY.search(event.node) else event.node
-        # A local rank alone identifies no process in a job of several hosts.
+        # A local rank without a host identifies no process if the job has several hosts.
         place = _host_may_be_at_fault(event.rule) or (local_rank is not None and rank is None)
         found["node"].add(node or (own if place and not of_others else None))
         found["gpu"].add(captures["gpu"].lower() if "gpu" in captures else None)
@@ -185,9 +196,9 @@ def _named(events: Iterable[Event], ranks_by_pid: dict[str, int]) -> dict[str, s
 
 
 def absent_ranks(events: Iterable[Event]) -> set[int]:
-    """Return the few ranks that reported no timeout of a collective, while all other ranks did.
+    """Return the few ranks that reported no timeout of a collective although all other ranks did.
 
-    If all ranks report the timeout, return the ranks that had enqueued fewer collectives than the
+    If all ranks reported the timeout, return the ranks that had enqueued fewer collectives than the
     others.
     """
     reports = [
@@ -199,7 +210,8 @@ def absent_ranks(events: Iterable[Event]) -> set[int]:
         by_rank = event.log.reporters.get(event.rule.id, {})
         reporting |= by_rank.keys()
         known |= event.log.ranks
-        # Compared within a rule: some rules count enqueued collectives, others timed-out ones.
+        # Numbers are compared only within a rule, since some rules count enqueued collectives, and
+        # others count collectives that timed out.
         enqueued = {rank: work for rank, work in by_rank.items() if work is not None}
         if len(set(enqueued.values())) > 1:
             behind = {rank for rank, work in enqueued.items() if work == min(enqueued.values())}
@@ -207,8 +219,8 @@ def absent_ranks(events: Iterable[Event]) -> set[int]:
                 return behind
     if len(reporting) < 2:
         return set()
-    # Expected are the ranks up to the highest that reports or, if all of these report, all ranks
-    # that ever printed.
+    # A report is expected from all ranks up to the highest one that reports. If all of these
+    # report, it is expected from all ranks that have printed a line.
     absent = set(range(max(reporting) + 1)) - reporting or known - reporting
     return absent if _few(absent, reporting) else set()
 
@@ -218,7 +230,7 @@ def _few(ranks: Collection[int], of: Collection[int]) -> bool:
 
 
 class Names:
-    """The patterns of `names.yaml`."""
+    """The patterns of `names.yaml`, which find the names of ranks, nodes, GPUs and links."""
 
     def __init__(self, given: Sequence[Mapping[str, Any]]) -> None:
         self.examples = [(one["id"], one["kinds"], one["example"], one["tells"]) for one in given]
@@ -229,7 +241,7 @@ class Names:
                 self._by_kind.setdefault(kind, []).append(pattern)
 
     def told(self, kind: str, text: str) -> dict[str, str]:
-        """Return the names in `text`, of an event of `kind`, by group; the first match counts."""
+        """Return the names in the text of an event of `kind`, by group; the first match counts."""
         found: dict[str, str] = {}
         for pattern in self._by_kind.get(kind, ()):
             if match := pattern.search(text):

@@ -1,4 +1,4 @@
-"""Explain a failed device allocation by the sizes that the allocator's own line gives."""
+"""Explain a failed allocation of device memory by the sizes in the allocator's message."""
 
 from typing import Final
 
@@ -15,10 +15,10 @@ _GIB: Final = 1 << 30
 
 
 def memory_advice(text: str) -> str | None:
-    """Explain the sizes in an out-of-memory line; return None if the line has no sizes.
+    """Explain the sizes in an out-of-memory message; return None if the message has no sizes.
 
     Args:
-        text: the line of PyTorch's allocator (CUDA, HIP, XPU, NPU) or of XLA.
+        text: the message of PyTorch's allocator (CUDA, HIP, XPU, NPU) or of XLA.
     """
     if (program := _sizes(_PROGRAM, text)) is not None:
         need, has = program

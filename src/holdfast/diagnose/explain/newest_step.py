@@ -1,4 +1,4 @@
-"""Make an event of the newest step in a log. Only the last step of all counts as an end."""
+"""Make an event from the newest step in a log. Only the last step of the training is an end."""
 
 from typing import Final
 
@@ -23,10 +23,10 @@ LAST_STEP: Final = _rule("last-step", "work_done", "The log reports the last ste
 
 
 def step_rule(text: str, step: int) -> Rule:
-    """Return `LAST_STEP` if the line shows `step` as the last ("48/48"), else `NEWEST_STEP`."""
+    """Return `LAST_STEP` if the line shows that `step` is the last ("48/48"), else `NEWEST_STEP`."""
     epoch = _EPOCH.search(text)
     if "/step" in text or (epoch is not None and epoch[1] != epoch[2]):
-        return NEWEST_STEP  # the last step of an epoch
+        return NEWEST_STEP  # the last step of an epoch only
     for number, total in _OF_ALL.findall(text):
         if number == total and step > 1 and int(number.replace(",", "")) == step:
             return LAST_STEP

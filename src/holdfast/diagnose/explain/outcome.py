@@ -1,8 +1,9 @@
-"""Decide how a job ended, before any cause: completed, stopped, failed, still running or unknown.
+"""Decide how a job ended: completed, stopped, failed, still running or unknown.
 
-Lines of the kind `ending` state ends. An error was survived if the same log later states that the
-work is done. A later error belongs to the teardown if a process without work can raise such an
-error. Exit codes from the supervisor take precedence over the logs.
+This is decided before the cause. Lines of the kind `ending` state how a job or process ended. If a
+log states that the work is done, the job survived all earlier errors in the log. A later error
+belongs to the teardown if its kind is one that a process without work can raise. Exit codes from
+the supervisor take precedence over the logs.
 """
 
 import signal
@@ -33,15 +34,15 @@ _AT_TEARDOWN: Final = frozenset(
         "worker_lost",
     }
 )
-"""Kinds of event that a process without work can log."""
+"""Kinds of events that a process can log after its work is done."""
 _FAILED_TEARDOWN: Final = frozenset(
     {"collective_timeout", "crash", "death", "exit", "frozen", "scheduler"}
 )
-"""The kinds among these that mean a failed process; the other kinds are remarks."""
+"""The subset of these kinds that mean a failed process; the other kinds are only remarks."""
 _OF_TEARDOWN = re2.compile(
     r"(?i)destroy_process_group|\bshut(?:ting)? ?down|\bfinali[sz]|atexit|tear(?:ing)? ?down|__del__|interpreter"
 )
-"""Words in an exception of the teardown."""
+"""Matches words of exceptions that the teardown raises."""
 _CONFIDENCE: Final[dict[Outcome, float]] = {
     "completed": 0.95,
     "completed_teardown_failed": 0.9,
@@ -60,37 +61,38 @@ _ADVICE: Final[dict[Outcome, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """The end of a job."""
+    """The way in which a job ended."""
 
     outcome: Outcome
     stated_by: Event | None = None
-    """The line that states the end, or None."""
+    """The event of the line that states the end, or None."""
     survived: frozenset[int] = frozenset()
-    """Ids of the events that cannot be the cause: errors before the work was done."""
+    """The values `id(event)` of events that cannot be the cause: errors before the work was done.
+    """
 
     @property
     def has_cause(self) -> bool:
-        """Return True if there is a failure or a stop to explain."""
+        """True if there is a failure or a stop to explain."""
         return self.outcome in ("completed_teardown_failed", "stopped", "failed")
 
     @property
     def confidence(self) -> float:
-        """Return the confidence in an outcome without a cause, 0 to 1."""
+        """The confidence in an outcome without a cause, 0 to 1."""
         return _CONFIDENCE[self.outcome]
 
     @property
     def advice(self) -> str:
-        """Return the advice for a person if there is no cause."""
+        """The advice for a person if there is no cause."""
         return _ADVICE[self.outcome]
 
 
 def how_it_ended(events: Sequence[Event], context: JobContext | None = None) -> End:
-    """Decide how the job of `events` ended.
+    """Decide how a job ended.
 
-    A stop counts as a failure here; `stopped_by` separates the two.
+    A stop from outside counts as a failure here; `stopped_by` separates the two later.
 
     Args:
-        events: all events, with the observations of the supervisor.
+        events: all events, including those made from the supervisor's observations.
         context: the supervisor's observations. Their exits take precedence over the logs.
     """
     if context is not None and (context.exits or _failed_otherwise(context)):
@@ -110,7 +112,7 @@ def stopped_by(root: Event | None) -> bool:
 
 
 def _failed_otherwise(context: JobContext) -> bool:
-    """Return True if the supervisor saw a failure that exit codes do not show."""
+    """Return True if the supervisor observed a failure that exit codes do not show."""
     return (
         context.hang is not None
         or context.broken_loss is not None
@@ -125,7 +127,8 @@ def _by_context(events: Sequence[Event], context: JobContext) -> End:
     if not _failed_otherwise(context) and all(one.exit_code == 0 for one in context.exits):
         return End(outcome="completed", stated_by=_latest(ends))
     by_logs = _by_logs(events)
-    # A process that SIGKILL ended may have been saving: the kernel's OOM killer sends SIGKILL.
+    # A process that SIGKILL ended may have been saving, since the kernel's OOM killer sends
+    # SIGKILL.
     was_killed = any(
         one.signal == signal.SIGKILL and one.rank not in context.stopped_ranks
         for one in context.exits
@@ -144,7 +147,7 @@ def _by_context(events: Sequence[Event], context: JobContext) -> End:
 
 
 def _by_logs(events: Sequence[Event]) -> End | None:
-    """Return the end by the statements and errors in the logs, or None."""
+    """Return the end that the statements and errors in the logs show, or None."""
     troubles = [
         one
         for one in events
@@ -190,8 +193,8 @@ def _after_the_work(events: Sequence[Event], troubles: Sequence[Event], done: Ev
 def _work_done(events: Sequence[Event]) -> Event | None:
     """Return the last statement that the work is done.
 
-    The last step of all is no such statement if an error follows: the save after the last step may
-    have failed.
+    The last step of the training is no such statement if an error follows, since the save after the
+    last step may have failed.
     """
     return _latest(
         [
@@ -203,7 +206,7 @@ def _work_done(events: Sequence[Event]) -> Event | None:
 
 
 def _is_trouble(event: Event, end: Event) -> bool:
-    """Return True if `event` is an error after `end`, or in another log."""
+    """Return True if `event` is an error after `end`, or an error in another log."""
     return (
         (event.log is not end.log or _is_after(event, end))
         and not (event.recovered or event.demoted)
@@ -212,7 +215,7 @@ def _is_trouble(event: Event, end: Event) -> bool:
 
 
 def _stating(events: Iterable[Event], *endings: Ending) -> list[Event]:
-    """Return the lines that state one of `endings` and after which training did not continue."""
+    """Return the events that state one of `endings`, unless training continued after them."""
     return [
         one
         for one in events
@@ -221,12 +224,12 @@ def _stating(events: Iterable[Event], *endings: Ending) -> list[Event]:
 
 
 def _went_on(event: Event) -> bool:
-    """Return True if the log has later steps than before `event`, or a restart."""
+    """Return True if the log has later steps or a restart after `event`."""
     return event.own_progress or event.log.steps.went_on(event.before)
 
 
 def _latest(events: Sequence[Event]) -> Event | None:
-    """Return the last of `events` in a log; of several logs, the first by name."""
+    """Return the last of `events` in its log; of several logs, the first log by name."""
     by_log: dict[int, Event] = {}
     for one in events:
         held = by_log.get(id(one.log))
@@ -236,19 +239,20 @@ def _latest(events: Sequence[Event]) -> Event | None:
 
 
 def _is_after(event: Event, end: Event) -> bool:
-    # All lines of a record (`sacct --json`) have one place, so none comes before another.
+    # All lines made from one record (`sacct --json`) have the same line number, so none is before
+    # another.
     return event.log is end.log and event is not end and event.log_line >= end.log_line
 
 
 def _is_serious(event: Event) -> bool:
-    """Return True if a part of the work failed, rather than the teardown."""
+    """Return True if the event means that a part of the work failed, instead of the teardown."""
     if event.caught == "the interpreter" or _OF_TEARDOWN.search(event.text):
         return False
     return event.rule.kind not in _AT_TEARDOWN
 
 
 def _fails_teardown(event: Event) -> bool:
-    """Return True if a process failed with the event. A requested end is no failure."""
+    """Return True if the event means a failed process. A requested end is no failure."""
     if event.rule.kind in _FAILED_TEARDOWN:
         return event.rule.kind != "exit" or not stopped_by(event)
     return event.whole_traceback and event.caught != "the interpreter"

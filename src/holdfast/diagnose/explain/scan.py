@@ -1,4 +1,4 @@
-"""Convert log files to events, in bounded memory: the lines that a rule matches, with context."""
+"""Convert log files to events, which are the lines that a rule matches, in bounded memory."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,56 +27,54 @@ from holdfast.diagnose.logs.tracebacks import Caught, Raised, TracebackReader
 from holdfast.diagnose.rules.rules import ROUTINE, Rule, RuleSet, Where
 
 KEPT_PER_RULE: Final = 16
-"""Events of one rule that are kept in one log: so many since the last progress, and so many last.
-"""
+"""For each rule, this many first events (not survived) and last events of a log are kept."""
 _STREAMS_LIMIT: Final = 4096
 _PROGRESS_WINDOW_BYTES: Final = 64 * 1024
 _PROGRESS_LINES: Final = 16
-"""The lines of progress that are read before an event or a block's end; older ones add nothing."""
+"""The number of last progress lines that are read before an event or the end of a block."""
 _SHAPES_LIMIT: Final = 65_536
 _OF_PROGRAMS: Final = frozenset({"exception", "suspect"})
-"""Kinds that concern only the program: in an exit handler, such an error is no root."""
+"""Kinds of errors of only the program. If an exit handler raises one, the error is no root."""
 _OF_A_CALL: Final = _OF_PROGRAMS | {"service", "disk", "device_memory"}
-"""Kinds of error that a program can catch and survive."""
+"""Kinds of errors that a program can catch and survive."""
 _OUTLIVED_LINES: Final = 20
-"""The least lines between two errors of a process of which the first did not cause the second."""
+"""With at least this many lines between, a first error of a process did not cause a second."""
 _ONE_DIGIT: Final = bytes.maketrans(b"123456789", b"000000000")
 _TORN_LINES: Final = 5000
-"""Lines of other processes after which an unfinished traceback counts as torn."""
+"""An unfinished traceback is cut off after this number of lines of other processes."""
 _BACK_S: Final = 30.0
-"""The greatest disorder of the lines of several processes."""
+"""The largest disorder of lines, in seconds; a larger one shows that logs were concatenated."""
 _MATCHES_LIMIT: Final = 512
-"""The lines matching the prefilter that are read in search of `_PROGRESS_LINES`."""
+"""The largest number of lines that pass the prefilter and are read to find `_PROGRESS_LINES`."""
 _COUNTER_LINES: Final = 128
-"""The last lines before an event that are searched for counters."""
+"""The number of last lines before an event that are searched for counters."""
 _FEW_COUNTER_LINES: Final = 16
-"""The same limit if events are close together."""
+"""The number of lines that are searched before an event if events are close together."""
 _COUNTER_SHARE: Final = 4
 _ALWAYS_COUNTER_LINES: Final = 4096
-"""Lines of a log that are always searched; later, one line in `_COUNTER_SHARE` is searched."""
+"""After this number of lines, only one in `_COUNTER_SHARE` lines is searched for counters."""
 _ENDS: Final = frozenset({"exit", "death", "crash", "node", "scheduler", "teardown"})
-"""Kinds that report an end. Earlier errors were not survived, even if the next attempt repeats one.
-"""
+"""Kinds of events that report an end. Errors before an end were not survived."""
 
 StreamKey: TypeAlias = int | tuple[str | int | None, ...] | None
-"""A rank; if unknown, the host with the local rank or the process."""
+"""A rank or, if the rank is unknown, the host with the local rank or the process."""
 
 
 @dataclass
 class Stream:
-    """One rank's part of a log."""
+    """The lines of one rank in a log."""
 
     steps: OwnSteps = field(default_factory=OwnSteps)
     tracebacks: TracebackReader = field(default_factory=TracebackReader)
     chain: "Event | None" = None
     """The event that is the root of the newest chain of tracebacks so far."""
     newest: "Event | None" = None
-    """The newest error that ended a traceback."""
+    """The newest error that ended a traceback of this stream."""
 
 
 @dataclass(eq=False, kw_only=True)
 class Event:
-    """A line and the rule that matches the line."""
+    """A line, and the rule that matches the line."""
 
     rule: Rule
     captures: dict[str, str]
@@ -87,47 +85,48 @@ class Event:
     rank: int | None
     local_rank: int | None
     node: str | None
-    """The host in the line's prefix."""
+    """The host that the prefix of the line names."""
     stream: Stream
     log: "_Log"
     log_line: int
-    """The number of lines of the log up to this line, over all parts."""
+    """The number of this line, counted over all parts of a rotated log."""
     frame_lines: int
-    """The number of traceback lines among these."""
+    """The number of lines up to here that are frames or source code in tracebacks."""
     before: Before
     """The progress of the job at this line."""
     script: str = ""
-    """The program whose traceback the line ends."""
+    """The script of the program whose traceback the line ends."""
     introduced: bool = False
-    """True if the traceback begins behind other words of its line."""
+    """True if other words stand before the beginning of the traceback in the same line."""
     survived_before: int = 0
     """The number of times that the job survived the same error before."""
     time_s: float | None = None
-    """Seconds since 1970 in the log's zone: the time in the line, or else the last one before."""
+    """The time of the line, or else the last one before, in seconds since 1970 in the log's zone.
+    """
     has_own_time: bool = False
     whole_traceback: bool = False
     demoted: bool = False
-    """A better line of the same chain states the root, or Python continued after this one."""
+    """True if a line of the same chain is a better root, or Python went on after the exception."""
     caught: Caught = "nobody"
-    """The catcher that printed the traceback."""
+    """The printer of the traceback, such as a thread or the interpreter."""
 
     @property
     def recovered(self) -> bool:
-        """Return True if the rank, or the job for long enough, made new steps after the event."""
+        """True if the rank made new steps after the event, or the job made enough new steps."""
         if self.log.clock.is_before(self.log.last_step_s, self.time_s):
-            return False  # an earlier step of a concatenated log
+            return False  # the steps are of an earlier log that was concatenated
         if self.own_progress or self.log.steps.went_on(self.before):
             return True
         return self.log.steps.total < STEPS_SURVIVED and self.log.counters.went_on(self.before)
 
     @property
     def of_generated_program(self) -> bool:
-        """Return True if the event ends the traceback of one of many generated programs."""
+        """True if the event ends the traceback of one of many generated programs."""
         return bool(self.script) and self.log.programs.is_generated(self.script)
 
     @property
     def is_report(self) -> bool:
-        """Return True if the job's text introduces or quotes a line, maybe of another program."""
+        """True if text of the job introduces or quotes the line, which may be about another program."""
         if self.introduced:
             return not self.log.programs.is_own_folder(self.script)
         if self.whole_traceback or "\\n" not in self.text:
@@ -137,17 +136,17 @@ class Event:
 
     @property
     def own_progress(self) -> bool:
-        """Return True if the event's rank is known and made progress after the event."""
+        """True if the rank of the event is known and made progress after the event."""
         return self.rank is not None and own_went_on(self.stream.steps, self.before)
 
     @property
     def outlived(self) -> bool:
-        """Return True if the process logged many lines, another error, and then few lines."""
+        """True if the process logged many lines after the event, another error, and then few lines."""
         last, log = self.stream.newest, self.log
         if last is None or last is self or self.rule.kind not in _OF_A_CALL:
             return False
         if log.ranks and not self.is_of_named_process:
-            return False  # another rank may have raised the other error
+            return False  # another rank may have raised it
         between = (last.log_line - last.frame_lines) - (self.log_line - self.frame_lines)
         after = (log.lines - log.frame_lines) - (last.log_line - last.frame_lines)
         return (
@@ -156,17 +155,17 @@ class Event:
 
     @property
     def is_of_named_process(self) -> bool:
-        """Return True if the line or its file identifies the process, by rank or otherwise."""
+        """True if the line or its file identifies the process, by rank or otherwise."""
         return self.stream is not self.log.streams.get(None)
 
     @property
     def lines_below(self) -> int:
-        """Return the lines of the log after the event, per rank of the log."""
+        """The number of lines of the log after the event, divided by the number of ranks in the log."""
         return (self.log.lines - self.log_line) // max(1, len(self.log.ranks))
 
 
 class _Clock:
-    """The times of one log, as its lines state them."""
+    """The times that the lines of one log state."""
 
     def __init__(self) -> None:
         self.last_s: float | None = None
@@ -175,7 +174,7 @@ class _Clock:
         self._by_form: dict[str, float] = {}
 
     def note(self, stamp: Stamp | None) -> float | None:
-        """Record the time of a line; return the last time, which applies to lines without one."""
+        """Record the time of a line; return the last time, which lines without a time inherit."""
         if stamp is not None:
             before = self._by_form.get(stamp.form, stamp.seconds)
             self.went_back |= stamp.seconds < before - _BACK_S
@@ -183,7 +182,7 @@ class _Clock:
         return self.last_s
 
     def is_before(self, one_s: float | None, other_s: float | None) -> bool:
-        """Return True if `one_s` is before `other_s` in a log whose times went back."""
+        """Return True if `one_s` is before `other_s`, and the times of the log went back."""
         return self.went_back and one_s is not None and other_s is not None and one_s < other_s - 1
 
 
@@ -195,7 +194,7 @@ class _Log:
         self.shapes = shapes
         """Hashes of lines to skip. One hash covers all digits, unless digits matter to a rule."""
         self.ranks = ranks
-        """The ranks of the job that any of its logs names."""
+        """The ranks that any log of the job names."""
         self.prefixes = Prefixes()
         self.clock = _Clock()
         self.last_step_s: float | None = None
@@ -206,31 +205,31 @@ class _Log:
         self.programs = Programs()
         self.lines = 0
         self.frame_lines = 0
-        """The number of traceback lines among these."""
+        """The number of lines so far that are frames or source code in tracebacks."""
         self.streams: dict[StreamKey, Stream] = {}
         self.tracebacks = TracebackReader()
-        """All streams together: launchers may prefix the lines of one traceback differently."""
+        """Reads all streams together, since one traceback may have several kinds of prefixes."""
         self.open: dict[StreamKey, int] = {}
-        """For each stream inside a traceback, which needs all lines: the log line of its last line.
-        """
+        """The number of the last line of each stream that is inside a traceback."""
         self.reporters: dict[str, dict[int, int | None]] = {}
-        """By rule: the ranks that reported such an event, and their last enqueued number."""
+        """By rule id, the ranks that reported an event, with their last enqueued collectives."""
         self.block = b""
         self.block_times = BlockTimes(b"")
         self.progress_at = -1
-        """The offset in the block of the next line of progress; -1 before a search."""
+        """The offset in the block of the next progress line; -1 if it was not searched yet."""
         self.line_start = self.line_end = 0
         self.steps_noted_to = 0
         """The offset up to which progress is recorded; the rest waits until an event needs it."""
         self.newest_at: tuple[int, Line] | None = None
-        """The offset in the block of its newest line of progress, and the line."""
+        """The offset in the block of its newest progress line, and this line."""
         self.newest: Event | None = None
-        """The newest line of progress."""
+        """The event of the newest progress line."""
         self.first: dict[str, list[Event]] = {}
         self.last: dict[str, deque[Event]] = {}
         self.steps_noted = 0
         self.weighed: dict[str, tuple[int, int, bool]] = {}
-        """By rule: the signs of survival at the last check. Without new signs, no check is made."""
+        """By rule id, the signs of survival at the last check. Only new signs lead to a new check.
+        """
 
     def stream(self, key: StreamKey) -> tuple[StreamKey, Stream]:
         if key not in self.streams:
@@ -277,7 +276,7 @@ class Scan:
         self._ranks: set[int] = set()
 
     def block(self, file: LogFile, block: bytes, number: int) -> None:
-        """Scan whole lines of `file`; `number` is the line number of the first."""
+        """Scan a block of whole lines of `file`; `number` is the line number of the first line."""
         self.know(file)
         _scan_block(self._log(file.group), file, plain_text(block), number)
 
@@ -287,11 +286,11 @@ class Scan:
             self._ranks.add(file.rank)
 
     def line(self, file: LogFile, text: str, number: int) -> None:
-        """Scan one line that represents a record or a supervisor's observation (number 0)."""
+        """Scan one line that represents a record; `number` is 0 for a supervisor's observation."""
         _scan_line(self._log(file.group), file, clean_line(text.encode("utf-8", "replace"), number))
 
     def events(self) -> list[Event]:
-        """Return the events so far."""
+        """Return the events found so far."""
         return [event for log in self._logs.values() for event in log.events()]
 
     def _log(self, group: str) -> "_Log":
@@ -301,7 +300,7 @@ class Scan:
 
 
 def scan(files: Iterable[LogFile], rules: RuleSet, reading: Reading | None = None) -> list[Event]:
-    """Return the events of all files; the parts of a rotated log are read as one."""
+    """Return the events of all files; the parts of a rotated log are read as one log."""
     reading = Reading() if reading is None else reading
     records, logs = record_lines(list(files), reading)
     scan = Scan(rules)
@@ -316,7 +315,7 @@ def scan(files: Iterable[LogFile], rules: RuleSet, reading: Reading | None = Non
 
 
 def scan_texts(texts: Iterable[str], rules: RuleSet) -> list[Event]:
-    """Return the events of lines that stand in no file; their line number is 0."""
+    """Return the events of lines that are in no file; their line number is 0."""
     log = _Log(rules, set(), set())
     for text in texts:
         line = clean_line(text.encode(), 0)
@@ -332,7 +331,7 @@ def _scan_block(log: _Log, file: LogFile, block: bytes, number: int) -> None:
     for raw in block.split(b"\n"):
         if raw:
             for part in raw.split(b"\r") if b"\r" in raw else (raw,):
-                # Most lines are known apart from their numbers, and cost only this lookup.
+                # Most lines differ from earlier ones only in numbers, and cost only this lookup.
                 shape = hash(part.translate(_ONE_DIGIT))
                 if log.open or (shape not in log.shapes and hash(part) not in log.shapes):
                     log.line_start, log.line_end = position, position + len(part) + 1
@@ -345,7 +344,7 @@ def _scan_block(log: _Log, file: LogFile, block: bytes, number: int) -> None:
     _note_progress(log, file, len(block), len(block))
     _note_newest(log, file, start, start_line)
     log.clock.note(log.block_times.last(len(block), log.clock.last_s))
-    # Each log would keep a block otherwise.
+    # Otherwise, each log would keep a block in memory.
     log.block, log.block_times = b"", BlockTimes(b"")
 
 
@@ -372,7 +371,7 @@ def _line_end(block: bytes, position: int) -> int:
 
 
 def _note_progress(log: _Log, file: LogFile, end: int, resume: int) -> None:
-    """Record the last steps before `end` and after the last event; older steps change nothing."""
+    """Record the last progress lines between the last event and `end`; older lines change nothing."""
     block, first, start = log.block, log.steps_noted_to, log.steps_noted_to
     log.steps_noted_to = resume
     if log.steps.total < STEPS_SURVIVED:
@@ -389,13 +388,13 @@ def _note_progress(log: _Log, file: LogFile, end: int, resume: int) -> None:
         for match in reversed(list(PROGRESS.finditer(block, window, end))):
             seen += 1
             low, line = _line_of(log, match, first)
-            if reported(line.text) is not None:  # bars that count something else are left out
+            if reported(line.text) is not None:  # bars that count other things are left out
                 noted.appendleft((low, line))
             if len(noted) == _PROGRESS_LINES or seen == _MATCHES_LIMIT:
                 break
         end = window
     if log.steps.is_empty and noted and (earliest := PROGRESS.search(block, first, resume)):
-        # Without the first step, an error before that step would never count as survived.
+        # Without the first step, an error before it would never count as survived.
         noted.appendleft(_line_of(log, earliest, first))
     for low, line in noted:
         stamp = time_of_line(line.time, line.text, log.clock.last_s)
@@ -405,7 +404,10 @@ def _note_progress(log: _Log, file: LogFile, end: int, resume: int) -> None:
 
 
 def _has_progress(log: _Log, start: int, end: int) -> bool:
-    """Return True if a part of the block looks like progress. Parts must be in ascending order."""
+    """Return True if the block may have progress between `start` and `end`.
+
+    Calls must be in ascending order of `start`.
+    """
     if log.progress_at < start:
         found = PROGRESS.search(log.block, start)
         log.progress_at = len(log.block) if found is None else found.start()
@@ -413,7 +415,10 @@ def _has_progress(log: _Log, start: int, end: int) -> bool:
 
 
 def _note_newest(log: _Log, file: LogFile, number: int, log_line: int) -> None:
-    """Make an event of the block's newest step; the block begins at these lines of file and log."""
+    """Make an event of the newest step in the block.
+
+    The first line of the block has `number` in the file, and `log_line` in the log.
+    """
     if log.newest_at is None:
         return
     position, line = log.newest_at
@@ -425,20 +430,20 @@ def _note_newest(log: _Log, file: LogFile, number: int, log_line: int) -> None:
 
 
 def _line_of(log: _Log, match: Any, first: int) -> tuple[int, Line]:
-    """Return the offset of the line with a match in the block, and the line."""
+    """Return the line of the block that contains `match`, and its offset."""
     low = _line_start(log.block, first, match.start())
     high = min(_line_end(log.block, match.end()), low + LINE_LIMIT_BYTES)
     return low, clean_line(log.block[low:high], 0, log.prefixes)
 
 
 def _last_lines(block: bytes, start: int, end: int, most: int) -> Sequence[bytes]:
-    """Return the last lines of a part of a block; the first may be incomplete."""
+    """Return up to `most` last lines between `start` and `end`; the first may be incomplete."""
     start = max(start, end - _PROGRESS_WINDOW_BYTES)
     return block[start:end].splitlines()[-most:]
 
 
 def _note_time(log: _Log, stamp: Stamp | None, line_start: int) -> float | None:
-    """Return the time of a line of the block: its own stamp, or else the last one before."""
+    """Return the time of a line in the block: its own time stamp, or else the last one before."""
     return log.clock.note(stamp or log.block_times.last(line_start, log.clock.last_s))
 
 
@@ -464,14 +469,14 @@ def _key(line: Line, file: LogFile) -> StreamKey:
 
 
 def _scan_line(log: _Log, file: LogFile, line: Line) -> bool:
-    """Scan one line; return True if later lines of its shape must be scanned too."""
+    """Scan one line; return True if later lines of the same shape must be scanned, too."""
     key, stream = log.stream(_key(line, file))
     raised = stream.tracebacks.feed(line)
     mixed = log.tracebacks.feed(line)
     _note_open(log, key, stream)
     if stream.tracebacks.is_open and raised is None and (line.text[:1] in " \t" or not line.text):
         log.frame_lines += 1
-        return True  # a frame or its source text, which may quote anything
+        return True  # a frame, or its source code, which may contain any text
     if raised is not None:
         event = _note(log, file, raised.line, stream, raised)
         _link(stream, raised, event)
@@ -487,7 +492,7 @@ def _scan_line(log: _Log, file: LogFile, line: Line) -> bool:
 def _note_open(log: _Log, key: StreamKey, stream: Stream) -> None:
     log.open.pop(key, None)
     if stream.tracebacks.is_open:
-        log.open[key] = log.lines  # at the end of the order: the first stream was silent longest
+        log.open[key] = log.lines  # moves it to the end: the first is silent longest
     oldest = next(iter(log.open), key)
     if log.lines - log.open.get(oldest, log.lines) > _TORN_LINES:
         log.streams[oldest].tracebacks.is_open = False
@@ -569,11 +574,12 @@ def _printed_by(line: Line, captures: dict[str, str], file: LogFile | None) -> i
 
 
 def _link(stream: Stream, raised: Raised, event: Event | None) -> None:
-    """Choose the link of a chain of tracebacks that represents the root.
+    """Choose the exception of a chain of tracebacks that represents the root.
 
-    * `raise … from cause`: the cause
-    * an error while another is handled: the later error, unless the earlier one is more specific
-    * the original traceback that PyTorch repeats inside a message: the original
+    * For `raise … from cause`, the cause is chosen.
+    * For an error while another was handled, the later error is chosen, unless the earlier one is
+      more specific.
+    * If PyTorch repeats the original traceback inside a message, the original is chosen.
     """
     if event is None:
         return

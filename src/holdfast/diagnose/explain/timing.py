@@ -1,6 +1,6 @@
-"""Compare the times of two events to decide whether one can have brought about the other.
+"""Compare the times of two events to decide if one can have caused the other.
 
-Without a time, or with two clocks that cannot be compared, each cost is 0.
+If a time is unknown, or if two clocks cannot be compared, the cost is 0.
 """
 
 import math
@@ -13,40 +13,42 @@ from holdfast.diagnose.explain.scan import Event
 from holdfast.diagnose.logs.times import waited_s
 
 _SLACK_S: Final = 60.0
-"""The greatest delay of a cause behind its effect in print: output is buffered, and the clocks of
-nodes differ."""
+"""The largest time by which a cause may appear later than its effect, since output is buffered and
+the clocks of nodes differ."""
 _AFTER_ITS_EFFECT: Final = 4.0
 NOT_WHEN_THE_WAIT_BEGAN: Final = 1.5
-"""The cost of a cause that did not happen when the wait began, if another cause did."""
+"""The cost of a cause that did not happen at the start of a timed-out wait, if another cause did.
+"""
 _LATE_SHARE: Final = 0.1
-"""The share of a wait by which the wait may begin before its cause: the collective is entered, then
-a peer dies."""
+"""A wait may start before its cause by this share of the wait, since ranks enter a collective and
+then a peer dies."""
 _EARLY_S: Final = 300.0
 _SOON_S: Final = 900.0
 _LONG_AFTER_ITS_CAUSE: Final = 1.5
-"""The cost of an effect without a wait that comes more than `_SOON_S` after its cause."""
+"""The cost of an effect that comes more than `_SOON_S` after its cause without having waited."""
 _SAME_END_S: Final = 900.0
 _INCOMPARABLE_S: Final = 30 * 86_400.0
-"""Two times further apart than this lack a year or a day."""
+"""If two times are further apart than this, the year or the day of one of them is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The time in which equal events were printed."""
+    """The time span in which equal events were printed."""
 
     first_s: float
-    """The earliest time of the events; the first was not printed before."""
+    """The earliest time of the events. It is a lower bound: the first event was not printed before.
+    """
     printed_s: float | None
-    """The time of the first event with a time in its own line."""
+    """The earliest time that the line of an event itself states; None if no line states a time."""
     last_s: float
     clock: int
-    """The number of the clock; spans of one clock can be compared."""
+    """The number of the clock. Only spans of the same clock can be compared."""
     waited_s: float | None = None
-    """For a timeout: the seconds of the wait before the line was printed."""
+    """For a timeout, the seconds of waiting before the line was printed."""
 
 
 def follows_cost(cause: Span | None, effect: Span | None) -> float:
-    """Return the nats that time adds to the cost of `cause` bringing about `effect`."""
+    """Return the surcharge, in nats, that the times put on the edge from `cause` to `effect`."""
     if cause is None or effect is None or effect.printed_s is None or cause.clock != effect.clock:
         return 0.0
     late_s = cause.first_s - effect.printed_s
@@ -59,7 +61,7 @@ def follows_cost(cause: Span | None, effect: Span | None) -> float:
 
 
 def began_wait(cause: Span | None, effect: Span | None) -> bool | None:
-    """Return True if `cause` happened when the wait of `effect` began; None if not comparable."""
+    """Return True if `cause` happened when the wait of `effect` started; None if incomparable."""
     if cause is None or effect is None or effect.printed_s is None or cause.clock != effect.clock:
         return None
     if effect.waited_s is None or cause.waited_s is not None:
@@ -71,7 +73,10 @@ def began_wait(cause: Span | None, effect: Span | None) -> bool | None:
 
 
 def clocks_of(events: Iterable[Event]) -> dict[int, int]:
-    """Return the clock number of each log by the log's `id`. Logs with one clock end together."""
+    """Return the clock number of each log, by `id(log)`.
+
+    Logs that end at about the same time are assumed to have the same clock.
+    """
     ends_s = {id(one.log): one.log.clock.last_s for one in events}
     clocks: dict[int, int] = {}
     clock, before_s = -1, -math.inf
@@ -82,7 +87,7 @@ def clocks_of(events: Iterable[Event]) -> dict[int, int]:
 
 
 def span_of(events: Iterable[Event], clocks: Mapping[int, int]) -> Span | None:
-    """Return the span of `events` on the clock of most of them; None without any time."""
+    """Return the time span of `events` on their most frequent clock; None if no time is known."""
     timed = [(one.time_s, one) for one in events if one.time_s is not None]
     if not timed:
         return None

@@ -1,7 +1,8 @@
-"""Find log files and read these, or standard input, as blocks of whole lines, in bounded memory.
+"""Find log files, and read files or standard input as blocks of whole lines, in bounded memory.
 
-Unusable files are listed in `Found.notes` or `Reading.notes` instead of raised: logs on a broken
-disk, incomplete compressed files, binary files. `find_files` raises only if no path exists.
+An unusable file raises no error, but is listed in `Found.notes` or `Reading.notes`. Examples are
+logs on a broken disk, incomplete compressed files and binary files. `find_files` raises an error
+only if no path exists.
 """
 
 import glob
@@ -19,7 +20,7 @@ from typing import Any, Final
 from holdfast.core.errors import NotFound
 
 LINE_LIMIT_BYTES: Final = 16 * 1024
-"""The bytes that are kept of one line; the rest of a longer line is skipped."""
+"""The number of bytes that are kept of a line; the rest of a longer line is skipped."""
 BLOCK_BYTES: Final = 1 << 20
 STDIN: Final = "-"
 _FILES_LIMIT: Final = 100_000
@@ -27,11 +28,13 @@ _DEPTH_LIMIT: Final = 8
 _SNIFFED_BYTES: Final = 4096
 _END_BYTES: Final = 64
 _PACKED_BYTES: Final = 1024
-"""The bytes of a compressed file that are decompressed at once. The text may be a thousand times as
-long, or 32 MiB with zstd."""
+"""The number of bytes of a compressed file that are decompressed at once. It must be small, since
+the text can be a thousand times as long (or 32 MiB with zstd)."""
 _WINDOW_BYTES: Final = 1 << 27
 _BINARY_SHARE: Final = 0.1
-"""The share of control characters and invalid UTF-8 bytes from which a file counts as binary."""
+"""A file counts as binary if at least this share of its bytes are control characters or invalid
+UTF-8.
+"""
 _OTHER_COMPRESSION: Final = {
     b"\xfd7zXZ\x00": "xz",
     b"BZh": "bzip2",
@@ -47,7 +50,9 @@ _LOG_NAME = re.compile(
     r"(?i)(?:\.(?:log|out|err|txt|stdout|stderr|json|jsonl)(?:[.-][\w.-]+)?$|^(?:stdout|stderr|dmesg|syslog|messages|kern|journal|sacct|slurm-)"
     r"|(?:nccl|hccl|comm_lib)_trace|(?:^|_)trace_(?:rank_)?\d+$|\.o[0-9]+$|\.e[0-9]+$)"
 )
-"""Names of logs in an output folder. Other files (weights, sources, data) are not opened."""
+"""Matches the names of logs in an output folder. Other files, such as weights, source code and
+data, are not opened.
+"""
 _JSON_NAME = re.compile(r"(?i)\.jsonl?(?:\.gz|\.zst)?$")
 _TEXT = bytes({7, 8, 9, 10, 12, 13, 27} | set(range(0x20, 0x100)) - {0x7F})
 
@@ -58,17 +63,17 @@ class LogFile:
 
     path: Path
     group: str
-    """The path without the number of the rotated part. The parts of one group are one log."""
+    """The path without the number of a rotated part. All parts with the same group are one log."""
     part: int
-    """0 for the newest part; larger numbers are older."""
+    """The number of the rotated part: 0 for the newest, larger for older parts."""
     rank: int | None
-    """The rank that wrote the log, from its name (`rank-N.log`) or torchrun's folders
-    (`attempt_0/N/stderr.log`)."""
+    """The rank that wrote the log, taken from the file name (`rank-N.log`) or from torchrun's
+    folders (`attempt_0/N/stderr.log`); None if unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """The files of a job, older parts of a rotated log first, and notes on unusable files."""
+    """The files of a job, with older parts of a rotated log first, and notes on unusable files."""
 
     files: tuple[LogFile, ...] = ()
     notes: tuple[str, ...] = ()
@@ -76,10 +81,10 @@ class Found:
 
 @dataclass(kw_only=True)
 class Reading:
-    """The progress and the problems of reading files."""
+    """The progress of reading files, and notes on problems."""
 
     bytes_in: int = 0
-    """Bytes of text, after decompression."""
+    """The number of bytes read, after decompression."""
     notes: list[str] = field(default_factory=list)
 
 
@@ -148,7 +153,7 @@ _SILENT: Final = " "
 
 
 def _unusable(file: Path, *, named: bool) -> str:
-    """Return why a file is not read, in a sentence; empty if the file is read."""
+    """Return a sentence on why a file cannot be used; an empty text if it can."""
     if file == Path(STDIN):
         return ""
     try:
@@ -170,13 +175,13 @@ def _unusable(file: Path, *, named: bool) -> str:
     if _compression(start) or not start or is_flight_record(file, start):
         return ""
     if _JSON_NAME.search(file.name) and not named and not is_record(start):
-        return _SILENT  # a configuration or a result, not a log
+        return _SILENT  # JSON that is a configuration or a result, not a log
     if other := next(
         (name for magic, name in _OTHER_COMPRESSION.items() if start.startswith(magic)), None
     ):
         return f"{file}: compressed with {other}. Unpack it first; passed over."
-    # A log may begin with NULs after a crash or a rotation, so the middle and the end are sampled
-    # too.
+    # After a crash or a rotation, a log may begin with NUL bytes. So the middle and the end are
+    # sampled, too.
     if all(map(_strange, (start, *others))):
         return f"{file}: a binary file, not a log; passed over."
     return ""
@@ -188,7 +193,7 @@ def _strange(sample: bytes) -> bool:
 
 
 def is_record(start: bytes) -> bool:
-    """Return True if text begins like a JSON record.
+    """Return True if a file with the first bytes `start` is a JSON record.
 
     Records are `sacct --json`, torch elastic's error file, journal exports and container logs.
     """
@@ -204,7 +209,7 @@ def is_flight_record(file: Path, start: bytes) -> bool:
 
 
 def rank_by_name(name: str) -> int | None:
-    """Return the rank in a file's name: `rank-3.log` or a rotated part."""
+    """Return the rank in the name of a file, such as `rank-3.log`, or of its rotated parts."""
     rank = _RANK_FILE.search(name)
     return int(rank[1]) if rank else None
 
@@ -224,10 +229,11 @@ def _log_file(path: Path) -> LogFile:
 
 
 def read_blocks(path: Path, reading: Reading | None = None) -> Iterator[tuple[bytes, int]]:
-    r"""Yield blocks of whole lines with the number of their first line, up to the present size.
+    r"""Yield blocks of whole lines, each with the number of its first line.
 
-    A carriage return also ends a line (progress bars redraw with it), but only `\n` is counted, as
-    in editors. If the file becomes unreadable, the blocks end there and `reading` has a note.
+    Text that is appended during the call is not read. A carriage return also ends a line, since
+    progress bars are redrawn with it, but only `\n` counts in line numbers, as in editors. If the
+    file becomes unreadable, no more blocks follow, and `reading` has a note.
     """
     reading = Reading() if reading is None else reading
     try:
@@ -242,7 +248,7 @@ def read_blocks(path: Path, reading: Reading | None = None) -> Iterator[tuple[by
                 lambda count: os.read(file.fileno(), count), status.st_size if regular else None
             )
             yield from _whole_lines(_unpacked_if_need_be(raw, path, reading), reading)
-    except OSError as error:  # a log on a broken disk: the part before is used
+    except OSError as error:  # such as a log on a broken disk: the part before is used
         reading.notes.append(
             f"{path}: not readable to its end ({error.strerror}); used up to there."
         )
@@ -288,12 +294,12 @@ def _unzstd() -> Callable[[], Any]:
 
 
 def _unpacked(raw: Iterator[bytes], begin: Callable[[], Any]) -> Iterator[bytes]:
-    """Decompress one member after another, as log rotation appends members.
+    """Decompress a file that may consist of several members, since log rotation appends members.
 
-    The text before an error is yielded.
+    All text before an error is yielded before the error is raised.
 
     Raises:
-        EOFError: the last member is incomplete.
+        EOFError: the last member of the file is incomplete.
         ValueError: the data are damaged.
     """
     stream, within = begin(), False
@@ -321,7 +327,7 @@ def _unpacked(raw: Iterator[bytes], begin: Callable[[], Any]) -> Iterator[bytes]
 def _decompressed(stream: Any, data: bytes) -> bytes:
     try:
         found: bytes = stream.decompress(data)
-    except Exception as error:  # zlib's and zstandard's own classes
+    except Exception as error:  # the errors of zlib and zstandard
         raise ValueError(str(error)) from error
     return found
 
@@ -329,7 +335,7 @@ def _decompressed(stream: Any, data: bytes) -> bytes:
 def _whole_lines(chunks: Iterable[bytes], reading: Reading) -> Iterator[tuple[bytes, int]]:
     number = 1
     carry = b""
-    cutting = False  # the carried line reached its limit: skip to its end
+    cutting = False  # the incomplete line has reached its limit: skip to its end
     for chunk in chunks:
         data = chunk
         reading.bytes_in += len(data)

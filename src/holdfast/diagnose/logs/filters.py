@@ -1,8 +1,8 @@
-"""Recognise routine lines by filter rules, which are packaged or learned from good runs.
+"""Recognise routine lines by filters, which are packaged or learned from good runs.
 
-A filter file (`filters.yaml`) is a list of `{id, pattern, source, match}`. `compress` drops lines
-that a filter matches, without their prefixes. The scan needs no filters, since it reads only lines
-with a rule's hot words.
+A filter file, such as `filters.yaml`, is a list of entries `{id, pattern, source, match}`. Filters
+are matched with lines without prefixes. `compress` drops the lines that a filter matches. The scan
+needs no filters, since it reads only lines with a hot word of a rule.
 """
 
 import functools
@@ -33,7 +33,7 @@ class Filter:
 
 
 class Filters:
-    """A set of filters that are matched together."""
+    """Filters that are matched together in one pass."""
 
     def __init__(self, filters: Iterable[Filter]) -> None:
         self.filters = tuple(filters)
@@ -55,7 +55,7 @@ def packaged_filters() -> tuple[Filter, ...]:
 
 
 def parse_filters(name: str, text: str) -> tuple[Filter, ...]:
-    """Return the filters in a file.
+    """Return the filters in a file with the name `name` and the content `text`.
 
     Raises:
         BadUse: the file is malformed; the message names the file and the filter.

@@ -1,8 +1,8 @@
-"""Read PyTorch's Flight Recorder dumps: which ranks did not join the collective that others await.
+"""Read PyTorch's Flight Recorder dumps, to find ranks that did not join a collective.
 
-A dump is a pickle of lists, dicts, strings and numbers. The pickle is not loaded: its opcodes are
-read, and only those for plain values are carried out. All other opcodes are refused, so a dump
-cannot run code.
+A dump is a pickle of lists, dicts, strings and numbers. The pickle is not loaded, since loading a
+pickle can run code. Instead, its opcodes are read. Only opcodes for plain values are carried out,
+and all others are refused.
 """
 
 import pickletools
@@ -34,7 +34,8 @@ def read_dump(path: Path) -> dict[str, Any]:
     """Return the dump in `path`.
 
     Raises:
-        ValueError: the file is too large, damaged, no dump, or has more than plain values.
+        ValueError: the file is too large, is damaged, is no dump, or has other values than plain
+            ones.
         OSError: the file cannot be read.
     """
     if path.stat().st_size > _SIZE_LIMIT_BYTES:
@@ -69,14 +70,14 @@ def _plain_value(data: bytes) -> Any:
         elif name.endswith(("PUT", "MEMOIZE")):
             memo[len(memo) if name == "MEMOIZE" else argument] = stack[-1]
         elif name.endswith("GET"):
-            stack.append(memo[argument])  # may make a container cyclic; no code here recurses
+            stack.append(memo[argument])  # a container may contain itself; no code here recurses
         elif name not in _IGNORED:
             _gather(name, stack)
     return stack[-1]
 
 
 def _gather(name: str, stack: list[Any]) -> None:
-    """Carry out an opcode that collects values.
+    """Carry out an opcode that collects values from the stack into a container.
 
     Raises:
         ValueError: the opcode does not collect values.
@@ -98,7 +99,7 @@ def _mark_of(stack: list[Any]) -> int:
 
 
 def _into(stack: list[Any], count: int, *, marked: bool = False) -> None:
-    """Move the last `count` values into the list or dict before them."""
+    """Move the last `count` values of the stack into the list or dict before them."""
     values = stack[len(stack) - count :]
     del stack[len(stack) - count - int(marked) :]
     if isinstance(stack[-1], list):
@@ -113,10 +114,10 @@ def _into(stack: list[Any], count: int, *, marked: bool = False) -> None:
 def flight_lines(
     paths: Sequence[Path], reading: Reading
 ) -> dict[Path, list[tuple[int | None, str]]]:
-    """Compare the dumps of one job.
+    """Compare the dumps of one job, and describe each rank in a line for the rules.
 
     Returns:
-        By dump: each rank and a line about that rank.
+        For each dump, the ranks in it, each with a line about the rank.
     """
     last: dict[str, dict[int, tuple[int, str, bool]]] = defaultdict(dict)
     members: dict[str, set[int]] = defaultdict(set)
@@ -159,7 +160,8 @@ def _behind(
     sequence, name, _ = max(waiting.values())
     late = sorted(rank for rank in members if last.get(rank, (0,))[0] < sequence)
     silent = [rank for rank in late if rank not in path_of]
-    # Few silent ranks are probably dead; if most are silent, their dumps were not given.
+    # If only a few ranks have no dump, they are probably dead; if most have none, their dumps were
+    # not given to us.
     if silent and 3 * len(silent) <= len(members):
         for rank in silent:
             text = (

@@ -16,7 +16,7 @@ class RankExit:
     rank: int
     pid: int
     at_monotonic_s: float
-    """The time of the observation; the rank with the least time died first."""
+    """The time of the observation in seconds; the rank with the smallest time died first."""
     exit_code: int | None = None
     """The exit code of the process; None if a signal ended the process."""
     signal: int | None = None
@@ -24,10 +24,10 @@ class RankExit:
     last_step: int | None = None
 
     def __post_init__(self) -> None:
-        """Require exactly one of exit code and signal.
+        """Require either an exit code or a signal.
 
         Raises:
-            ValueError: both or neither are given.
+            ValueError: both or neither of them are given.
         """
         if (self.exit_code is None) == (self.signal is None):
             raise ValueError(f"rank {self.rank}: give exit_code or signal, exactly one of them")
@@ -35,61 +35,66 @@ class RankExit:
 
 @dataclass(frozen=True, kw_only=True)
 class Hang:
-    """A job that made no step for longer than its limit."""
+    """A hang: a job that made no step for longer than its limit."""
 
     ranks: tuple[int, ...] = ()
-    """The frozen ranks, if distinguishable from those that wait for them."""
+    """The frozen ranks; empty if they cannot be distinguished from ranks that wait for them."""
     pids: tuple[int, ...] = ()
-    """The processes of `ranks`, in the same order."""
+    """The process ids of `ranks`, in the same order."""
     process_state: str | None = None
-    """The state letter of /proc/PID/stat (T stopped, D uninterruptible); None if uninformative."""
+    """The state letter in /proc/PID/stat of the frozen processes (T: stopped, D: uninterruptible
+    sleep); None if it is not informative.
+    """
     last_step: int | None = None
     """The newest step of the job."""
     frozen_step: int | None = None
-    """The newest step of the frozen ranks, if behind."""
+    """The newest step of the frozen ranks, if they are behind the job."""
     waited_s: float = 0.0
     limit_s: float | None = None
     only_silence: bool = False
-    """True if no process was in a state that rules out work."""
+    """True if no process was in a state in which it cannot work, so all may have been working."""
     option: str | None = None
-    """The option of `holdfast run` that sets the limit of silence at this place."""
+    """The option of `holdfast run` that sets the time limit which was exceeded."""
     why: str | None = None
-    """Another difference of the frozen ranks, or the common activity of all ranks."""
+    """Another way in which the frozen ranks differ from the others, or what all ranks were doing.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class BrokenLoss:
-    """A loss that shows broken training."""
+    """A loss that shows that training is broken."""
 
     value: float
     step: int
-    """The step of the loss."""
+    """The step with the loss that was reported."""
     first_step: int
-    """The first of the consecutive steps with a broken loss."""
+    """The first of the consecutive steps that have a broken loss."""
     usual: float | None = None
-    """The median of the losses before; None if too few are known."""
+    """The median of the earlier losses; None if there are too few."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobContext:
-    """The observations of one attempt's supervisor, in addition to the logs."""
+    """The supervisor's observations of one attempt, in addition to the logs."""
 
     exits: tuple[RankExit, ...] = ()
     hang: Hang | None = None
     broken_loss: BrokenLoss | None = None
     last_step: int | None = None
     stopped_ranks: tuple[int, ...] = ()
-    """Ranks that the supervisor or the launcher ended; their deaths are teardown."""
+    """The ranks that the supervisor or the launcher ended, so that their deaths belong to the
+    teardown.
+    """
     left_rank: int | None = None
-    """The rank that ended with code 0 while the others went on."""
+    """The rank that ended with exit code 0 while the others continued."""
     launcher_ended_first: bool = False
-    """True if the launcher died, and its ranks with it."""
+    """True if the launcher died, and took its ranks with it."""
     lost_node: str | None = None
-    """The name of the node that was lost with its ranks."""
+    """The name of the node that was lost together with its ranks."""
 
 
 def observed_lines(context: JobContext) -> tuple[str, ...]:
-    """Return `context` as lines of `observer.log` without time stamps, for the same rules."""
+    """Convert `context` to log lines without time stamps, so that rules can match observations."""
     lines = [] if context.hang is None else _hang_lines(context.hang, context.last_step)
     if context.broken_loss is not None:
         lines += _loss_lines(context.broken_loss)
@@ -129,9 +134,9 @@ def observed_lines(context: JobContext) -> tuple[str, ...]:
 
 
 def _may_have_left(in_order: Sequence[RankExit]) -> Sequence[RankExit]:
-    """Return the ranks that ended well before the first failure, unless most ranks did.
+    """Return the ranks that ended with success before the first failure, unless most ranks did.
 
-    If most ranks ended well, they completed the job.
+    If most ranks ended with success, they completed the job.
     """
     first = next((place for place, one in enumerate(in_order) if one.exit_code != 0), 0)
     return in_order[:first] if 2 * first <= len(in_order) else ()
@@ -158,7 +163,10 @@ def _hang_lines(hang: Hang, job_step: int | None) -> list[str]:
 
 
 def _loss_lines(loss: BrokenLoss) -> list[str]:
-    """Return the lines about a loss. Only the first is the root, and its words do not vary."""
+    """Return the lines about a broken loss.
+
+    Only the first line matches a rule for a root. Its words are always the same.
+    """
     what = "has jumped" if math.isfinite(loss.value) else "is not finite"
     usual = "" if loss.usual is None else f"; usual was {loss.usual:.4g}"
     return [

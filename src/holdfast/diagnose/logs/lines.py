@@ -1,4 +1,4 @@
-"""Convert a raw line to clean text and the fields of its prefixes."""
+"""Convert a raw line of a log to clean text and the fields in its prefixes."""
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,40 +13,44 @@ from holdfast.diagnose.logs.prefixes import Prefixes
 from holdfast.diagnose.shapes import Shapes, shape_of, with_own_digits
 
 TEXT_LIMIT: Final = 4096
-"""The characters of a line that rules are matched with."""
+"""Rules are matched with this number of characters at the beginning of a line."""
 CITED_LIMIT: Final = 400
-"""The characters of a line that a diagnosis shows."""
+"""A diagnosis shows this number of characters of a line."""
 _PREFIXES_LIMIT: Final = 6
 
 _ANSI = re2.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")
 _CONTROL = re2.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x{9f}\x{2028}-\x{202e}\x{2066}-\x{2069}]")
-"""Characters with an effect on terminals: control characters and marks of text direction."""
+"""Matches characters that can change the output of terminals: control characters and marks of text
+direction.
+"""
 _BOX = re2.compile(r"^[│|] (.*?)[ ]*[│|]$")
-"""A line within the box that rich draws around a traceback."""
+"""Matches a line within the box that the rich library draws around a traceback."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A cleaned line."""
+    """A line without control characters, separated into prefixes and text."""
 
     number: int
     text: str
-    """The line without prefixes, with its indentation."""
+    """The text after the prefixes, including its indentation."""
     cited: str
-    """The line as a person reads it in the file, shortened."""
+    """The whole line as people read it in the file, shortened."""
     rank: int | None
     local_rank: int | None
     host: str | None = None
     time: str | None = None
-    """The time as printed. Of two times, the outer, since one clock then stamps all lines."""
+    """The time as printed. If a line has two times, it is the outer one, because the same clock
+    then stamps all lines.
+    """
     stream: str | None = None
     """`stdout` or `stderr`, if a prefix names the stream."""
     process: str | None = None
-    """A learned prefix's further fields, which distinguish the process that printed the line."""
+    """Other fields of a learned prefix, which identify the process that printed the line."""
 
 
 class Dialects:
-    """The packaged prefixes of `dialects.yaml`."""
+    """The packaged kinds of prefixes, from `dialects.yaml`."""
 
     def __init__(self, given: Sequence[Mapping[str, Any]]) -> None:
         self.examples = [(one["id"], *one["example"]) for one in given]
@@ -58,9 +62,9 @@ class Dialects:
         self._known: Shapes[_Parted] = Shapes()
 
     def part(self, text: str) -> tuple[str, dict[str, str]]:
-        """Return `text` without its prefixes, and their fields.
+        """Return `text` without its prefixes, and the fields in them.
 
-        Of two ranks the later is returned, of two times the first.
+        If there are two ranks, the later one is returned; if there are two times, the first one.
         """
         shape = shape_of(text)
         found = self._known.get(shape)
@@ -72,10 +76,10 @@ class Dialects:
         return text[end:], {name: text[begin:end] for name, begin, end in places}
 
     def _find(self, text: str) -> tuple["_Parted", bool]:
-        """Return the places of the prefixes and fields of `text`.
+        """Find the prefixes and fields in `text`.
 
         Returns:
-            The places, and True if they are the same in all texts of this shape.
+            The places, and True if the places are the same in all texts with the shape of `text`.
         """
         at, places, is_of_shape = 0, dict[str, tuple[int, int]](), True
         for _ in range(_PREFIXES_LIMIT):
@@ -95,7 +99,7 @@ class Dialects:
 
 
 _Parted: TypeAlias = tuple[int, tuple[tuple[str, int, int], ...]]
-"""The end of a text's prefixes, and name, begin and end of each field."""
+"""The end of the prefixes of a text, and the name, start and end of each field in them."""
 
 
 def _begins(patterns: Iterable[str]) -> Any:
@@ -114,13 +118,13 @@ def dialects() -> Dialects:
 
 
 def clean_line(raw: bytes, number: int, learnt: Prefixes | None = None) -> Line:
-    """Decode a line, remove ANSI codes and separate the prefixes from the text.
+    """Decode a line, remove ANSI codes, and separate the prefixes from the text.
 
     Args:
         raw: the bytes of the line. Invalid UTF-8 is replaced.
         number: the line's number in its file.
-        learnt: the prefixes of the line's own log. The packaged dialects are tried before and after
-            these.
+        learnt: the prefixes learned from the log of the line. The packaged prefixes are removed
+            both before and after these.
     """
     whole = _printable(raw)
     text, fields = _parted(whole, learnt)
@@ -145,7 +149,7 @@ def clean_line(raw: bytes, number: int, learnt: Prefixes | None = None) -> Line:
 
 def _printable(raw: bytes) -> str:
     whole = raw.decode("utf-8", "replace")
-    if not whole.isprintable():  # true for most lines, but not with tabs
+    if not whole.isprintable():  # true for most lines; false with tabs
         whole = _CONTROL.sub(" ", _ANSI.sub("", whole))
     return whole.rstrip()
 
@@ -154,7 +158,7 @@ def _parted(whole: str, learnt: Prefixes | None) -> tuple[str, dict[str, str]]:
     text, fields = dialects().part(whole)
     if not learnt or (text[:1] in "│|" and _BOX.search(text)):
         return text, fields
-    # A dialect may have matched a part of the log's own prefix, or all of another prefix.
+    # A packaged prefix may have matched a part of a learned prefix, or a whole other prefix.
     for start, known in ((text, fields), (whole, {})):
         if (found := learnt.part(start)) is not None:
             behind, more = dialects().part(found[0])
@@ -165,7 +169,7 @@ def _parted(whole: str, learnt: Prefixes | None) -> tuple[str, dict[str, str]]:
 
 
 def learn_prefixes(learnt: Prefixes, block: bytes) -> None:
-    """Learn the prefixes of a log from its next block."""
+    """Learn the prefixes of a log from the next block of its lines."""
     rests = []
     for raw in learnt.sample(block):
         whole = _printable(raw.partition(b"\r")[0])

@@ -1,9 +1,9 @@
-"""Learn the prefix that a launcher puts before most lines of one log, from the log itself.
+"""Learn from a log itself which prefix a launcher puts before most of its lines.
 
-First, the prefixes of `dialects.yaml` are cut off. The rest of a sample of lines is split into
-tokens, where times, and words with digits, are equal to each other. A prefix is a run of tokens at
-the start of almost all lines of any kind. Lines that differ only in their numbers count once, so
-that ten thousand lines of progress make no prefix.
+First, the prefixes of `dialects.yaml` are removed from a sample of lines. The rest of each line is
+split into tokens. All times are the same token, and so are all words with digits. A prefix is a
+sequence of tokens with which almost all lines begin. Lines that differ only in their numbers count
+once, so that ten thousand lines of progress do not look like a prefix.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,23 +16,24 @@ import re2
 from holdfast.diagnose.logs.times import TIME_PATTERN
 
 SAMPLE_LINES: Final = 384
-"""The lines of a block from which prefixes are learned."""
+"""Prefixes are learned from up to this number of lines of a block."""
 _SMALL_BLOCK_BYTES: Final = 64 << 10
 _LEAST_SHAPES: Final = 8
-"""The least lines of different shape from which a prefix is learned."""
+"""Prefixes are learned only from at least this number of lines with different shapes."""
 _ALONE_SHARE: Final = 0.6
-"""The share of all shapes that one prefix must begin."""
+"""A single prefix must begin at least this share of all shapes."""
 _TOGETHER_SHARE: Final = 0.9
-"""The share that several prefixes must begin together, if no single one begins enough."""
+"""If no single prefix begins enough shapes, several prefixes together must begin this share."""
 _BRANCH_SHARE: Final = 0.05
 _STAY_SHARE: Final = 0.95
-"""A prefix grows by a token only if this share of its lines has the token."""
+"""A prefix is extended by a token only if at least this share of its lines continue with the token.
+"""
 _TOKENS_LIMIT: Final = 32
 _RAW_BYTES: Final = 1600
 _HEAD_CHARACTERS: Final = 160
 _TEMPLATES_LIMIT: Final = 16
 _VARIETY_LEAST: Final = 4
-"""The least different tokens behind a prefix."""
+"""A prefix must be followed by at least this number of different tokens."""
 _FOLLOWING_TOKENS: Final = 8
 _RANK_SLACK: Final = 8
 
@@ -41,7 +42,8 @@ _EPOCH: Final = re2.compile(r"^1[5-9]\d{8}\.\d+$")
 _TIME, _ID, _SPACE = "<time>", "<id>", " "
 _FIELD_PATTERNS: Final = {_TIME: TIME_PATTERN, _ID: r"\w+(?:[.-]+\w+)*"}
 _VARYING: Final = b"0123456789.,:%"
-"""Characters of numbers. Progress bars consist of characters beyond ASCII."""
+"""Matches words made of the characters of numbers, or of non-ASCII characters, as in progress bars.
+"""
 _SEVERITY = re2.compile(r"(?i)^(?:error|err|warn|warning|info|debug|fatal|critical|notice|trace)$")
 _SOURCE = re2.compile(r"\.(?:py|cpp|cc|cu|cuh|c|h|hpp|go|rs)$")
 _NAME = re2.compile(r"^[A-Z][A-Za-z]*[a-z]|\.")
@@ -53,7 +55,7 @@ _KEYS: Final = {
     "local_rank": "local_rank", "localrank": "local_rank", "lrank": "local_rank",
     "ip": "host", "host": "host", "hostname": "host", "node": "host", "pod": "host", "pod_name": "host",
 }  # fmt: skip
-"""Words before `=`, `:` or a blank that name the field behind them."""
+"""Words that, before `=`, `:` or a blank, name the field after them."""
 _NAMED: Final = frozenset({"rank", "local_rank", "host", "time"})
 _QUOTES: Final = "\"'"
 _ESCAPES: Final = {"n": " ", "t": "\t", "r": " "}
@@ -63,12 +65,14 @@ _ESCAPED = re2.compile(r"\\(.)")
 @dataclass(frozen=True, slots=True)
 class _Sampled:
     tokens: tuple[str, ...]
-    """Kinds of token: `<time>`, `<id>`, one blank for blanks, or the text itself."""
+    """A kind of token: `<time>`, `<id>`, a single blank for any number of blanks, or the text
+    itself.
+    """
     values: tuple[str, ...]
 
 
 class Prefix:
-    """A learned prefix: its pattern and the meaning of its fields."""
+    """A learned prefix: its pattern, and the meanings of its fields."""
 
     def __init__(
         self, tokens: Sequence[str], lines: Sequence[_Sampled], *, one_of_several: bool
@@ -98,10 +102,10 @@ class Prefix:
         self._groups = sorted(self._compiled.groupindex.items())
 
     def part(self, text: str) -> tuple[str, dict[str, str]] | None:
-        """Return `text` behind the prefix, and the prefix's fields; None without the prefix.
+        """Return the text after the prefix, and the prefix's fields; None if the prefix is missing.
 
-        `process` distinguishes the processes that share the log, by the fields without another
-        meaning.
+        The field `process` joins all fields without another meaning. It distinguishes the processes
+        that write to the same log.
         """
         found = self._compiled.match(text)
         if found is None:
@@ -124,7 +128,7 @@ class Prefix:
 
 
 class Prefixes:
-    """The prefixes learned from one log so far."""
+    """The prefixes that have been learned from one log so far."""
 
     def __init__(self) -> None:
         self._learnt: tuple[Prefix, ...] = ()
@@ -137,13 +141,13 @@ class Prefixes:
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        """Return the pattern of each learned prefix, in RE2."""
+        """The RE2 pattern of each learned prefix."""
         return tuple(one.pattern for one in self._learnt)
 
     def sample(self, block: bytes) -> list[bytes]:
-        """Count the lines of a block; return lines to learn from when the log has doubled.
+        """Count the lines of a block; each time the log has doubled, return lines to learn from.
 
-        Otherwise the result is empty. The lines of small blocks are kept for later, since the log
+        At other times the result is empty. The lines of small blocks are collected, since the log
         of a running job arrives a few lines at a time.
         """
         self._lines += block.count(b"\n") + 1
@@ -156,18 +160,18 @@ class Prefixes:
         return self._kept
 
     def learn(self, rests: Iterable[tuple[str, bool]]) -> None:
-        """Learn from lines without their dialects' prefixes; the flag is True if there was one."""
+        """Learn from lines without packaged prefixes; a flag is True if its line had such a prefix."""
         for group in (False, True):
             lines = [text for text, parted in rests if parted is group]
-            # A launcher may log without its prefix before it starts the job.
+            # Before a launcher starts the job, it may log without its prefix.
             for prefix in learnt(lines) or learnt(lines[len(lines) // 2 :]):
                 if prefix.pattern not in self.patterns:
                     self._learnt = (*self._learnt, prefix)[-_TEMPLATES_LIMIT:]
-        # The longest comes first: one prefix may begin with another.
+        # The longest prefix is tried first, since one prefix may begin with another.
         self._learnt = tuple(sorted(self._learnt, key=lambda one: one.order))
 
     def part(self, text: str) -> tuple[str, dict[str, str]] | None:
-        """Return `text` behind the first prefix that fits, and the prefix's fields; else None."""
+        """Return the text after the first prefix that matches, and its fields; None if none matches."""
         for prefix in self._learnt:
             if (parted := prefix.part(text)) is not None:
                 return parted
@@ -175,7 +179,7 @@ class Prefixes:
 
 
 def _spread(block: bytes) -> list[bytes]:
-    """Return up to `SAMPLE_LINES` lines of a block, spread evenly."""
+    """Return up to `SAMPLE_LINES` lines, spread evenly over a block."""
     lines = [line[:_RAW_BYTES] for line in block.split(b"\n") if line.strip()]
     if len(lines) <= SAMPLE_LINES:
         return lines
@@ -194,7 +198,8 @@ def learnt(lines: Iterable[str]) -> list[Prefix]:
         return []
     has_fields = any(token in _FIELD_PATTERNS for tokens in found for token in tokens)
     if not has_fields and not any(_is_indented(one, tokens) for one in shapes for tokens in found):
-        # Only a launcher's prefix stands before indented lines; a program's name does not.
+        # A prefix is a launcher's if it stands also before indented lines. The name of a program
+        # does not.
         return []
     sampled = [_tokens(line) for line in lines]
     return [
@@ -228,7 +233,7 @@ def _kind_of_token(value: str) -> str:
 def _grown(
     prefix: tuple[str, ...], members: list[_Sampled], *, at_root: bool = False
 ) -> list[tuple[str, ...]]:
-    """Return the longest prefixes that begin with `prefix` and cover almost all of `members`."""
+    """Return the longest prefixes that begin with `prefix` and begin almost all of `members`."""
     at = len(prefix)
     by_token: dict[str, list[_Sampled]] = {}
     for one in members:
@@ -236,7 +241,7 @@ def _grown(
             by_token.setdefault(one.tokens[at], []).append(one)
     alone = _ALONE_SHARE if at_root else _STAY_SHARE
     together = _TOGETHER_SHARE if at_root else _STAY_SHARE
-    # A line that ends here (a blank line behind its prefix) supports no token.
+    # A line that ends here, such as an empty line after its prefix, supports no further token.
     count = sum(map(len, by_token.values()))
     token = max(by_token, key=lambda one: len(by_token[one]), default=None)
     if token is not None and len(by_token[token]) >= alone * count:
@@ -262,7 +267,7 @@ def _grown(
 
 
 def _may_end(prefix: tuple[str, ...], members: Sequence[_Sampled]) -> bool:
-    """Return True if `prefix` can be a launcher's prefix, which ends at a mark or a blank."""
+    """Return True if a launcher's prefix may end here: at a punctuation mark or a blank."""
     if (
         not prefix
         or len(members) < _VARIETY_LEAST
@@ -297,13 +302,16 @@ def _is_indented(line: _Sampled, prefix: tuple[str, ...]) -> bool:
 
 
 def _following(prefix: tuple[str, ...], members: Iterable[_Sampled]) -> set[tuple[str, ...]]:
-    """Return the tokens behind `prefix`: room for a severity, a program's prefix and a word."""
+    """Return the sequences of tokens after `prefix`.
+
+    Each is long enough to contain a severity, the prefix of a program and a word.
+    """
     at = len(prefix)
     return {one.tokens[at : at + _FOLLOWING_TOKENS] for one in members if one.tokens[:at] == prefix}
 
 
 def _recurring(tokens: Sequence[str], lines: Sequence[_Sampled]) -> list[int]:
-    """Return the fields with recurring values, unlike line counters and times."""
+    """Return the fields whose values recur, which excludes line counters and times."""
     return [
         at
         for at, token in enumerate(tokens)
@@ -312,7 +320,7 @@ def _recurring(tokens: Sequence[str], lines: Sequence[_Sampled]) -> list[int]:
 
 
 def _roles(tokens: Sequence[str], lines: Sequence[_Sampled]) -> dict[int, str]:
-    """Return the meaning of each field by its place, from the word before or from the values."""
+    """Infer the meaning of each field from the word before it, or from its values."""
     roles = {at: "time" for at, token in enumerate(tokens) if token == _TIME}
     guesses: dict[int, str] = {}
     for at in _recurring(tokens, lines):
@@ -332,7 +340,7 @@ def _roles(tokens: Sequence[str], lines: Sequence[_Sampled]) -> dict[int, str]:
     if host is not None and rank is not None:
         pairs = {(one.values[host], one.values[rank]) for one in lines}
         if len(pairs) > len({number for _, number in pairs}):
-            roles[rank] = "local_rank"  # hosts count their own processes from 0
+            roles[rank] = "local_rank"  # each host counts its processes from 0
     return roles
 
 
@@ -351,13 +359,13 @@ def _role_of(values: set[str]) -> str | None:
     if len(values) < 2:
         return None
     if all(one.isdigit() for one in values):
-        # Ranks fill the numbers from 0 up; process ids do not.
+        # Ranks are all numbers from 0 up to a highest one; process ids are not.
         return "rank" if max(map(int, values)) < 2 * len(values) + _RANK_SLACK else None
     return "host" if all(one[0].isalpha() for one in values) else None
 
 
 def _unquoted(text: str, quote: str) -> str:
-    """Return `text` up to the closing quotation mark, with its escapes replaced."""
+    """Return `text` up to the closing quotation mark, with escape sequences replaced."""
     end = len(text)
     at = 0
     while at < len(text):

@@ -1,9 +1,13 @@
-"""Distinguish the job's own program from programs that the job runs, quotes or judges.
+"""Distinguish the job's own program from programs that the job runs, quotes or evaluates.
 
-Reinforcement learning on code runs programs that a model wrote, and prints their tracebacks. Each
-such program has its own path, which differs from the last in a number or a random name, and the job
-goes on. A traceback is a report if it begins within a line, behind the job's own words, and never
-leaves one folder. Text in quotes with escaped line ends is another log that the job prints.
+Reinforcement learning on code runs programs that a model wrote, and prints their tracebacks. Three
+signs show that a traceback is not about the job itself:
+
+* The script is generated: its path differs from earlier ones only in a number or a random name, and
+  the job continued after those.
+* The traceback is a report: it begins in the middle of a line, after words of the job, and all its
+  frames are in one folder.
+* The text is in quotes, with escaped line ends, so it is another log that the job prints.
 """
 
 from typing import Final
@@ -11,7 +15,8 @@ from typing import Final
 import re2
 
 _GENERATED_LEAST: Final = 3
-"""The different paths of one shape, with progress of the job between, that show generated programs.
+"""Programs count as generated if at least this number of different paths have the same shape, and
+the job made progress between them.
 """
 _SHAPES_LIMIT: Final = 256
 _FOLDERS_LIMIT: Final = 256
@@ -19,26 +24,26 @@ _RANDOM = re2.compile(r"\btmp\w{4,}|\b[0-9a-f]{6,}\b|[0-9]+")
 
 
 class Programs:
-    """The programs in the tracebacks of one log."""
+    """The scripts in the tracebacks of one log."""
 
     def __init__(self) -> None:
         self._by_shape: dict[str, tuple[int, int, int, str]] = {}
-        """By shape of path: the number of programs with progress between, the progress and the ends
-        at the last one, and its path."""
+        """By shape of the path: the number of programs with progress between them; the progress and
+        the number of ends at the last program; and the path of the last program."""
         self._folders: set[str] = set()
         self._ends = 0
 
     def note_end(self) -> None:
-        """Record that a process ended. Programs after the end are counted anew."""
+        """Record that a process ended. The counts of programs start again after it."""
         self._ends += 1
 
     def note(self, path: str, *, introduced: bool, progress: int) -> None:
         """Record the script of a traceback.
 
         Args:
-            path: the script.
-            introduced: the traceback begins behind other words of its line.
-            progress: the steps or rises of the job so far.
+            path: the path of the script.
+            introduced: True if other words stand before the traceback in its first line.
+            progress: the number of steps of the job so far, or of rises of its counters.
         """
         if not introduced and len(self._folders) < _FOLDERS_LIMIT:
             self._folders.add(folder_of(path))
@@ -55,16 +60,19 @@ class Programs:
         self._by_shape[shape] = (count, max(progress, before), self._ends, path)
 
     def is_generated(self, path: str) -> bool:
-        """Return True if several programs like the one at `path` ended while the job went on."""
+        """Return True if several programs with paths like `path` failed while the job continued."""
         return self._by_shape.get(str(_RANDOM.sub("#", path)), (0,))[0] >= _GENERATED_LEAST
 
     def is_own_folder(self, path: str) -> bool:
-        """Return True if a traceback that begins its line had a script in the folder of `path`."""
+        """Return True if the folder of `path` has a script of the job itself.
+
+        Scripts of the job appear in tracebacks that start at the beginning of a line.
+        """
         return folder_of(path) in self._folders
 
 
 def folder_of(path: str) -> str:
-    """Return the folder of `path`; empty if `path` has none."""
+    """Return the folder of `path`; an empty text if `path` has no folder."""
     return path.rpartition("/")[0]
 
 

@@ -1,4 +1,4 @@
-"""Parse the training step that a line reports, in the dialects of `progress.yaml`."""
+"""Parse the training step that a line reports. The formats, or dialects, are in `progress.yaml`."""
 
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -26,7 +26,7 @@ def _options() -> re2.Options:
 
 
 def _somewhere(pattern: str) -> str:
-    """Return `pattern` without captures, for blocks of raw lines that begin with prefixes."""
+    """Return `pattern` without captures, to search blocks of raw lines, which begin with prefixes."""
     plain = re2.sub(r"\(\?P<\w+>", "(?:", pattern)
     flags, found, rest = plain.partition("(?i)")
     return f"(?i:{rest.removeprefix('^')})" if found else f"(?:{flags.removeprefix('^')})"
@@ -36,7 +36,7 @@ _DIALECTS: Final = _given()
 _PATTERNS: Final = [re2.compile(one["pattern"], _options()) for one in _DIALECTS]
 _FIRST_EPOCHS: Final = [one.get("first_epoch", 0) for one in _DIALECTS]
 BARS: Final = frozenset(number for number, one in enumerate(_DIALECTS) if one.get("is_bar", False))
-"""Numbers of the dialects whose last line a program prints again on exit."""
+"""The numbers of the dialects of progress bars, whose last line is printed again on exit."""
 
 PROGRESS: Final = re2.compile(
     "|".join(
@@ -44,7 +44,7 @@ PROGRESS: Final = re2.compile(
     ).encode(),
     _options(),
 )
-"""Matches the bytes of each line that may report a step; `reported_step` decides."""
+"""Matches the bytes of lines that may report a step; `reported_step` makes sure."""
 
 _SET: Final = re2.Set.SearchSet(_options())
 for _one in _DIALECTS:
@@ -53,7 +53,7 @@ _SET.Compile()
 
 
 def reported(text: str) -> tuple[int, int] | None:
-    """Return the number of the dialect and the training step of a line without its prefixes."""
+    """Return the dialect's number and the training step in a line without its prefixes, or None."""
     found = _SET.Match(text)
     if not found:
         return None
@@ -68,7 +68,7 @@ def reported(text: str) -> tuple[int, int] | None:
 
 
 def reported_step(text: str) -> int | None:
-    """Return the training step of a line without its prefixes; None without a step."""
+    """Return the training step in a line without its prefixes; None if there is none."""
     found = reported(text)
     return None if found is None else found[1]
 

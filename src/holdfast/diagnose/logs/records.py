@@ -1,7 +1,7 @@
-"""Convert structured files (JSON of Slurm and torch elastic, Flight Recorder dumps) to lines.
+"""Convert structured files to lines: JSON of Slurm and torch elastic, and Flight Recorder dumps.
 
-A generated line states a record's content in plain words, so that the same rules apply. The line
-number is the number of the record's line in the file, or 0 if there is none.
+A generated line states the content of a record in plain words, so that rules can match it. Its line
+number is the line of the record in the file, or 0 if there is none.
 """
 
 import json
@@ -13,7 +13,7 @@ from holdfast.diagnose.logs.files import LogFile, Reading, is_flight_record, is_
 from holdfast.diagnose.logs.flight_recorder import flight_lines
 
 _RECORD_LIMIT_BYTES: Final = 8 << 20
-"""The largest JSON file that is parsed; larger files are read as text."""
+"""The size in bytes of the largest JSON file that is parsed; larger files are read as text."""
 _TEXT_KEYS: Final = (
     "MESSAGE",
     "log",
@@ -24,18 +24,18 @@ _TEXT_KEYS: Final = (
     "stack_trace",
     "stack",
 )
-"""The keys under which JSON loggers put the message and its traceback."""
+"""The keys that JSON loggers use for the message and its traceback."""
 _TEXT_KEYS_AS_JSON: Final = tuple(f'"{key}"'.encode() for key in _TEXT_KEYS)
 _JSON_BEGINNINGS: Final = (b"\n{", b' {"', b']{"', b':{"')
 _PREFIX_BYTES: Final = 160
-"""The greatest offset in a line at which its JSON may begin."""
+"""The JSON in a line must begin within this number of bytes."""
 _LEVELS: Final = {"error": "ERROR"} | dict.fromkeys(
     ("fatal", "critical", "panic", "emerg", "emergency"), "FATAL"
 )
 
 
 class RecordLine(NamedTuple):
-    """A line, its number in the file, and its rank."""
+    """A generated line, its line number in the file, and the rank that it is about."""
 
     number: int
     text: str
@@ -45,7 +45,7 @@ class RecordLine(NamedTuple):
 def record_lines(
     files: Iterable[LogFile], reading: Reading
 ) -> tuple[dict[Path, list[RecordLine]], list[LogFile]]:
-    """Return the lines of the records among `files`, by file, and the files that are plain logs."""
+    """Convert the record files among `files`; return their lines by file, and the other files."""
     records: dict[Path, list[RecordLine]] = {}
     dumps: list[Path] = []
     logs: list[LogFile] = []
@@ -73,7 +73,7 @@ def _start_of(path: Path) -> bytes:
 
 
 def _json_lines(file: LogFile) -> list[RecordLine] | None:
-    """Return the lines of a file that is one JSON record; None if the file is plain text."""
+    """Convert a file that is one JSON record to lines; return None if the file is plain text."""
     try:
         if file.path.stat().st_size > _RECORD_LIMIT_BYTES:
             return None
@@ -96,10 +96,10 @@ def _parsed(text: str | bytes) -> Any:
 
 
 def plain_text(block: bytes) -> bytes:
-    r"""Convert a block with lines of JSON (containers, journals, JSON loggers) to plain text.
+    r"""Convert lines of JSON in a block to plain text.
 
-    A message of several lines becomes one line with `\\r` between its parts, so that line numbers
-    stay the same.
+    Container logs, journals and JSON loggers write such lines. A message of several lines becomes
+    one line with `\\r` between its parts, so that line numbers stay the same.
     """
     if not block.startswith(b"{") and not any(begin in block for begin in _JSON_BEGINNINGS):
         return block
@@ -107,7 +107,7 @@ def plain_text(block: bytes) -> bytes:
 
 
 def _as_text(line: bytes) -> bytes:
-    """Return the message of a line of JSON, behind the line's prefix; other lines unchanged."""
+    """Convert a line of JSON to its message, after the line's prefix; return other lines unchanged."""
     start = line.find(b'{"', 0, _PREFIX_BYTES)
     if start < 0 or not line.endswith((b"}", b"}\r")):
         return line
@@ -126,7 +126,7 @@ def _unpacked(line: bytes) -> bytes | None:
     found: list[str] = []
     for key in _TEXT_KEYS:
         message = entry.get(key)
-        if isinstance(message, list):  # journald's form of binary data
+        if isinstance(message, list):  # how journald writes binary data
             octets = bytes(one for one in message if isinstance(one, int) and 0 <= one < 256)
             message = octets.decode("utf-8", "replace")
         if isinstance(message, str):
@@ -134,9 +134,10 @@ def _unpacked(line: bytes) -> bytes | None:
     if not found:
         return None
     if level := _LEVELS.get(str(entry.get("level", entry.get("severity", ""))).lower()):
-        # In a separate line: rules match the words of the message unchanged.
+        # The traceback becomes a separate line, so that rules match the words of the message
+        # unchanged.
         found.append(f"{level}: {found[0]}")
-    # In syslog's form, whose prefix is in the dialects.
+    # The result has the form of syslog, whose prefix is in `dialects.yaml`.
     if isinstance(host := entry.get("_HOSTNAME"), str) and host:
         by = "kernel" if entry.get("_TRANSPORT") == "kernel" else "journal[0]"
         found = [f"Jan  1 00:00:00 {host} {by}: {one}" for one in found]
@@ -147,7 +148,10 @@ def _unpacked(line: bytes) -> bytes | None:
 
 
 def _slurm_lines(jobs: list[Any], text: str) -> Iterator[RecordLine]:
-    """Return the ends of jobs and their steps in `sacct --json`, of Slurm 20.11 to 24.05."""
+    """Convert the output of `sacct --json` to lines on the ends of jobs and of job steps.
+
+    The formats of Slurm 20.11 to 24.05 are supported.
+    """
     at = 0
     for job in jobs:
         parts = [job, *(job.get("steps") or [])] if isinstance(job, dict) else []
@@ -185,7 +189,7 @@ def _states(given: Any) -> set[str]:
 
 def _hosts(given: Any) -> str:
     listed = _of(given, "list") if isinstance(given, dict) else given
-    if listed is None:  # a step of Slurm 22.05 or older
+    if listed is None:  # a job step in Slurm 22.05 or older
         listed = _of(given, "range")
     return ",".join(map(str, listed)) if isinstance(listed, list) else str(listed or "")
 
@@ -195,7 +199,7 @@ def _number(given: Any) -> Any:
 
 
 def _elastic_lines(message: dict[str, Any], rank: int | None) -> Iterator[RecordLine]:
-    """Return the exception and the call stack in torch elastic's error file."""
+    """Convert torch elastic's error file to lines: the exception and its call stack."""
     stack = _of(message.get("extraInfo"), "py_callstack")
     message_text = stack if isinstance(stack, str) else message.get("message", "")
     for line in str(message_text).split("\n"):

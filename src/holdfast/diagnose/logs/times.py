@@ -1,7 +1,7 @@
 """Convert the time stamps of log lines to seconds.
 
-A stamp without a year or a date takes the missing part from the stamp before. Seconds since boot
-are no wall-clock time and are ignored.
+If a time stamp has no year or no date, the missing part is taken from the time stamp before.
+Seconds since boot are ignored, since they are no wall-clock time.
 """
 
 import calendar
@@ -22,9 +22,9 @@ _DATED: Final = (
     rf"|(?:[A-Z][a-z]{{2}} )?[A-Z][a-z]{{2}} [ \d]\d {_CLOCK}(?: \d{{4}})?"
 )
 TIME_PATTERN: Final = rf"{_DATED}|{_CLOCK}|1[5-9]\d{{8}}\.\d{{1,9}}"
-"""The forms of a time before a line, in RE2."""
+"""The RE2 patterns of time stamps at the beginning of lines, by form."""
 _HEAD_CHARACTERS: Final = 64
-"""The greatest offset in a line at which its stamp may begin."""
+"""The time stamp of a line must begin within this number of characters."""
 _WINDOW_BYTES: Final = 4096
 _STAMP_IN_BYTES: Final = re2.compile(
     rf"(?m)^[^\n]{{0,{_HEAD_CHARACTERS}}}?(?:\b({_DATED})|\[?[IWEF](\d{{3,4}} {_CLOCK}))".encode()
@@ -33,7 +33,9 @@ _GLOG: Final = re2.compile(rf"^\[?[IWEF](\d{{3,4}} {_CLOCK})")
 _DAY_S: Final = 86_400.0
 _YEAR_S: Final = 365.2425 * _DAY_S
 _NO_YEAR: Final = 1972
-"""The year of a first stamp without a year: a leap year, so that each date exists."""
+"""The year that is assumed if the first time stamp of a log has none: a leap year, so that every
+date exists.
+"""
 _MONTHS: Final = (
     "Jan",
     "Feb",
@@ -48,8 +50,8 @@ _MONTHS: Final = (
     "Nov",
     "Dec",
 )
-# No group has a name: the binding of RE2 looks up a name in each match, which takes longer than the
-# match.
+# The groups have no names, since the Python binding of RE2 looks up names in each match, which
+# takes longer than the match itself.
 _ISO = re2.compile(r"^(\d{4})[-/](\d{2})[-/](\d{2})[T _-]([\d:.,]+)(?: ?(Z|UTC|[+-]\d{2}:?\d{2}))?")
 _US = re2.compile(r"^(\d{2})/(\d{2})(?:/(\d{4}|\d{2}))?[ T]([\d:.,]+)")
 _NAMED = re2.compile(r"^(?:[A-Z][a-z]{2} )?([A-Z][a-z]{2}) ([ \d]\d) ([\d:.,]+)(?: (\d{4}))?")
@@ -68,21 +70,22 @@ _UNITS_S: Final = {"ms": 1e-3, "milliseconds": 1e-3, "min": 60.0, "mins": 60.0, 
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """A time as a line states it."""
+    """A time stamp of a line."""
 
     seconds: float
-    """Seconds since 1970 in UTC, or in the log's time zone if unnamed."""
+    """Seconds since 1970 in UTC or, if the time stamp names no time zone, in the log's own."""
     form: str
-    """The form of the stamp. Stamps of one form in one log come from one clock."""
+    """The form of the time stamp. Time stamps of the same form in one log come from the same clock.
+    """
 
 
 @functools.lru_cache(256)
 def parse_time(text: str, before: float | None = None) -> Stamp | None:
-    """Return the time in `text`; None if `text` is no wall-clock time.
+    """Parse a time stamp; return None if `text` is no wall-clock time.
 
     Args:
-        text: the stamp.
-        before: the time of an earlier line in seconds, which completes a missing year or day.
+        text: the text of the time stamp.
+        before: the time of an earlier line in seconds, from which a missing year or date is taken.
     """
     form = _form_of(shape_of(text))
     if form is None or (found := _FORMS[form].search(text)) is None:
@@ -95,7 +98,7 @@ def parse_time(text: str, before: float | None = None) -> Stamp | None:
 
 @functools.lru_cache(256)
 def _form_of(shape: str) -> str | None:
-    """Return the only form that times of a shape can have; None if these are no times."""
+    """Return the form of the times that have this shape; None if such texts are no times."""
     patterns = {**_FORMS, "epoch": _LIKE_EPOCH}
     return next((form for form, pattern in patterns.items() if pattern.search(shape)), None)
 
@@ -104,8 +107,8 @@ def time_of_line(stated: str | None, text: str, before: float | None = None) -> 
     """Return the time of a line.
 
     Args:
-        stated: the time in the line's prefix, if any.
-        text: the line's text, which may begin with the stamp of a C++ library.
+        stated: the time in the prefix of the line, if there is any.
+        text: the text of the line, which may begin with the time stamp of a C++ library.
         before: the time of an earlier line in seconds.
     """
     if stated is not None and (found := parse_time(stated, before)) is not None:
@@ -115,9 +118,9 @@ def time_of_line(stated: str | None, text: str, before: float | None = None) -> 
 
 
 class BlockTimes:
-    """Find the last stamp before an offset in a block of lines.
+    """Find the last time stamp before an offset in a block of lines.
 
-    With ascending offsets, no byte is searched twice.
+    If the offsets are ascending, no byte is searched twice.
     """
 
     def __init__(self, block: bytes) -> None:
@@ -129,7 +132,7 @@ class BlockTimes:
         """The offset of the line with the last dated stamp, and the stamp."""
 
     def last(self, end: int, before: float | None = None) -> Stamp | None:
-        """Return the last dated stamp at the beginning of a line, up to 4 KiB before `end`."""
+        """Return the last time stamp with a date, at the start of a line at most 4 KiB before `end`."""
         low = max(0, end - _WINDOW_BYTES)
         if end < self._end:
             self._searched, self._last = low, None
@@ -145,7 +148,7 @@ class BlockTimes:
 
 
 def waited_s(text: str) -> float | None:
-    """Return the seconds that a timeout had waited, from its line; None if the line has none."""
+    """Return the seconds of waiting that the line of a timeout states; None if it states none."""
     found = _WAITED.search(text)
     if found is None:
         return None

@@ -1,8 +1,8 @@
-"""Assemble Python tracebacks line by line within one rank's output, and find their catchers.
+"""Assemble Python tracebacks from the lines of one rank, and find out what printed them.
 
-A traceback is judged by the line that introduces it and by its frames, not by its exception. The
-exception of a finalizer, an exit handler, a logging handler or a resource tracker is printed, and
-the program goes on or was ending anyway.
+The meaning of a traceback depends on its exception, but also on the line before it and on its
+frames. For example, if a finalizer, an exit handler, a logging handler or a resource tracker raises
+an exception, the traceback is printed, but the program continues or was ending anyway.
 """
 
 import functools
@@ -15,9 +15,9 @@ from holdfast.diagnose.logs.lines import Line
 from holdfast.diagnose.shapes import shape_of
 
 Link = Literal["none", "cause", "context", "inner"]
-"""The relation of a traceback to the one before: `raise … from`, an error while another was
-handled, or the original traceback that PyTorch repeats inside the message of the parent process's
-exception."""
+"""The relation of a traceback to the traceback before: `raise … from`, an error while another error
+was handled, or the original traceback that PyTorch repeats inside the exception of the parent
+process."""
 
 Caught = Literal["nobody", "a thread", "the interpreter"]
 """The printer of a traceback. `a thread`: a thread or a task of an event loop ended, and the
@@ -26,14 +26,15 @@ Python continued."""
 
 HEADER: Final = "Traceback (most recent call last)"
 _HEADER = re2.compile(r"Traceback \(most recent call last\):?(?: \(RANK (?P<rank>\d{1,6})\))?$")
-"""`(RANK 3)` comes from torch's distributed checkpoint, which gathers the tracebacks of all ranks.
+"""Matches the header of a traceback. The form with `(RANK 3)` comes from torch's distributed
+checkpoint, which gathers the tracebacks of all ranks.
 """
 _SENTENCES: Final[dict[str, Link]] = {
     "The above exception was the direct cause of the following exception:": "cause",
     "During handling of the above exception, another exception occurred:": "context",
 }
 _ANOTHER_PROCESS = re2.compile(r"^-- Process \d+ terminated with the following error:$")
-"""The original traceback is repeated below this line of torch.multiprocessing."""
+"""Matches the line of torch.multiprocessing below which the original traceback is repeated."""
 _INTRODUCTION = re2.compile(
     r"^(?:"
     r"(?P<interpreter>Exception ignored\b|Error in atexit\b|Error in sys\.\w+:$|-+ Logging error -+$|Call stack:$"
@@ -42,61 +43,66 @@ _INTRODUCTION = re2.compile(
     r"|Exception in callback\b|Unhandled exception in thread\b)"
     r")"
 )
-"""The line before a header; it names the catcher of the traceback."""
+"""Matches the line before the header of a traceback if it names what caught the exception."""
 _BARE_INTRODUCTION = re2.compile(
     r"(?i)^(?:\W|\d|original|error|critical|fatal|exception)*$|^[a-z_][\w.]*\s{3,}$"
 )
-"""Text before a header without a catcher: none, a severity, or the exception's name as notebooks
-print it."""
+"""Matches text before the header in the same line that names no catcher: nothing, a severity, or
+the name of the exception as notebooks print it."""
 _FRAME = re2.compile(r'^\s+File "(?P<path>[^"]*)", line [0-9]+(?:, in (?P<function>\S+)|,|\s*$)')
-"""A frame of a traceback. Frames in faulthandler's dumps have no comma."""
+"""Matches a frame of a traceback. Frames in dumps of faulthandler have no comma, and do not match.
+"""
 _BY_THE_INTERPRETER = re2.compile(
     r"/multiprocessing/resource_tracker\.py \w+$|/multiprocessing/util\.py (?:_run_finalizers|_exit_function)$"
     r"|/logging/(?:__init__|handlers)\.py (?:emit|flush|handleError|shutdown|doRollover)$"
     r"|/weakref\.py (?:__call__|_exitfunc)$"
     r"|/concurrent/futures/\w+\.py _python_exit$|/threading\.py _shutdown$| __del__$"
 )
-"""The path and function of an outermost frame that only the interpreter calls."""
+"""Matches path and function of an outermost frame that only the interpreter calls."""
 _BY_A_THREAD = re2.compile(r"/threading\.py _bootstrap(?:_inner)?$")
 _EXCEPTION = re2.compile(r"^([A-Za-z_]\w*(?:\.\w+)*)(?::\s|:$|$)")
 _LIBRARY = re2.compile(r"/site-packages/|/dist-packages/|/lib(?:64)?/python[0-9.]+/|^<frozen ")
 _NOTEBOOK_HEADER = re2.compile(r"^[A-Za-z_][\w.]*\s+Traceback \(most recent call last\):?$")
 _BOX_END = re2.compile(r"^(?:\+-{20,}\+|╰─{20,}╯)$")
-"""The lower edge of rich's boxed traceback; the exception follows."""
+"""Matches the lower edge of the box around a traceback of rich; the exception follows."""
 _FRAME_INDENT: Final = 2
 _FOREIGN_LIMIT: Final = 8
-"""The most lines of other processes inside a traceback; beyond these, the traceback counts as torn.
+"""The largest number of lines of other processes inside a traceback. With more, the traceback
+counts as cut off.
 """
 _LENGTH_LIMIT: Final = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """The line that ends a traceback, and the traceback's origin."""
+    """The exception at the end of a traceback, and where the traceback came from."""
 
     line: Line
     in_user_code: bool
-    """True if the deepest frame lies beside the job's script, or else outside the standard library
-    and the installed packages."""
+    """True if the deepest frame is in the user's code: in the folder of the job's script, or
+    outside the standard library and the installed packages."""
     link: Link
     caught: Caught
-    """The printer of the traceback, by the line before its header and by its outermost frame."""
+    """The printer of the traceback, judged by the line before its header and by its outermost
+    frame.
+    """
     deepest: str
     """The file of the deepest frame."""
     script: str
-    """The file of the program that ran; if unknown, the deepest frame's file."""
+    """The script that ran; if it is unknown, the file of the deepest frame."""
     introduced: bool
-    """True if the traceback begins behind other words of its line, and no frame lies in a library:
-    a report about a program."""
+    """True if the traceback is a report about another program: other words stand before it in its
+    first line, and no frame is in a library."""
 
 
 class TracebackReader:
-    """Assemble the tracebacks of one rank. While `is_open`, every line of the rank must be fed."""
+    """Assemble the tracebacks of one rank. While `is_open`, `feed` needs every line of the rank."""
 
     def __init__(self) -> None:
         self.is_open = False
         self._indent = 0
-        """The indentation of the header. The line that ends the traceback has no more."""
+        """The indentation of the header. The line that ends the traceback is not indented further.
+        """
         self._rank: int | None = None
         self._link: Link = "none"
         self._next_link: Link = "none"
@@ -111,11 +117,11 @@ class TracebackReader:
 
     @property
     def expects(self) -> bool:
-        """Return True if the last line affects the next traceback."""
+        """True if the last line affects how the next traceback is read."""
         return self.is_open or self._next_link != "none" or self._next_caught != "nobody"
 
     def feed(self, line: Line) -> Raised | None:
-        """Read one line; return the exception if the line ends a traceback."""
+        """Read one line; return the exception if the line is the end of a traceback."""
         text = line.text
         if not self.is_open and not _may_begin(shape_of(text)):
             return None
@@ -129,7 +135,7 @@ class TracebackReader:
             return None
         if not self.is_open:
             self._look_for_link(text)
-            # The header is missing: cut off, or lost among other ranks' lines.
+            # The header is missing, because it was cut off or lost among the lines of other ranks.
             if frame := _FRAME.search(text):
                 self._begin(self._next_link, max(indent - _FRAME_INDENT, 0))
                 self._take_frame(frame)
@@ -162,8 +168,8 @@ class TracebackReader:
         return None
 
     def _in_user_code(self) -> bool:
-        # A user's package may be installed like a library. Files beside the running script are the
-        # user's.
+        # The user's package may be installed like a library. Files in the folder of the running
+        # script belong to the user.
         beside_script = self._script_folder and self._deepest.startswith(self._script_folder + "/")
         return bool(beside_script) or _LIBRARY.search(self._deepest) is None
 
@@ -193,7 +199,7 @@ class TracebackReader:
         self._deepest = path
 
     def _look_for_link(self, text: str) -> bool:
-        """Return True if `text` introduces the next traceback, perhaps inside an unfinished one."""
+        """Return True if `text` introduces a traceback, perhaps while another one is unfinished."""
         stripped = text.strip()
         if stripped in _SENTENCES:
             self._next_link = _SENTENCES[stripped]
@@ -208,7 +214,7 @@ class TracebackReader:
 
 @functools.lru_cache(1024)
 def _may_begin(text: str) -> bool:
-    """Return True if `text` can introduce or begin a traceback, with any numbers."""
+    """Return True if `text`, with any numbers in it, can introduce or begin a traceback."""
     stripped = text.strip()
     return (
         HEADER in text

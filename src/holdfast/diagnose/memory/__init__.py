@@ -1,18 +1,18 @@
 """Remember past incidents, find similar ones, and learn rules from them.
 
-The input is diagnoses with their compressed logs, a person's judgements of diagnoses, and logs of
-runs that ended well. The output is `Known`, an argument of `diagnose`: learned rules and filters,
-and the past incidents.
+The input is diagnoses with their compressed logs, people's judgements of diagnoses, and logs of
+runs that ended well. The output is a `Known`: learned rules, learned filters, and the past
+incidents, for the next call of `diagnose`.
 
 | stage | module | from → to |
 |---|---|---|
 | remember | `store` | diagnosis → row of the ledger; judgement → judged incident, learned rules |
-| find | `words`, `recall`, `embeddings` | a line → its words, and the most similar lines |
-| | `recall` | a root → past incidents, the common words, and whether one decides |
-| learn | `case`, `candidates`, `profile` | a judged incident → patterns, from general to specific |
-| | `gate`, `learn`, `topics` | patterns → rules that spoil no incident, good run or example |
+| find | `words`, `recall`, `embeddings` | a line → its words, and the most similar past lines |
+| | `recall` | a root → past incidents with their words in common; one may decide an open case |
+| learn | `case`, `candidates`, `profile` | a judged incident → patterns for its root, from general to specific |
+| | `gate`, `learn`, `topics` | patterns → rules that change no correct answer for an incident, good run or example |
 | | `good` | good runs → filters of routine lines |
-| use | `own_rules`, `known` | the user's folder, the ledger → `Known` |
+| use | `own_rules`, `known` | the user's folder of rules, the ledger → `Known` |
 """
 
 from holdfast.diagnose.memory.case import Case, line_at

@@ -1,6 +1,7 @@
 """Propose patterns that match lines like a root line, from the most general to the line itself.
 
-The examples are patterns for `botocore.errorfactory.NoSuchKey: An error occurred (NoSuchKey) …`.
+The examples without parentheses are for the line `botocore.errorfactory.NoSuchKey: An error
+occurred (NoSuchKey) …`.
 
 | breadth | the pattern matches | example |
 |---|---|---|
@@ -8,12 +9,12 @@ The examples are patterns for `botocore.errorfactory.NoSuchKey: An error occurre
 | 1 | the reason's own class and its built-in subclasses | (`ModuleNotFoundError`) |
 | 2 | each exception of its package | `botocore.*` |
 | 3 | the class in any package | `NoSuchKey` |
-| 4 to 7 | one to four informative consecutive words | `NoSuchKey`, with a word for a problem |
+| 4 to 7 | one to four consecutive informative words | `NoSuchKey`, with a word for a problem |
 | 5 to 7 | the class and the first words of the message | `NoSuchKey: An error occurred` |
 | 9 | the line, except for varying parts | |
 
-A built-in class identifies only its own reason: a DataLoader's RuntimeError is identified by its
-message.
+A built-in class of exceptions identifies only its own reason. For example, the `RuntimeError` of a
+DataLoader can be identified only by its message.
 """
 
 import builtins
@@ -33,27 +34,31 @@ FAMILY, OWN, PACKAGE, CLASS, PHRASE, TEMPLATE = 0, 1, 2, 3, 4, 9
 _PHRASE_WORDS: Final = 4
 _PLAIN_LETTERS: Final = 5
 _MESSAGE_CHARACTERS: Final = 300
-"""The characters of a message that are used: the cause is at the beginning, advice at the end."""
+"""The number of characters at the beginning of a message that are used. The beginning states the
+cause; the end may be advice.
+"""
 _TEMPLATE_CHARACTERS: Final = 400
 _TEMPLATE_LETTERS: Final = 12
-"""The least letters of a template; with fewer, unrelated lines would match."""
+"""The least number of letters in a template; with fewer, unrelated lines would match."""
 _HEAD: Final = re2.compile(r"^\s*(?P<package>(?:[A-Za-z_]\w*\.)*)(?P<name>[A-Za-z_]\w*)(?::\s|:?$)")
 _BEFORE_CLASS: Final = r"^\s*(?:[\w.]+(?:\(|: ))*(?:\w+\.)*"
-"""Text that may precede a class: a logger's name, a wrapper that repeats the class, its packages
-(as in rules/topics/script.yaml)."""
+"""Matches text that may stand before a class: the name of a logger, a wrapper that repeats the
+class, or the packages of the class (as in rules/topics/script.yaml)."""
 _AFTER_CLASS: Final = r"(?:\)|:|$)"
 _MANY_USES: Final = """
 urllib3 requests http httpx aiohttp httpcore torch numpy jax jaxlib tensorflow ray builtins multiprocess pandas
 deepspeed lightning pytorch_lightning transformers accelerate megatron vllm __main__
 """
 _GENERAL_PACKAGES: Final = frozenset(_MANY_USES.split()) | frozenset(sys.stdlib_module_names)
-"""Packages with so many uses that their exceptions do not indicate a reason."""
+"""Packages that have so many uses that their exceptions do not indicate a reason."""
 _JOINT: Final = re2.compile(r"^[\s:,;()\[\]'\"=/-]{1,4}$")
-"""Text that may separate two words of a phrase."""
+"""Matches text that may separate two words of a phrase."""
 _STEMS: Final = {"OutOfMemoryError": ("OutOfMemoryError", "MemoryError")}
-"""Endings of class names that mean a reason, if the reason's name is not the only one."""
+"""For a reason, the endings of class names that mean the reason. Without an entry, only the
+reason's own name does.
+"""
 _ARGPARSE: Final = r"^\s*[\w./-]+\.py: error: "
-"""The beginning of argparse's messages about wrong arguments."""
+"""Matches the beginning of argparse's messages about wrong arguments."""
 _BUILTIN: Final = {
     name: one
     for name, one in vars(builtins).items()
@@ -67,24 +72,26 @@ class RuleCandidate:
 
     pattern: str
     breadth: int
-    """From 0, the most general, to 9, the line itself."""
+    """The specificity of the pattern: from 0, the most general, to 9, the line itself."""
     hot: tuple[str, ...]
-    """Words in lower case of which each line that the pattern matches has one."""
+    """Words in lower case. Each line that the pattern matches has at least one of these words."""
     named: bool = False
-    """True if the pattern has a word or a class of the reason's subject."""
+    """True if the pattern has a word, or a class, on the subject of the reason."""
     only_shared: bool = False
     """True for a plain word, which is informative only if the root lines of several incidents have
-    the word."""
+    it."""
     part: int = 0
-    """The part of the line with the words: phrases of different parts may both be learned."""
+    """The part of the line that the words come from. Phrases from different parts may both be
+    learned.
+    """
     worth: float = 0.0
-    """The information of the words about the reason, to compare candidates of one breadth."""
+    """The information of the words about the reason, to compare candidates of the same breadth."""
     what: str
-    """A description of the matched lines, for people."""
+    """A description, for people, of the lines that match."""
 
 
 def candidates(root: str, reason: str) -> list[RuleCandidate]:
-    """Return patterns for lines like `root`, the most general first; each matches `root` itself."""
+    """Return patterns for lines like `root`, the most general first. Each also matches `root`."""
     found: dict[str, RuleCandidate] = {}
     for one in _all(root, reason):
         if one.pattern not in found and re2.search(one.pattern, root):
@@ -157,13 +164,13 @@ def _classes(package: str, name: str, reason: str) -> Iterator[RuleCandidate]:
 
 
 def is_bare(root: str) -> bool:
-    """Return True if `root` is a built-in exception, which identifies only its own reason."""
+    """Return True if `root` states a built-in exception, which identifies only its own reason."""
     head = _HEAD.search(root.strip())
     return head is not None and head["name"] in _BUILTIN
 
 
 def _family(reason: str) -> frozenset[str]:
-    """Return the names of the built-in classes that mean `reason` and no more precise reason."""
+    """Return the names of the built-in classes that mean `reason`, and no more specific reason."""
     found = set()
     for name, one in _BUILTIN.items():
         nearest = next((base.__name__ for base in one.__mro__ if base.__name__ in CATEGORIES), "")
@@ -185,7 +192,7 @@ def _phrases(text: str, parts: Sequence[Token], reason: str) -> Iterator[RuleCan
 def _beginnings(
     text: str, name: str, parts: Sequence[Token], reason: str
 ) -> Iterator[RuleCandidate]:
-    """Yield the class with the first words of its message."""
+    """Yield patterns for the class with the first words of its message."""
     named = NAMED.get(reason, frozenset())
     run = next(_runs(text, parts), [])
     if not run or not re2.search(r"^\W*$", text[text.index(name) + len(name) : run[0].start]):
@@ -233,7 +240,7 @@ def _phrase(text: str, words: Sequence[Token], named: frozenset[str]) -> RuleCan
         one not in telling and not _is_part_of_trouble(text, words, one)
         for one in (words[0], words[-1])
     ):
-        return None  # common words at the ends add nothing
+        return None  # common words at the ends add no information
     plain = len(words) == 1 and words[0].text.lower() not in NAMES and not words[0].is_technical
     if plain and (words[0] not in telling or len(wording) < _PLAIN_LETTERS):
         return None
@@ -242,7 +249,7 @@ def _phrase(text: str, words: Sequence[Token], named: frozenset[str]) -> RuleCan
         or is_trouble(wording)
         or (wording.isupper() and not _is_named(words[0], named))
     ):
-        return None  # ECC, but not PCI
+        return None  # such as ECC, but not PCI
     if len(words) == 2 and not strong and len(telling) < 2:
         return None
     if len(words) > 2 and len(telling) < 2:
@@ -259,7 +266,7 @@ def _phrase(text: str, words: Sequence[Token], named: frozenset[str]) -> RuleCan
     hot = _hot(words)
     if not hot:
         return None
-    # A single plain word is ambiguous: a closed `remote` end is not a lost NCCL peer.
+    # A single plain word is ambiguous. For example, a closed `remote` end is not a lost NCCL peer.
     about = any(_is_named(one, named) for one in words) and not plain
     worth = 2.0 * about + 0.5 * len([one for one in telling if one.is_technical]) + 0.5 * troubled
     worth -= words[0].start / 100
@@ -276,7 +283,10 @@ def _phrase(text: str, words: Sequence[Token], named: frozenset[str]) -> RuleCan
 
 
 def _is_part_of_trouble(text: str, words: Sequence[Token], one: Token) -> bool:
-    """Return True for `refused`, and for `out` in `out of memory`."""
+    """Return True if a word belongs to a report of a problem.
+
+    Examples are `refused`, and `out` in `out of memory`.
+    """
     return is_trouble(one.text) or (
         one is words[0] and len(words) > 1 and is_trouble(text[one.start : words[1].end])
     )
@@ -288,7 +298,7 @@ def _is_named(word: Token, named: frozenset[str]) -> bool:
 
 
 def _literally(text: str, words: Sequence[Token]) -> str:
-    """Return a pattern for the words in their order, with any blanks between them."""
+    """Return a pattern for `words` in the order of `text`, with any blanks between them."""
     parts, at = [], words[0].start
     for one in words:
         between = text[at : one.start]
@@ -314,7 +324,7 @@ def _blanks(text: str) -> str:
 
 
 def _hot(words: Sequence[Token]) -> tuple[str, ...]:
-    """Return the longest plain word, for the prefilter."""
+    """Return the longest plain word, which the prefilter searches for."""
     parts = [part for one in words for part in one.text.lower().split(".") if part.isascii()]
     best = max(parts, key=len, default="")
     return (best,) if len(best) > 1 else ()

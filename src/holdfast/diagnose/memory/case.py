@@ -1,4 +1,4 @@
-"""Define an incident for learning: the correct reason, the root lines and the kept lines."""
+"""Define a case, which is an incident as data for learning rules."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,28 +19,30 @@ ROOTS_LIMIT: Final = 8
 ROOT_CHARACTERS: Final = 1000
 _BEFORE: Final = 40
 _AFTER: Final = 3
-"""The lines before and after a root that are kept; most tracebacks are shorter."""
+"""The number of lines that are kept before and after a root; most tracebacks are shorter."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """An incident that a person confirmed or corrected. Plain data, without ledger and files."""
+    """An incident whose diagnosis a person confirmed or corrected. It needs no ledger and no files."""
 
     key: str
-    """The incident's name for people: `7` for an incident of a run, `m3` for one without a run."""
+    """The name of the incident for people: `7` for an incident of a run, `m3` for one without a
+    run.
+    """
     reason: str
     """The correct reason."""
     roots: tuple[str, ...]
-    """Lines that state the root, without prefixes; only the first is certain."""
+    """Lines, without prefixes, that state the root. Only the first line is certain to do so."""
     lines: tuple[Kept, ...] = ()
-    """The compressed log, in the order of the files."""
+    """The lines of the compressed log, in the order of the files."""
     action: str = ""
-    """The action that helped, if a person named it."""
+    """The action that helped, if a person named one."""
     texts: tuple[str, ...] = field(init=False, repr=False, compare=False)
-    """The kept lines without their prefixes, as rules see them."""
+    """The kept lines without their prefixes, as rules match them."""
 
     def __post_init__(self) -> None:
-        """Clean the kept lines once."""
+        """Remove the prefixes of the kept lines, once for all uses."""
         cleaned = (
             clean_line(one.text.encode("utf-8", "replace"), one.line).text for one in self.lines
         )
@@ -57,19 +59,19 @@ class Case:
         key: str = "1",
         action: str = "",
     ) -> Self:
-        """Return the case of one job.
+        """Make a case from the log of a job and its correct reason.
 
         Args:
             path: the log or the folder of the job.
             reason: the correct reason.
-            rules: the rules to scan the log with.
-            root_lines: the 1-based numbers of the root's lines in the only file at `path`. Without
-                them, the root is found by the rules.
-            key: the incident's name.
+            rules: the rules with which the log is scanned.
+            root_lines: the numbers, from 1, of the lines that state the root, in the only file at
+                `path`. If they are not given, the rules find the root.
+            key: the name of the incident.
             action: the action that helped.
 
         Raises:
-            NotFound: there is nothing at `path`.
+            NotFound: `path` does not exist.
         """
         files = find_files([path]).files
         events = scan(files, rules)
@@ -85,12 +87,12 @@ class Case:
         return cls(key=key, reason=reason, roots=roots, lines=kept, action=action)
 
     def replay(self, rules: RuleSet) -> Diagnosis:
-        """Return the diagnosis that `rules` make of the kept lines."""
+        """Return the diagnosis that follows from `rules` and the kept lines."""
         return conclude(events_of(self.lines, rules))
 
 
 def events_of(lines: Sequence[Kept], rules: RuleSet) -> list[Event]:
-    """Return the events of kept lines; line numbers count the kept lines of a file."""
+    """Scan kept lines; return their events. Line numbers count the kept lines of a file."""
     by_file: dict[str, list[Kept]] = {}
     for one in lines:
         by_file.setdefault(one.file, []).append(one)
@@ -103,16 +105,17 @@ def events_of(lines: Sequence[Kept], rules: RuleSet) -> list[Event]:
 
 
 def distinct(roots: Iterable[str]) -> tuple[str, ...]:
-    """Return the first `ROOTS_LIMIT` different lines, shortened."""
+    """Return the first `ROOTS_LIMIT` different lines of `roots`, shortened."""
     return tuple(dict.fromkeys(root[:ROOT_CHARACTERS] for root in roots if root.strip()))[
         :ROOTS_LIMIT
     ]
 
 
 def kept_with(roots: Iterable[LogLine], kept: Iterable[Kept]) -> tuple[Kept, ...]:
-    """Return `kept` and the lines about each root, up to `MEMORY_LIMIT_BYTES`.
+    """Return `kept` and the lines around each root, up to `MEMORY_LIMIT_BYTES`.
 
-    A traceback must be complete to be recognised. Files that cannot be read again add nothing.
+    The lines around a root are needed since only a complete traceback can be recognised. If a file
+    cannot be read again, no lines are added.
     """
     found: dict[tuple[str, int], Kept] = {}
     left = MEMORY_LIMIT_BYTES

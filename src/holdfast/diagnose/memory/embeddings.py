@@ -1,10 +1,10 @@
-"""Compute vectors with an OpenAI-compatible embeddings endpoint (`/v1/embeddings`), if configured.
+"""Compute embedding vectors with an OpenAI-compatible endpoint (`/v1/embeddings`), if configured.
 
-The environment variables are `HOLDFAST_EMBEDDINGS_URL` (up to the version: `https://host/v1`),
-`HOLDFAST_EMBEDDINGS_MODEL` and, if the server requires a key, `HOLDFAST_EMBEDDINGS_KEY`. Only root
-lines are sent, without secrets and without varying parts (paths, numbers, quoted names, hosts).
-Redirects are not followed, and the size and the time of an answer are limited. A malformed answer
-is an error.
+The environment variables are `HOLDFAST_EMBEDDINGS_URL` (up to and including the version, such as
+`https://host/v1`), `HOLDFAST_EMBEDDINGS_MODEL` and, if the server requires a key,
+`HOLDFAST_EMBEDDINGS_KEY`. Only root lines are sent, without secrets and without varying parts
+(paths, numbers, quoted names, hosts). Redirects are not followed, and the size and the time of an
+answer are limited.
 """
 
 import array
@@ -29,26 +29,26 @@ _ANSWER_LIMIT_BYTES: Final = 32 << 20
 
 
 class EmbeddingsFailed(HoldfastError):
-    """The endpoint returned no vectors; words can be compared instead."""
+    """The endpoint returned no valid vectors; the caller can compare words instead."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Embedder(Api):
-    """A model that converts lines to vectors."""
+    """A model that converts lines to embedding vectors."""
 
     ENV: ClassVar[str] = "HOLDFAST_EMBEDDINGS"
     PATH: ClassVar[str] = "/embeddings"
 
     timeout_s: float = 20.0
-    """Seconds for one request, to the last byte of its answer."""
+    """The limit in seconds for one request, to the last byte of the answer."""
     clock: Clock = field(default_factory=SystemClock, repr=False)
 
     def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        """Return a vector of length 1 for each of `texts`, in their order.
+        """Return one vector per text, in the order of `texts`, with Euclidean length 1.
 
         Raises:
-            EmbeddingsFailed: there was no answer or no valid vectors; the message names the next
-                step.
+            EmbeddingsFailed: there was no answer, or the answer had no valid vectors; the message
+                names the next step.
         """
         try:
             import httpx
@@ -117,7 +117,7 @@ class Embedder(Api):
 
 
 def packed(vector: Sequence[float]) -> bytes:
-    """Return the vector as float32, little-endian."""
+    """Encode a vector as bytes: float32, little-endian."""
     made = array.array("f", vector)
     if sys.byteorder != "little":
         made.byteswap()
@@ -125,7 +125,7 @@ def packed(vector: Sequence[float]) -> bytes:
 
 
 def unpacked(data: bytes) -> list[float]:
-    """Return the vector that `packed` wrote."""
+    """Decode a vector that `packed` encoded."""
     made = array.array("f")
     made.frombytes(data[: len(data) // 4 * 4])
     if sys.byteorder != "little":
@@ -134,5 +134,5 @@ def unpacked(data: bytes) -> list[float]:
 
 
 def cosine(one: Sequence[float], other: Sequence[float]) -> float:
-    """Return the cosine of two vectors of length 1; 0 if their sizes differ."""
+    """Return the cosine of two vectors of length 1; 0 if their dimensions differ."""
     return sum(map(operator.mul, one, other)) if len(one) == len(other) else 0.0

@@ -1,4 +1,7 @@
-"""Check that a new rule spoils no stored incident, good run or example of another rule."""
+"""Refuse a new rule that would change a correct answer.
+
+The answers for stored incidents, good runs and the examples of other rules are checked.
+"""
 
 import functools
 from collections.abc import Iterable, Sequence
@@ -13,8 +16,9 @@ from holdfast.diagnose.memory.topics import Layered, Learned, LearnedTopic, shie
 from holdfast.diagnose.rules.rules import ROUTINE, Rule, RuleSet
 
 FOREIGN_LIMIT: Final = 2
-"""The most examples of rules for other reasons, all decided by earlier rules, that a pattern
-without a word of its reason's subject may match."""
+"""A new pattern may match at most this number of examples of rules for other reasons, if it has no
+word on the subject of its reason. All of these examples must be decided by rules that come earlier.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +26,11 @@ class _Example:
     text: str
     rule: Rule
     order: int
-    """The order of the topic that decides the example."""
+    """The order of the topic whose rule decides the example."""
 
 
 class Gate:
-    """Check whether all correct answers remain correct with a new rule."""
+    """Check that all correct answers remain correct if a new rule is added."""
 
     def __init__(
         self,
@@ -35,13 +39,13 @@ class Gate:
         good: Iterable[str] = (),
         learned: Iterable[Learned] = (),
     ) -> None:
-        """Prepare the checks of new rules.
+        """Store the knowledge that new rules are checked against.
 
         Args:
             rules: the packaged rules and the user's own.
             cases: the judged incidents.
             good: lines of runs that ended well, without their prefixes.
-            learned: the learned rules in force, in addition to `rules`.
+            learned: the learned rules that are in force, in addition to `rules`.
         """
         plain = [topic for topic in rules.topics if not isinstance(topic, LearnedTopic)]
         self._below = rules if len(plain) == len(rules.topics) else RuleSet(plain)
@@ -53,7 +57,7 @@ class Gate:
         self._right: dict[str, bool] = {}
 
     def accept(self, learned: Learned) -> None:
-        """Put `learned` in force."""
+        """Put the rule `learned` in force."""
         self._accepted = (*self._accepted, learned)
         self._rules = Layered(self._below, self._accepted)
         self._right.clear()
@@ -64,7 +68,7 @@ class Gate:
 
     @property
     def rules(self) -> RuleSet:
-        """Return the rules in force."""
+        """All rules in force."""
         return self._rules
 
     def is_right(self, case: Case) -> bool:
@@ -76,12 +80,12 @@ class Gate:
         return self._right[case.key]
 
     def refusal(self, learned: Learned, source: Case | None = None, *, named: bool = False) -> str:
-        """Return why the rule is refused, in words; empty if it is accepted.
+        """Return a phrase that states why the rule is refused; an empty text if it is accepted.
 
         Args:
             learned: the new rule.
-            source: the incident that the rule comes from.
-            named: the pattern has a word of the reason's subject.
+            source: the incident that the rule was learned from.
+            named: True if the pattern has a word on the subject of the reason.
         """
         pattern = re2.compile(learned.rule.pattern)
         if spoiled := self._spoiled_example(learned, pattern, named):
@@ -110,7 +114,7 @@ class Gate:
         return ""
 
     def foreign(self, learned: Learned) -> int:
-        """Return the number of examples of rules for other reasons that the pattern matches."""
+        """Return how many examples of rules for other reasons the pattern matches."""
         return len(self._foreign(learned, re2.compile(learned.rule.pattern)))
 
     def _spoiled_example(self, learned: Learned, pattern: Any, named: bool) -> str:

@@ -1,9 +1,9 @@
 """Learn routine lines from runs that ended well.
 
-One line of each shape is kept of a good run. Templates are made from the lines of all good runs, by
-Drain3 if installed (He et al. 2017), else by masking what varies. Frequent templates become
-filters, which `compress` uses. A template becomes no filter if it matches a line that states a root
-of an incident, or a rule's example.
+For each good run, one line of each shape is kept. Templates are made from the lines of all good
+runs: by Drain3 (He et al. 2017) if it is installed, else by masking the parts that vary. Frequent
+templates become filters, which `compress` uses, unless the template matches a line that states the
+root of an incident, or an example of a rule.
 """
 
 import hashlib
@@ -35,7 +35,9 @@ _KEPT_LINES: Final = 3000
 _KEPT_BYTES: Final = 512 << 10
 _LINE_CHARACTERS: Final = 400
 _OFTEN: Final = 5
-"""The least lines of one run for a routine template; any number suffices in two runs."""
+"""A template is routine if at least this number of lines of one run match it. If lines of two runs
+match, any number is enough.
+"""
 _LEAST_LETTERS: Final = 8
 _EXAMPLES: Final = 3
 _WILD: Final = "<*>"
@@ -44,14 +46,15 @@ _DIGITS: Final = b"0123456789"
 
 @dataclass(frozen=True, kw_only=True)
 class Good:
-    """The results of adding a good run."""
+    """The result of adding a good run."""
 
     good_id: int
     lines: int
     filters: tuple[Filter, ...] = ()
-    """The newly learned filters."""
+    """The filters that were newly learned."""
     withdrawn: tuple[str, ...] = ()
-    """Ids of learned rules that matched a line of the run; no longer in force."""
+    """The ids of learned rules that matched a line of the run as an error, and so were withdrawn.
+    """
 
 
 def add_good_run(ledger: Ledger, paths: Sequence[str], *, clock: Clock | None = None) -> Good:
@@ -91,7 +94,8 @@ def add_good_run(ledger: Ledger, paths: Sequence[str], *, clock: Clock | None = 
 
 
 def _refuse_failure(paths: Sequence[str]) -> None:
-    # By the packaged rules alone: a learned rule that calls a good run's line a failure is taken back by that run.
+    # Only the packaged rules are used here. If a learned rule finds a failure in a good run, the
+    # rule is wrong and is withdrawn below.
     diagnosis = conclude(scan(find_files(paths).files, packaged_rules()))
     if diagnosis.outcome in ENDS_IN_WORDS:
         return
@@ -111,10 +115,10 @@ def keep_filters(
     now_s: float,
     author: str = "learned",
 ) -> tuple[Filter, ...]:
-    """Put filters that were learned from a good run in force.
+    """Put filters in force that were learned from a good run.
 
     Returns:
-        The filters that are new and were not withdrawn before.
+        The filters that are new, without filters that a person has withdrawn.
 
     Raises:
         LedgerError: the ledger cannot be read or written.
@@ -142,7 +146,9 @@ def keep_filters(
 
 
 def shapes_of(paths: Sequence[str]) -> list[tuple[str, int]]:
-    """Return a line of each shape in the logs, without prefixes, and the shape's count; bounded.
+    """Return one line of each shape in the logs, without prefixes, and the number of such lines.
+
+    The number of shapes is limited.
 
     Raises:
         NotFound: none of the paths exists.
@@ -172,7 +178,7 @@ def shapes_of(paths: Sequence[str]) -> list[tuple[str, int]]:
 
 
 def learn_filters(runs: Iterable[Sequence[tuple[str, int]]], roots: Iterable[str]) -> list[Filter]:
-    """Return filters for frequent lines of good runs; none drops a root or a rule's example."""
+    """Return filters for frequent lines of good runs. None of them drops a root or a rule's example."""
     seen: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
     examples: dict[str, list[str]] = defaultdict(list)
     every = list(runs)
@@ -205,7 +211,7 @@ def learn_filters(runs: Iterable[Sequence[tuple[str, int]]], roots: Iterable[str
 
 
 def _templates(texts: Sequence[str]) -> dict[str, str]:
-    """Return the template of each text: its words, with `<*>` for varying parts."""
+    """Return one template per text: its words, with `<*>` in place of varying parts."""
     masked = {text: mask(text) for text in texts}
     miner = _drain()
     if miner is None:
@@ -219,7 +225,7 @@ def _templates(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _drain() -> Any:
-    """Return Drain3's miner; None if not installed."""
+    """Return a template miner of Drain3; None if Drain3 is not installed."""
     try:
         from drain3 import TemplateMiner
         from drain3.template_miner_config import TemplateMinerConfig
@@ -232,7 +238,7 @@ def _drain() -> Any:
 
 
 def _pattern(template: str) -> str | None:
-    """Return an RE2 pattern for whole lines of this template; None with too few letters."""
+    """Return an RE2 pattern for whole lines of a template; None if it has too few letters."""
     literal = [one for one in tokens(template.replace(_WILD, " ")) if one.sort == "word"]
     if sum(len(one.text) for one in literal) < _LEAST_LETTERS:
         return None

@@ -1,4 +1,4 @@
-"""Combine all learned knowledge for a diagnosis: rules, filters and past incidents."""
+"""Combine all learned knowledge for a diagnosis: learned rules, filters and past incidents."""
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
@@ -29,30 +29,31 @@ _EFFECTS = (
     "store_lost",
     "collective_timeout",
 )
-"""Kinds that mostly follow from other events. The similarity of such lines is no evidence of the
-cause."""
+"""Kinds of events that mostly follow from other events. If such lines are similar in two incidents,
+this is no evidence of the same cause."""
 PAST_LIMIT = 5000
-"""The number of newest past incidents that are compared, in addition to all judged ones."""
+"""A new incident is compared with all judged incidents, and with this number of the newest others.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """The knowledge of a diagnosis beyond the packaged rules."""
+    """The knowledge that a diagnosis can use in addition to the packaged rules."""
 
     topics: tuple[Topic, ...] = ()
-    """The user's own topics, and the learned ones."""
+    """Topics with the user's own rules and with learned rules."""
     filters: tuple[Filter, ...] = ()
-    """Filters that were learned from good runs, for `compress`."""
+    """Filters for `compress` that were learned from good runs."""
     memory: Recall = field(default_factory=Recall)
     base: tuple[Topic, ...] | None = None
-    """Topics instead of the packaged ones; None for the packaged topics."""
+    """Topics to use instead of the packaged topics; None to use the packaged ones."""
 
     @functools.cached_property
     def rules(self) -> RuleSet:
-        """Return all rules together.
+        """All rules together.
 
         Raises:
-            BadUse: two rules have one id.
+            BadUse: two rules have the same id.
         """
         return RuleSet((*(packaged_topics() if self.base is None else self.base), *self.topics))
 
@@ -60,7 +61,8 @@ class Known:
     def load(cls, ledger_url: str, home: Path | None = None) -> Self:
         """Load the ledger at `ledger_url` and the rules folder of `home`.
 
-        New incidents of runs are added to the memory. The ledger is opened again for each search.
+        Incidents of runs that are not in the memory yet are added. Each search opens the ledger
+        anew.
 
         Raises:
             LedgerError: the ledger cannot be opened, read or written.
@@ -73,7 +75,7 @@ class Known:
     def of_ledger(cls, ledger: Ledger, home: Path | None = None, *, ledger_url: str = "") -> Self:
         """Load an open ledger.
 
-        Without `ledger_url` the ledger must stay open while the result is used.
+        If `ledger_url` is not given, the ledger must stay open while the result is used.
         """
         embedder = Embedder.from_environment()
         adopt_incidents(ledger)
@@ -126,15 +128,15 @@ class Known:
         )
 
     def without_memory(self) -> Self:
-        """Return the same rules and filters without past incidents."""
+        """Return the same rules and filters, but without past incidents."""
         return replace(self, memory=Recall())
 
     def similar(self, text: str, reason: str = "", limit: int = 3) -> list[dict[str, Any]]:
-        """Return the past incidents most similar to the root `text`; see `Recall.similar`."""
+        """Return the past incidents whose roots are most similar to `text`; see `Recall.similar`."""
         return self.memory.similar(text, reason, limit)
 
     def recall(self, diagnosis: Diagnosis, kept: Callable[[], Iterable[Kept]] = tuple) -> Diagnosis:
-        """Add similar incidents to `diagnosis`; one may decide an open case (`Recall.decide`)."""
+        """Add similar incidents to `diagnosis`; one of them may decide an open case."""
         return self.memory.decide(diagnosis, kept, self._follows)
 
     def _follows(self, text: str) -> bool:

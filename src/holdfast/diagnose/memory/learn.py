@@ -1,9 +1,10 @@
-"""Learn rules from confirmed incidents: the most general pattern that spoils no correct answer.
+"""Learn rules from judged incidents: the most general patterns that change no correct answer.
 
-For each reason, the root lines of its incidents give candidates (`candidates`). The candidates that
-match the most root lines are tried first, then the most general ones. The first that passes the
-`gate` is accepted, and the lines that it matches are done. So one incident gives a rule as general
-as all other knowledge allows, and several incidents give a rule for their common part.
+For each reason, candidate patterns are made from the root lines of its incidents (`candidates`).
+Candidates that match more root lines are tried first; of equal ones, the more general. The first
+candidate that passes the `gate` becomes a rule, and the lines that it matches need no other rule.
+So from one incident follows a rule that is as general as all other knowledge allows, and from
+several incidents a rule for the words that they have in common.
 """
 
 import hashlib
@@ -31,16 +32,20 @@ from holdfast.diagnose.rules.causes import kinds
 from holdfast.diagnose.rules.rules import ROUTINE, Rule, RuleSet
 
 _TRIES_LIMIT: Final = 10
-"""The candidates of one facet that are tried for a root line; more specific ones would teach
-little."""
+"""The number of candidates per facet of a root line that are tried. Further, more specific ones
+would match little else than the line itself."""
 _EXAMPLES_LIMIT: Final = 5
 _SURE_ALONE: Final = 0.3
-"""The cost of being the root, for a line that a person named though another line won."""
+"""The cost, in nats, that such a line is the root, if a person named the line as the root although
+the rules chose another line.
+"""
 _BARE: Final = 0.2
-"""The added cost of a class by itself, and the subtracted cost of a pattern with words, which is
-the likelier root."""
+"""This cost is added for a pattern that is only a class, and subtracted for a pattern with words,
+whose lines are more likely roots."""
 _LAST_RESORT: Final = 2.0
-"""The added cost of a class that would otherwise be the root of incidents with another root."""
+"""This cost is added for a class that would otherwise become the root in incidents with another
+root.
+"""
 _NO_MATCH: Final = "step 100/1000 loss 2.31"
 AUTHOR: Final = "learned"
 
@@ -53,16 +58,16 @@ def learn(
     learned: Iterable[Learned] = (),
     withdrawn: Iterable[str] = (),
 ) -> list[Learned]:
-    """Return the rules that `cases` teach.
+    """Learn rules from `cases`.
 
-    Each rule is checked against all cases, good runs and the examples of the rules.
+    Each new rule is checked against all cases, the good runs and the examples of the rules.
 
     Args:
         cases: the judged incidents.
         rules: the packaged rules and the user's own.
         good: lines of runs that ended well.
-        learned: earlier learned rules, which are in force.
-        withdrawn: ids of learned rules that a person withdrew; these are not proposed again.
+        learned: the learned rules that are already in force.
+        withdrawn: the ids of learned rules that a person withdrew, and which are not learned again.
     """
     every = list(cases)
     gate = Gate(rules, every, good, learned)
@@ -74,8 +79,8 @@ def learn(
         if case.reason != "Unknown" and not (_is_distinct(case, gate.rules) and gate.is_right(case))
     ]
     reasons = sorted({case.reason for case in wrong})
-    # Bare classes come last: a class matches all its lines, so more specific words must be learned
-    # before.
+    # Patterns that are only a class are tried last. Such a pattern matches all lines of the class,
+    # so patterns with more specific words must be learned before.
     for facets in (_FACETS[:-1], _FACETS[-1:]):
         for reason in reasons:
             found += _learn_reason(
@@ -89,11 +94,11 @@ class _Line:
     case: Case
     text: str
     first: bool
-    """True for the case's most certain root."""
+    """True for the most certain root line of the case."""
 
 
 def _is_distinct(case: Case, rules: RuleSet) -> bool:
-    """Return True if a rule gives the reason for the most certain root line."""
+    """Return True if a rule gives the most certain root line the reason of the case."""
     return bool(case.roots) and _says(_Line(case, case.roots[0], first=True), rules)
 
 
@@ -156,9 +161,9 @@ def _learn_reason(
     return accepted
 
 
-# A line may teach its class, the words that name its reason, or any of its words: similar lines may
-# have one without another. Less certain root lines teach only the words that name the reason,
-# unless their class means another reason.
+# From a line, up to three patterns are learned: its class, words that name its reason, and any of
+# its words. Similar lines may have one of these without the others. From less certain root lines,
+# only words that name the reason are learned, and only if their class does not mean another reason.
 
 
 def _class(one: RuleCandidate, line: _Line) -> bool:
@@ -199,19 +204,20 @@ def _tried(
     if not gate.refusal(made, source, named=one.named):
         return made
     if source is not None:
-        # A rule may match the line, but another line with a lower cost may win: a person decided
-        # that this line is the root.
+        # Although a rule matches the line, another line with a lower cost may be chosen as the
+        # root. But a person decided that this line is the root.
         sure = replace(made, rule=replace(made.rule, alone=_SURE_ALONE))
         if not gate.refusal(sure, source, named=one.named):
             return sure
     if not one.named:
         return None
-    # The incident itself may stay wrong, because a more precise rule matches its line or the log
-    # shows that the job survived it. The words that name the reason are still worth learning.
+    # The diagnosis of the incident itself may stay wrong, because a more precise rule matches its
+    # line, or because the log shows that the job survived the line. It is still worthwhile to learn
+    # the words that name the reason.
     late = replace(made, order=max(made.order, BARE_ORDER))
     if one.breadth > OWN:
         return late if not gate.refusal(late, named=True) else None
-    # A class is worth learning for logs with no other evidence.
+    # It is worthwhile to learn a class, for logs with no other evidence.
     last = replace(late, rule=replace(late.rule, alone=(late.rule.alone or 0.0) + _LAST_RESORT))
     return next((each for each in (late, last) if not gate.refusal(each, named=True)), None)
 
@@ -238,7 +244,8 @@ def _rule(one: RuleCandidate, lines: Sequence[_Line], rules: RuleSet) -> Learned
             restart_helps=profile.restart_helps,
             alone=kinds()[profile.kind].alone + (_BARE if one.breadth <= OWN else -_BARE),
             mitigation=f"It looks like {noun} {', '.join(cases)}, which was {reason}: {mask(roots[0])[:200]}",
-            # The rule of succession: after n cases of n, (n + 1) / (n + 2).
+            # The rule of succession: if all n cases were correct, the expected share is (n + 1) /
+            # (n + 2).
             confidence=round((len(cases) + 1) / (len(cases) + 2), 2),
             source=f"learned from {noun} {', '.join(cases)}",
             match=tuple(roots[:_EXAMPLES_LIMIT]),
@@ -254,5 +261,5 @@ def _rule(one: RuleCandidate, lines: Sequence[_Line], rules: RuleSet) -> Learned
 
 
 def rule_id(reason: str, pattern: str) -> str:
-    """Return the id of a learned rule, which depends on pattern and reason only."""
+    """Return the id of a learned rule, which depends only on the pattern and the reason."""
     return f"learned-{reason.lower()}-{hashlib.sha256(pattern.encode()).hexdigest()[:8]}"

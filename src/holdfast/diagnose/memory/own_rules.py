@@ -1,4 +1,4 @@
-"""Read a user's own rules: topic files in `$HOLDFAST_HOME/rules`, in the packaged format."""
+"""Read a user's own rules: topic files in `$HOLDFAST_HOME/rules`, in the format of packaged topics."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ _SIZE_LIMIT_BYTES: Final = 4 << 20
 
 
 def own_topics(home: Path | None) -> tuple[Topic, ...]:
-    """Return the topics in `home/rules/*.yaml`; empty without the folder.
+    """Return the topics in `home/rules/*.yaml`; an empty result if the folder does not exist.
 
     Raises:
         BadUse: a file is broken; the message names the file and the rule.
@@ -26,10 +26,10 @@ def own_topics(home: Path | None) -> tuple[Topic, ...]:
 
 
 def read_topic(path: Path) -> Topic:
-    """Return the topic in a file.
+    """Read a topic from a file.
 
     Raises:
-        BadUse: the file cannot be read, or has not the form that `rules.py` describes.
+        BadUse: the file cannot be read, or does not have the form that `rules.py` describes.
     """
     try:
         if path.stat().st_size > _SIZE_LIMIT_BYTES:
@@ -46,10 +46,12 @@ def read_topic(path: Path) -> Topic:
 
 
 def faults_of(topic: Topic, beside: Sequence[Topic] = ()) -> Iterator[str]:
-    """Yield the faults of a topic's examples, tried with the packaged rules and `beside`.
+    """Yield a message for each example of a topic that the rules decide wrongly.
+
+    The topic is tested together with the packaged rules and the topics `beside`.
 
     Raises:
-        BadUse: a rule's id is the id of a packaged rule.
+        BadUse: a rule has the id of a packaged rule.
     """
     rules = RuleSet((*packaged_topics(), *(one for one in beside if one.name != topic.name), topic))
     for rule in topic.rules:

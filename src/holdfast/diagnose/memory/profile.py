@@ -1,4 +1,4 @@
-"""Complete learned rules: the usual kind, action and category of a reason."""
+"""Complete learned rules by the usual kind, action and category of their reason."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from holdfast.diagnose.rules.rules import ENDING, ROUTINE, Rule
 from holdfast.diagnose.rules.taxonomy import CATEGORIES, Action, Category
 
 _WEAK: Final = frozenset({ROUTINE, ENDING, "suspect", "exit", "teardown"})
-"""Kinds that are no evidence of how a failure began."""
+"""Kinds of events that are no evidence of how a failure began."""
 _HOST: Final = re2.compile(
     r"(?i)oom[_-]?kill|out of memory: kill|cgroup|slurmstepd|\btask \d+: out of memory|signal(?:led)?: ?9"
     r"|exit(?:ed)?(?: code)? 137"
@@ -21,7 +21,7 @@ _FROM_OUTSIDE: Final = re2.compile(r"(?i)sig(?:kill|term)|signal \d|killed|exitc
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The fields of a rule beside pattern and reason."""
+    """The fields of a rule besides its pattern and its reason."""
 
     kind: str
     action: Action
@@ -46,8 +46,8 @@ _USUAL: Final[dict[str, tuple[str, str]]] = {
     "Others": ("scheduler", "restart"),
     "Unknown": ("suspect", "restart"),
 }
-"""The kind and the action of each reason that is no mistake of the script; other reasons have
-`_SCRIPT`."""
+"""The usual kind and action of each reason that is not a mistake in the script. For all other
+reasons, `_SCRIPT` applies."""
 
 NAMED: Final[dict[str, frozenset[str]]] = {
     reason: frozenset(words.split())
@@ -73,11 +73,13 @@ NAMED: Final[dict[str, frozenset[str]]] = {
         "SyntaxError": "syntax",
     }.items()
 }
-"""The subject of each reason, in the words of logs."""
+"""The words that logs use for the subject of each reason."""
 NAMES: Final = frozenset(
     {"nvlink", "nvswitch", "cuda", "cublas", "cudnn", "ecc", "s3", "dataloader", "oom"}
 )
-"""The words among these that are names: one name with a word of trouble is informative."""
+"""The subset of these words that are names. A single name is informative if it stands with a word
+that reports a problem.
+"""
 
 
 def profile_of(
@@ -85,15 +87,20 @@ def profile_of(
 ) -> Profile:
     """Return the remaining fields of a rule that is learned for `reason`.
 
-    The kind is the kind of the rule that matched before, unless uninformative; else the most
-    frequent kind of other rules for this reason; else the usual kind.
+    The kind of the rule is the first of these that exists:
+
+    1. the kind of the rule `before`, if this rule has the same reason and its kind is evidence
+    2. the usual kind of the reason, adapted to the words of the root lines, if `_USUAL` has the
+       reason or no other rule does
+    3. the most frequent kind of other rules with this reason, unless the kind of `before` is evidence
+    4. the usual kind of a mistake in the script
 
     Args:
         reason: the reason of the new rule.
-        roots: the lines that the rule is learned from.
-        before: the rule that matched these lines.
+        roots: the lines from which the rule is learned.
+        before: the rule that matched these lines until now; None if no rule did.
         rules: the rules in force.
-        action: a person's choice, if any.
+        action: the action that a person chose; empty if nobody did.
     """
     same = [rule for rule in rules if rule.reason == reason and rule.kind not in _WEAK]
     kind, usual = _USUAL.get(reason, _SCRIPT)

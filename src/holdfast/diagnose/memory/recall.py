@@ -1,8 +1,9 @@
-"""Find the past incidents that resemble a new one, and decide an open case by one of them.
+"""Find past incidents that are similar to a new one, and decide an open case by one of them.
 
-Two rankings are fused, by full-text search and by vectors: each place counts 1 / (60 + place)
-(reciprocal rank fusion: Cormack, Clarke and Büttcher 2009). The similarity is the cosine of the
-vectors. It is returned with the common words, the longest first.
+Two rankings are combined, one by full-text search and one by vectors. An incident scores 1 / (60 +
+place) in each ranking (reciprocal rank fusion: Cormack, Clarke and Büttcher 2009). The similarity
+is the cosine of the vectors. It is returned with the words that both incidents have in common, the
+longest first.
 """
 
 import functools
@@ -25,18 +26,18 @@ from holdfast.diagnose.rules.taxonomy import CATEGORIES, Category
 
 _GRAM: Final = 4
 _GRAM_WEIGHT: Final = 0.5
-"""The weight of letter groups against whole words, which are more informative. Letter groups match
-`timeout` with `timed out` and `NodeNotReady` with `not ready`."""
+"""The weight of groups of letters relative to whole words, which are more informative. Groups of
+letters make `timeout` similar to `timed out`, and `NodeNotReady` to `not ready`."""
 _BUCKETS: Final = 1 << 20
 
 Vector = dict[int, float]
 
 
 class Vectors:
-    """The vectors of some texts, to find the nearest."""
+    """The vectors of texts, to find the texts that are most similar to another one."""
 
     def __init__(self, texts: Sequence[str], background: Iterable[str] = ()) -> None:
-        """Index `texts`; the words of `background` lines count as common."""
+        """Index `texts`. Words in the lines `background` count as common, and so have little weight."""
         self._documents = 0
         self._seen_in: Counter[int] = Counter()
         counted = [_features(text) for text in texts]
@@ -49,9 +50,9 @@ class Vectors:
                 self._postings[feature].append((index, weight))
 
     def nearest(self, text: str, limit: int) -> list[tuple[int, float]]:
-        """Return the index and the cosine of the most similar texts, the nearest first.
+        """Return the index and the cosine of the most similar texts, the most similar first.
 
-        Texts that share nothing with `text` are left out.
+        Texts that have no word or group of letters in common with `text` are left out.
         """
         sums: dict[int, float] = defaultdict(float)
         for feature, weight in self._weighted(_features(text)).items():
@@ -82,21 +83,25 @@ def _features(text: str) -> Counter[int]:
 
 
 def _bucket(feature: str) -> int:
-    """Return an even number; the odd number after it is for letter groups."""
+    """Return an even index for a word; the odd index after it is for groups of letters."""
     return (zlib.crc32(feature.encode()) % _BUCKETS) << 1
 
 
 NEAR: Final = 0.5
-"""The least similarity for a confirmed incident to decide: half of the information in the two root
-lines is equal, weighted by rarity. Chosen, not fitted."""
+"""A confirmed incident decides a case only with at least this similarity, which means that the two
+root lines share half of their information. This number was chosen, not fitted."""
 VERY_NEAR: Final = 0.75
-"""The least similarity to decide against rules with little confidence."""
+"""A confirmed incident overrules an answer of the rules with little confidence only with at least
+this similarity.
+"""
 SHOWN: Final = 0.2
-"""The least similarity for a past incident to be shown."""
+"""A past incident is shown only with at least this similarity."""
 OPEN_BELOW: Final = 0.4
-"""The confidence of the rules below which a case is open."""
+"""A case is open if the rules have less than this confidence."""
 _SURE_MOST: Final = 0.6
-"""The upper limit of a past incident's confidence, below a rule's."""
+"""The upper limit of the confidence in an answer from a past incident. It is lower than the
+confidence in a rule.
+"""
 _FUSION: Final = 60
 _NEIGHBOURS: Final = 50
 _SHARED_WORDS: Final = 8
@@ -105,14 +110,14 @@ _LINES_LIMIT: Final = 40
 
 @dataclass(frozen=True, kw_only=True)
 class Past:
-    """A past incident, with the fields for comparisons."""
+    """A past incident, with the fields that are needed to compare it."""
 
     key: str
     reason: str
-    """The reason that a person gave, else the diagnosis's reason."""
+    """The reason that a person gave, or else the reason of the diagnosis."""
     roots: tuple[str, ...]
     confirmed: bool
-    """True if a person confirmed or corrected the incident."""
+    """True if a person confirmed or corrected the reason."""
     done: str = ""
     """The action that was taken."""
     action: str = ""
@@ -124,20 +129,20 @@ class Past:
 
 @dataclass(frozen=True, kw_only=True)
 class Recall:
-    """The past incidents and their search."""
+    """The past incidents, and the search among them."""
 
     past: tuple[Past, ...] = ()
     search: Callable[[Sequence[str], int], Sequence[str]] | None = field(default=None, repr=False)
-    """Full-text search from words to keys, the best first."""
+    """The full-text search, from words to keys of incidents, the best first."""
     embedder: Embedder | None = field(default=None, repr=False)
 
     def similar(self, text: str, reason: str = "", limit: int = 3) -> list[dict[str, Any]]:
-        """Return the past incidents most similar to the root `text`, the nearest first.
+        """Return the past incidents whose roots are most similar to `text`, the most similar first.
 
         Args:
-            text: the root's text.
-            reason: the reason that is preferred between equally similar incidents.
-            limit: the most incidents.
+            text: the text of a root.
+            reason: of equally similar incidents, those with this reason come first.
+            limit: the largest number of incidents to return.
 
         Returns:
             Mappings with `id`, `reason`, `similarity` (0 to 1), `done`, `confirmed`, `when_s`,
@@ -164,13 +169,13 @@ class Recall:
         kept: Callable[[], Iterable[Kept]] = tuple,
         follows: Callable[[str], bool] = lambda _: False,
     ) -> Diagnosis:
-        """Add similar incidents to `diagnosis`; a similar confirmed one decides an open case.
+        """Add similar incidents to `diagnosis`; a very similar confirmed one decides an open case.
 
         Args:
             diagnosis: the rules' answer.
-            kept: returns the compressed log; called only if the case is open.
-            follows: returns True for a line that only follows from failures. Such lines are similar
-                in all failures.
+            kept: a function that returns the compressed log; called only if the case is open.
+            follows: a function that returns True for a line that only follows from failures. Such
+                lines are ignored, since they are similar in all failures.
         """
         if not self.past or diagnosis.ended_well:
             return diagnosis
@@ -203,7 +208,7 @@ class Recall:
         return replace(decided, similar=similar, notes=notes)
 
     def _likeness(self, text: str, *, only_confirmed: bool = False) -> dict[str, float]:
-        """Return by key the cosine of the incident's nearest root line."""
+        """Return, by key of the incident, the cosine of its most similar root line."""
         if self.embedder is not None and not only_confirmed:
             vector = self.embedder.embed([text])[0]
             return {one.key: cosine(vector, one.embedding) for one in self.past if one.embedding}
@@ -238,7 +243,7 @@ class Recall:
 
 
 def is_open(diagnosis: Diagnosis) -> bool:
-    """Return True if the rules found no reason, or hardly more than a guess."""
+    """Return True if the rules found no reason, or one with little confidence."""
     return diagnosis.reason == "Unknown" or diagnosis.confidence < OPEN_BELOW
 
 
@@ -281,7 +286,7 @@ def _query_words(text: str) -> list[str]:
 
 
 def _strange(kept: Iterable[Kept]) -> list[tuple[str, LogLine]]:
-    """Return the kept lines that report a problem, and so may state a root, the last ones first."""
+    """Return the kept lines that report a problem, and so may state the root, the last one first."""
     found = []
     for one in kept:
         text = clean_line(one.text.encode("utf-8", "replace"), one.line).text.strip()
@@ -292,5 +297,5 @@ def _strange(kept: Iterable[Kept]) -> list[tuple[str, LogLine]]:
 
 @functools.cache
 def _background() -> tuple[str, ...]:
-    """Return an example of each packaged rule, to measure which words are common."""
+    """Return one example of each packaged rule, to measure which words are common."""
     return tuple(rule.match[0] for topic in packaged_topics() for rule in topic.rules if rule.match)

@@ -1,4 +1,4 @@
-"""Store incidents in the ledger, apply people's judgements, and learn from them."""
+"""Store incidents and people's judgements in the ledger, and learn rules from the judgements."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -39,25 +39,25 @@ _HEADING: Final = "== "
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """The results of a judgement."""
+    """The result of a judgement."""
 
     memory: Memory
     learned: tuple[Learned, ...] = ()
-    """The learned rules, now in force."""
+    """The rules that were learned from the judgement, and are now in force."""
     notes: tuple[str, ...] = ()
 
 
 def key_of(memory: Memory) -> str:
-    """Return the incident's name for people: `7`, or `m3` if diagnosed without a run."""
+    """Return the name of an incident for people: `7`, or `m3` if it belongs to no run."""
     return f"m{memory.memory_id}" if memory.incident_id is None else str(memory.incident_id)
 
 
 def memory_of(ledger: Ledger, key: str) -> Memory:
-    """Return the memory of incident `key`. A run's incident is added to the memory if absent.
+    """Return the record of incident `key` in the memory; add a run's incident if it is missing.
 
     Raises:
         NotFound: there is no such incident.
-        BadUse: `key` is not an incident's name.
+        BadUse: `key` does not have the form of an incident's name.
     """
     match = _KEY.search(key)
     if match is None:
@@ -82,17 +82,18 @@ def remember(
     suggested: Mapping[str, Any] | None = None,
     clock: Clock | None = None,
 ) -> Diagnosis:
-    """Record a diagnosis that belongs to no run.
+    """Record a diagnosis that belongs to no run in the memory.
 
     Args:
         ledger: the ledger.
-        diagnosis: the rules' or the model's answer.
+        diagnosis: the answer of the rules or the model.
         text: the compressed log, as `compress` made it.
         suggested: the fields of a rule that a model suggested.
-        clock: the clock of the record; tests pass their own.
+        clock: the clock for the time of the record.
 
     Returns:
-        The diagnosis with similar incidents, decided by one of them if the case was open.
+        The diagnosis with similar incidents added. If the case was open, one of these may have
+        decided it.
 
     Raises:
         LedgerError: the ledger cannot be read or written.
@@ -122,7 +123,7 @@ def remember_incident(ledger: Ledger, incident_id: int, kept: Iterable[Kept]) ->
 
 
 def adopt_incidents(ledger: Ledger) -> int:
-    """Add the runs' incidents that are not in the memory yet; return their number."""
+    """Add all incidents of runs that are not in the memory yet; return their number."""
     new = ledger.incidents_not_remembered()
     for incident in new:
         _add(ledger, _of_incident(incident))
@@ -141,22 +142,22 @@ def judge(
     clock: Clock | None = None,
     by: str = "",
 ) -> Judged:
-    """Record a person's judgement of an incident, and learn from it.
+    """Record a person's judgement of an incident, and learn rules from it.
 
     Args:
         ledger: the ledger.
-        key: the incident's name.
-        reason: the correct reason; without one the diagnosis is confirmed.
-        roots: lines that state the root, if the diagnosis named others.
+        key: the name of the incident.
+        reason: the correct reason; if it is not given, the reason of the diagnosis is confirmed.
+        roots: the lines that state the root, if the diagnosis named other lines.
         action: the action that helped.
-        kept: the compressed log, if it can be read again.
-        home: the folder with the user's own rules.
-        clock: for tests.
-        by: the person; by default the current user.
+        kept: the compressed log, if the log can be read again.
+        home: the folder that contains the folder `rules` with the user's own rules.
+        clock: the clock for the time of the record.
+        by: the name of the person; by default the current user.
 
     Raises:
         NotFound: there is no such incident.
-        BadUse: the reason is unknown, or there is no reason to confirm.
+        BadUse: the reason is unknown, or the diagnosis has no reason to confirm.
         LedgerError: the ledger cannot be read or written.
     """
     memory = memory_of(ledger, key)
@@ -201,7 +202,7 @@ def judge(
 
 
 def learn_from_ledger(ledger: Ledger, home: Path | None = None, *, now_s: float) -> list[Learned]:
-    """Learn rules from the judged incidents beyond the rules in force, and put these in force."""
+    """Learn rules from the judged incidents; put the new rules in force, and return them."""
     cases = [case_of(one) for one in ledger.memories(judged=True) if one.roots]
     in_force = [learned_of(one) for one in ledger.learned_rules("rule")]
     rules, good = RuleSet((*packaged_topics(), *own_topics(home))), good_lines(ledger)
@@ -226,7 +227,7 @@ def learn_from_ledger(ledger: Ledger, home: Path | None = None, *, now_s: float)
 
 
 def kept_of(paths: Sequence[str]) -> tuple[Kept, ...]:
-    """Return the compressed log of the job at `paths`, with the lines about its root.
+    """Return the compressed log of the job at `paths`, with the lines around its root.
 
     Raises:
         NotFound: none of the paths exists.
@@ -242,7 +243,7 @@ def good_lines(ledger: Ledger) -> list[str]:
 
 
 def case_of(memory: Memory) -> Case:
-    """Return a judged memory as a case for learning."""
+    """Convert the record of a judged incident to a case for learning."""
     return Case(
         key=key_of(memory),
         reason=memory.true_reason,
@@ -253,7 +254,7 @@ def case_of(memory: Memory) -> Case:
 
 
 def past_of(memory: Memory, model: str = "") -> Past:
-    """Return a memory for comparisons, with its embedding if `model` made the embedding."""
+    """Convert a record to a past incident; keep its embedding only if `model` made the embedding."""
     category: Category = next(
         (one for one in set(CATEGORIES.values()) if one == memory.category), "Unknown"
     )
@@ -274,12 +275,12 @@ def past_of(memory: Memory, model: str = "") -> Past:
 
 
 def learned_of(record: LearnedRule) -> Learned:
-    """Return a rule of the ledger."""
+    """Convert a record of the ledger to a learned rule."""
     return Learned.from_json(record.body, record.sources)
 
 
 def filter_of(record: LearnedRule) -> Filter:
-    """Return a filter of the ledger."""
+    """Convert a record of the ledger to a filter."""
     body = record.body
     return Filter(
         id=record.rule_id,
@@ -290,7 +291,7 @@ def filter_of(record: LearnedRule) -> Filter:
 
 
 def lines_of(text: str) -> tuple[Kept, ...]:
-    """Return the lines of a compressed log's text."""
+    """Parse the text of a compressed log to its lines."""
     found, file = [], ""
     for line in text.splitlines():
         if line.startswith(_HEADING):
@@ -309,7 +310,7 @@ def _add(ledger: Ledger, memory: Memory) -> tuple[int, tuple[str, ...]]:
         try:
             vector = embedder.embed([memory.roots[0]])[0]
             memory = replace(memory, embedding=packed(vector), embedding_model=embedder.model)
-        except EmbeddingsFailed as error:  # stored without: full-text search still finds it
+        except EmbeddingsFailed as error:  # stored without one; full-text search finds it
             notes = (str(error),)
     return ledger.add_memory(memory), notes
 
@@ -347,7 +348,7 @@ def _of_diagnosis(found: dict[str, Any], kept: Iterable[Kept], at_s: float) -> M
 
 
 def _bounded(kept: Iterable[Kept]) -> list[list[Any]]:
-    """Return as many lines as fit `MEMORY_LIMIT_BYTES`, in the order of the log."""
+    """Return as many lines as fit into `MEMORY_LIMIT_BYTES`, in the order of the log."""
     left, found = MEMORY_LIMIT_BYTES, []
     for one in dict.fromkeys(kept):
         left -= len(one.text.encode("utf-8", "replace"))
@@ -358,7 +359,7 @@ def _bounded(kept: Iterable[Kept]) -> list[list[Any]]:
 
 
 def _with_roots(roots: Sequence[str], kept: Iterable[Kept]) -> list[Kept]:
-    """Return the named roots that are not among the kept lines, as lines without a place."""
+    """Return the roots that are not among the kept lines, as lines without file and line number."""
     texts = {clean_line(one.text.encode("utf-8", "replace"), one.line).text.strip() for one in kept}
     return [Kept(file="", line=0, text=root) for root in roots if root not in texts]
 
@@ -389,9 +390,9 @@ def keep_suggestion(ledger: Ledger, key: str, rule: Mapping[str, Any], *, now_s:
 def accepted_suggestions(
     suggested: Iterable[LearnedRule], cases: Iterable[Case], gate: Gate
 ) -> list[Learned]:
-    """Return the suggestions that pass `gate`, and put them in force there.
+    """Return the suggestions that pass `gate`, and add them to the rules in `gate`.
 
-    A suggestion is tried only if a person confirmed its reason for its incident.
+    A suggestion is tried only if a person confirmed the same reason for the incident.
     """
     by_key = {case.key: case for case in cases}
     found = []
@@ -422,7 +423,7 @@ def _learned(record: LearnedRule) -> Learned | None:
 
 
 def _hot(rule: Rule) -> str | None:
-    """Return the longest word that the pattern needs to match its own example, or None."""
+    """Return the longest word without which the pattern does not match its own example, or None."""
     pattern, example = re2.compile(rule.pattern), rule.match[0]
     words = {
         one.text for one in tokens(example) if one.sort == "word" and len(one.text) >= _HOT_LETTERS

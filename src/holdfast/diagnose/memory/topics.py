@@ -1,10 +1,10 @@
-"""Place learned rules among the others, and protect routine lines from them.
+"""Place learned rules among the other rules, and protect routine lines from learned rules.
 
-A learned rule comes just before the topic that decided its line otherwise, so that more precise
-rules are tried first. A rule with words comes at the latest before Python's bare classes, since the
-same words may follow a class elsewhere. Within a topic the most specific rule comes first. Lines
-that only resemble errors (the first rules of `suspect.yaml`) are hidden from learned rules, unless
-a rule was learned from such a line.
+A learned rule comes directly before the topic that would otherwise decide its line, so that more
+precise rules are still tried first. A rule with words comes at the latest before the topic of
+Python's built-in classes, since the same words may follow a class in other logs. Within a topic,
+the most specific rule comes first. Some lines only look like errors (the first rules of
+`suspect.yaml`). Learned rules skip these lines, except rules that were learned from such a line.
 """
 
 import functools
@@ -18,35 +18,36 @@ from holdfast.diagnose.rules.packaged import packaged_topics
 from holdfast.diagnose.rules.rules import ROUTINE, Rule, RuleSet, Topic, Where
 
 BARE_ORDER: Final = 90
-"""The order of `python.yaml`, Python's bare classes. A learned topic of this order comes before it,
-by its name."""
+"""The order of `python.yaml`, the topic of Python's built-in classes. A learned topic of the same
+order comes before it, because its name sorts before."""
 LAST_ORDER: Final = 1000
 """The order of `suspect.yaml`, the last topic."""
 SUSPECT: Final = "suspect.yaml"
 _NAME: Final = "+learned"
-"""Sorts before the name of any file."""
+"""A name that sorts before the name of any topic file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Learned:
-    """A learned rule and its place."""
+    """A learned rule, and its place among the other rules."""
 
     rule: Rule
     order: int
-    """The rule comes before the topics of this order."""
+    """The rule comes directly before the topics of this order."""
     breadth: int
-    """From 0, the most general, to 9, a line itself."""
+    """The specificity of the rule: from 0, the most general, to 9, a single line."""
     hot: tuple[str, ...]
     sources: tuple[str, ...]
-    """Keys of the incidents that the rule was learned from."""
+    """The keys of the incidents from which the rule was learned."""
     foreign: int = 0
-    """The number of examples of rules for other reasons that the rule would match if tried first.
+    """The number of examples of rules for other reasons that the rule would match, if it came
+    first.
     """
     what: str = ""
-    """A description of the matched lines, for people."""
+    """A description, for people, of the lines that match."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, for the ledger."""
+        """Convert to plain values, which the ledger can store."""
         return {
             **asdict(self.rule),
             "match": list(self.rule.match),
@@ -60,7 +61,7 @@ class Learned:
 
     @classmethod
     def from_json(cls, body: dict[str, Any], sources: Iterable[str]) -> Self:
-        """Return the rule that `to_json` wrote."""
+        """Convert plain values from `to_json` to a learned rule."""
         values = {name: body[name] for name in _RULE_FIELDS if name in body}
         values |= {"match": tuple(body["match"]), "no_match": tuple(body["no_match"])}
         return cls(
@@ -78,22 +79,22 @@ _RULE_FIELDS: Final = tuple(field.name for field in fields(Rule))
 
 
 class LearnedTopic(Topic):
-    """A topic that skips lines that only resemble errors."""
+    """A topic of learned rules, which skip lines that only look like errors."""
 
     def find(self, text: str, where: Where) -> Rule | None:
-        """Return the first rule that matches, as `Topic.find`."""
+        """Return the first rule that matches (see `Topic.find`)."""
         found = super().find(text, where)
         return None if found is None or (where == "line" and shielded(found, text)) else found
 
 
 def shielded(rule: Rule, text: str) -> bool:
-    """Return True if a learned `rule` skips `text`, which only resembles an error."""
+    """Return True if the learned rule `rule` must skip `text`, which only looks like an error."""
     return sounds_bad(text) and not any(sounds_bad(example) for example in rule.match)
 
 
 @functools.lru_cache(maxsize=4096)
 def sounds_bad(text: str) -> bool:
-    """Return True if `text` only resembles an error: a counter, a setting, a line of a program."""
+    """Return True if `text` only looks like an error, such as a counter, a setting or source code."""
     return bool(_shield().Match(text))
 
 
@@ -110,7 +111,7 @@ def _shield() -> Any:
 
 
 def learned_topics(learned: Iterable[Learned]) -> tuple[Topic, ...]:
-    """Return the topics of learned rules, one per order."""
+    """Group learned rules into topics, one topic per order."""
     by_order: dict[int, list[Learned]] = {}
     for one in learned:
         by_order.setdefault(one.order, []).append(one)
@@ -130,7 +131,7 @@ def _special_first(one: Learned) -> tuple[int, int, str]:
 
 
 class Layered(RuleSet):
-    """Learned rules above other rules; cheap to build, so that each new rule can be tested."""
+    """Learned rules combined with other rules, cheap to build so that each new rule can be tested."""
 
     def __init__(self, below: RuleSet, learned: Iterable[Learned]) -> None:
         above = learned_topics(learned)
@@ -145,7 +146,7 @@ class Layered(RuleSet):
         self._order = {rule.id: topic.order for topic in below.topics for rule in topic.rules}
 
     def find(self, text: str, where: Where = "line") -> tuple[Rule, dict[str, str]] | None:
-        """Return the first rule that matches with its captures, as `RuleSet.find`."""
+        """Return the first rule that matches, with its captures (see `RuleSet.find`)."""
         found = self._below.find(text, where)
         order = LAST_ORDER if found is None else self._order[found[0].id]
         for topic in self._above:
@@ -154,7 +155,7 @@ class Layered(RuleSet):
         return found
 
     def digits_matter(self, text: str) -> bool:
-        """Return True if another number could change the meaning, as `RuleSet.digits_matter`."""
+        """Return True if another number could change the meaning (see `RuleSet.digits_matter`)."""
         return self._below.digits_matter(text) or any(
             topic.digits_matter(text) for topic in self._above
         )

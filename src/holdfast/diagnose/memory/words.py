@@ -18,7 +18,9 @@ _TOKEN: Final = re2.compile(
     r"|(?P<number>[-+]?\d[\w.,:%+-]*)"
     r"|(?P<word>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*(?:'[a-z]{1,2}\b)?)"
 )
-"""The order matters: a path may contain words, but a word never contains a path."""
+"""The parts of a line, tried in this order: a path may contain words, but a word never contains a
+path.
+"""
 _SENTENCE_BLANKS: Final = 2
 _DIGIT: Final = re2.compile(r"\d")
 _CAMEL: Final = re2.compile(r"[a-z][A-Z]|[A-Z]{2}[a-z]|_[A-Za-z]|[A-Za-z]_")
@@ -39,7 +41,7 @@ exit exited code status state number size time times last first current thread m
 version details
 """
 COMMON: Final = frozenset(_COMMON.split())
-"""Words that are frequent in all logs, and uninformative alone."""
+"""Words that are frequent in all logs, and so are not informative by themselves."""
 TROUBLE: Final = (
     r"(?:\w*(?:Error|Exception|Failure|Fault|Warning)\b|(?i:\b(?:errors?|fail(?:ed|ure|ures|s|ing)?|fatal|abort\w*"
     r"|panic\w*|cannot|can't|couldn't|could not|unable|denied|refused|rejected|invalid|illegal|corrupt\w*|lost|loses"
@@ -51,7 +53,7 @@ TROUBLE: Final = (
 """An RE2 pattern for words that report a problem, such as `failed`."""
 _TROUBLE: Final = re2.compile(TROUBLE)
 WORDS_LIMIT: Final = 1500
-"""The words of one memory that full-text search indexes."""
+"""The largest number of words of one incident that full-text search indexes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +67,18 @@ class Token:
 
     @property
     def is_common(self) -> bool:
-        """Return True if the word alone is uninformative."""
+        """True if the word is not informative by itself."""
         return self.text.lower() in COMMON or len(self.text) < 2
 
     @property
     def is_technical(self) -> bool:
-        """Return True for words in a program's style: inner or all capitals, underscores, dots."""
+        """True for words in the style of programs: inner or all capitals, underscores or dots."""
         loud = _LOUD.search(self.text) is not None and self.text.lower() not in COMMON
         return loud or "." in self.text or _CAMEL.search(self.text) is not None
 
 
 def tokens(text: str) -> list[Token]:
-    """Return the words and the varying parts of `text`: numbers, paths, names, hosts, addresses.
+    """Split `text` into words and varying parts: numbers, paths, names, hosts, addresses.
 
     A word with a digit (`node017`, `mlx5_0`) counts as varying. Quoted text counts as varying,
     unless the text is a sentence.
@@ -100,7 +102,7 @@ def tokens(text: str) -> list[Token]:
 
 @functools.lru_cache(maxsize=65_536)
 def words_of(text: str) -> tuple[str, ...]:
-    """Return the words of `text` in lower case, in order, with the parts of joined words."""
+    """Return the words of `text` in lower case, in order, and also the parts of compound words."""
     found: list[str] = []
     for token in tokens(text):
         if token.sort != "word":
@@ -115,7 +117,7 @@ def words_of(text: str) -> tuple[str, ...]:
 
 
 def search_words(lines: Iterable[str]) -> str:
-    """Return up to `WORDS_LIMIT` words of `lines` for full-text search, with repetitions."""
+    """Return up to `WORDS_LIMIT` words of `lines` for full-text search, including repetitions."""
     found: list[str] = []
     for line in lines:
         found += (word for word in words_of(line) if word not in COMMON)
@@ -125,7 +127,7 @@ def search_words(lines: Iterable[str]) -> str:
 
 
 def mask(text: str) -> str:
-    """Return `text` with `<*>` for varying parts; equal for the same message in another run."""
+    """Replace varying parts of `text` by `<*>`, so that a message is the same text in each run."""
     pieces, at = [], 0
     for token in tokens(text):
         if token.sort != "word":

@@ -1,1 +1,1 @@
-"""Match lines with events (`topics/`, `tables/`), and causes with effects (`causes.yaml`)."""
+"""Match lines of logs with rules (`topics/`, `tables/`), and define possible causes (`causes.yaml`)."""

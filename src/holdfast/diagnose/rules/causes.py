@@ -1,4 +1,4 @@
-"""Read the kinds of event, and the edges from cause to effect, from `causes.yaml`."""
+"""Read the kinds of events, and which kind can cause which other kind, from `causes.yaml`."""
 
 import functools
 from collections.abc import Mapping
@@ -13,17 +13,19 @@ Where = Literal["same", "other", "any"]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of event. Costs are in nats, about -ln of a probability."""
+    """A kind of event. Costs are in nats: about -ln of a probability."""
 
     name: str
     alone: float
-    """The cost that such an event begins a failure by itself."""
+    """The cost of the assumption that an event of the kind begins a failure without a cause."""
     left: float
-    """The cost that such an event is unrelated to the failure."""
+    """The cost of the assumption that such an event is unrelated to the failure."""
     ends: float
-    """The cost that such an event ends the job directly."""
+    """The cost of the assumption that such an event directly ends the job."""
     brings: Mapping[str, tuple[Where, float]]
-    """The kinds that the event can bring about: the relation of their ranks, and the cost."""
+    """The kinds of events that such an event can cause, each with the required relation between the
+    ranks of cause and effect, and the cost.
+    """
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Make rules from tables of error codes: NVIDIA's driver (Xid) and the CUDA runtime.
+"""Make rules from tables of error codes of NVIDIA's driver (Xid) and the CUDA runtime.
 
 `tables/xid.tsv` has a row for each Xid, `xid_nvlink5.tsv` a row for each error word of a Blackwell
 NVLink unit (Xid 144 to 150), `cuda.tsv` a row for each CUDA error that matters. Rows with equal
@@ -17,13 +17,14 @@ from holdfast.diagnose.rules.rules import ROUTINE, Rule
 from holdfast.diagnose.rules.taxonomy import CATEGORIES, Action
 
 ORDER: Final = 25
-"""The order of the tables among the topics: before the general GPU rules, after rules for quoted
-lines."""
+"""The place of the tables among the topics: after rules for quoted lines, before the general GPU
+rules."""
 HOT: Final = frozenset({
     "xid", "cuda error", "cuda failure", "cuda runtime", "cuda driver", "[cuda]", "cudaerror", "cuda_error",
     "cudasuccess", "hiperror", "hip error", "error_ecc", "returned error", "(code #", "error=",
 })  # fmt: skip
-"""Words of which each line that a table's rule matches has one; the texts of `cuda.tsv` are added.
+"""Each line that a rule of a table matches has one of these words, or one of the texts in
+`cuda.tsv`.
 """
 
 _ADVICE: Final[dict[str, str]] = {
@@ -45,27 +46,28 @@ _HELPLESS: Final = frozenset({"change_config", "user_must_fix"})
 
 
 class Meaning(NamedTuple):
-    """The meaning of a code, from its row."""
+    """The meaning of an error code, from its row in the table."""
 
     what: str
     kind: str
     reason: str
     action: str
     alone: str
-    """The cost of beginning a failure by itself; empty for the kind's cost."""
+    """The cost, in nats, of beginning a failure without a cause; empty to use the cost of the kind.
+    """
 
 
 def table_rules() -> tuple[Rule, ...]:
     """Return the rules of all tables, specific rules before general ones.
 
     Raises:
-        BadUse: a row names an unknown kind, reason or action; the message gives the allowed values.
+        BadUse: a row has an unknown kind, reason or action; the message lists the allowed values.
     """
     return (*_nvlink5_rules(), *_xid_rules(), *_cuda_rules())
 
 
 def table_hot_words() -> frozenset[str]:
-    """Return words, in lower case, of which each line that these rules match has one."""
+    """Return words in lower case. Each line that these rules match has at least one of the words."""
     texts = (text for row in read_table("cuda") for text in _texts(row))
     return HOT | {text.lower() for text in texts if not text.startswith(_AFTER_CUDA)}
 
@@ -84,11 +86,12 @@ _XID: Final = r"Xid \((?:PCI:)?(?P<gpu>[0-9A-Fa-f:.]+)[^)]*\): "
 _PID: Final = r"(?:, pid='?(?P<pid>\d+))?"
 _LINK: Final = r"(?:.*?\b[Ll]ink (?P<link>\d+))?"
 _OTHER_SPELLING: Final = r"(?i:\bxid(?:criticalerror| error| code| event)?[ :=#]{1,3})"
-"""The spelling of monitors that repeat an Xid: DCGM, gpud, the Kubernetes device plugin."""
+"""Matches the forms in which monitors repeat an Xid: DCGM, gpud, the Kubernetes device plugin."""
 
 
 def _xid_rules() -> Iterator[Rule]:
-    # Causes come before their consequences: `45, … caused by previous Xid 149` counts as 149.
+    # Rules for causes come before rules for their consequences, so that the line `45, … caused by
+    # previous Xid 149` counts as Xid 149.
     for meaning, rows in sorted(
         _grouped(read_table("xid")), key=lambda group: float(group[0].alone or 0)
     ):
@@ -159,9 +162,9 @@ def _nvlink5_rules() -> Iterator[Rule]:
 
 
 def _words(row: dict[str, str]) -> str:
-    """Return a pattern for the two words of a sub-code and an error.
+    """Return a pattern for the two hexadecimal words that contain a sub-code and an error.
 
-    The sub-code is in bits 20 to 25 of the first word.
+    The sub-code is in bits 20 to 25 of the first word; the second word is the error.
     """
     subcode = int(row["subcode"])
     high = "".join(f"{digit:x}" for digit in range(16) if digit & 3 == subcode >> 4)
@@ -171,12 +174,14 @@ def _words(row: dict[str, str]) -> str:
 # --- CUDA ----------------------------------------------------------------------------------------
 
 _AFTER_CUDA: Final = "CUDA: "
-"""The prefix of texts that are meaningful only directly after the words `CUDA error`."""
+"""Marks texts in the table that are meaningful only directly after the words `CUDA error`."""
 _CUDA_ERROR: Final = (
     r"(?i:(?:\b(?:cuda|hip)(?: runtime| driver)? (?:error|failure)|error \[cuda\])[^a-z]*)"
 )
 _RANK: Final = r"(?:\[(?:PG (?:ID )?0 (?:PG GUID 0)?\(default_pg\) )?Rank (?P<rank>\d+)\].*?)?"
-"""The text of NCCL's watchdog before the error. A number within a smaller group is no rank."""
+"""Matches the text of NCCL's watchdog before the error. In a smaller process group, its number is
+not a rank of the job.
+"""
 
 
 def _cuda_rules() -> Iterator[Rule]:

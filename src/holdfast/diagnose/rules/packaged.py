@@ -19,7 +19,7 @@ def packaged_rules() -> RuleSet:
 
 @functools.cache
 def packaged_topics() -> tuple[Topic, ...]:
-    """Return the packaged topics: the files in `topics/`, and the tables."""
+    """Return the packaged topics: one per file in `topics/`, and one for the tables."""
     folder = resources.files("holdfast.diagnose.rules") / "topics"
     files = sorted(
         (entry for entry in folder.iterdir() if entry.name.endswith(".yaml")),

@@ -1,10 +1,12 @@
-"""Load rules from YAML files of patterns, check the rules, and match lines in linear time.
+"""Load rules from YAML files, check the rules, and match lines with them in linear time.
 
 A topic file in `rules/topics` has four keys:
 
-* `order`: the place of the topic; the first rule that matches a line decides the line's meaning
-* `hot`: words in any case; each line that the rules match has one, which prefilters a whole log
-* `defaults`: default fields for the rules
+* `order`: the place of the topic among all topics; the first rule that matches a line decides the
+  meaning of the line
+* `hot`: words, in upper or lower case; each line that the rules match must have one of them, so
+  that a fast search for these words skips most lines of a log
+* `defaults`: fields for all rules that do not set them
 * `rules`: the rules, with the fields of `Rule`
 """
 
@@ -23,16 +25,17 @@ from holdfast.diagnose.rules.taxonomy import CATEGORIES, Action, Category, Endin
 from holdfast.diagnose.shapes import Shapes, shape_of, with_own_digits
 
 ROUTINE: Final = "routine"
-"""The kind of rules whose lines are no events, to protect the lines from later rules."""
+"""The kind of rules whose lines are no events. Such a rule protects its lines from later rules."""
 ENDING: Final = "ending"
-"""The kind of rules whose lines state how a job or a process ended; these cause nothing."""
+"""The kind of rules whose lines state how a job or a process ended. Such lines are no causes."""
 Where = Literal["line", "user_exception", "library_exception"]
 CAPTURES: Final = frozenset(
     {"rank", "local_rank", "node", "gpu", "link", "pid", "ranks", "reporter", "enqueued"}
 )
-"""Named groups that a pattern may have. `ranks` holds several ranks, separated by commas or blanks.
-`pid` identifies a process whose rank another line may give. `reporter` is the rank that reports
-other ranks. `enqueued` is the number of its last enqueued collective. The others locate the fault.
+"""The named groups that a pattern may have. `ranks` captures several ranks, separated by commas or
+blanks. `pid` captures a process id, whose rank another line may state. `reporter` captures the rank
+that reports on other ranks, and `enqueued` the number of its last enqueued collective. The other
+groups locate the fault.
 """
 _SET_MEMORY_BYTES: Final = 64 << 20
 _NEVER: Final = r"[^\x00-\x{10FFFF}]"
@@ -46,39 +49,43 @@ class Rule:
 
     id: str
     pattern: str
-    """The RE2 pattern, searched in the line without rank and time prefixes."""
+    """The RE2 pattern, which is searched in the line without its prefixes."""
     kind: str
-    """The kind in the graph of causes: a kind of `causes.yaml`, `routine` or `ending`."""
+    """The kind of event: a kind in `causes.yaml`, `routine` or `ending`."""
     reason: str
     action: Action
     restart_helps: bool
     mitigation: str
     confidence: float
     source: str
-    """The source of the wording."""
+    """The source of the wording, such as a source file."""
     match: tuple[str, ...]
     no_match: tuple[str, ...]
     category: Category = "Unknown"
-    """Set only for the reason `Others`; other reasons imply their category."""
+    """The category of the reason; set only for the reason `Others`, since other reasons imply a
+    category.
+    """
     where: Where = "line"
-    """`user_exception` and `library_exception` apply only to the last line of a traceback. They
-    require the deepest frame to be in the user's own code, or outside that code."""
+    """The lines to which the rule applies. A rule for `user_exception` or `library_exception`
+    matches only the last line of a traceback, whose deepest frame must be in the user's own code,
+    or in other code.
+    """
     first_death: bool = False
-    """True if the rank died before all others, and not because of a peer: other ranks' errors
-    follow from this death."""
+    """True if a match means that the rank died before all others, and not because of a peer. The
+    errors of other ranks then follow from this death."""
     ending: Ending = ""
     """The statement of the line about the end of the job."""
     alone: float | None = None
-    """Set only if such a line begins a failure more or less readily than others of its kind, in
-    nats."""
+    """The cost, in nats, that such a line begins a failure; set only if it differs from the cost of
+    the kind."""
 
     @functools.cached_property
     def regex(self) -> Any:
-        """Return the compiled pattern."""
+        """The compiled pattern."""
         return re2.compile(self.pattern)
 
     def places(self, text: str) -> tuple[tuple[str, int, int], ...]:
-        """Return name, begin and end of each non-empty group in `text`; the pattern must match."""
+        """Return name, start and end of each non-empty group in `text`, which must match the rule."""
         if not self.regex.groupindex:
             return ()
         match = self.regex.search(text)
@@ -87,7 +94,7 @@ class Rule:
 
     @property
     def weight(self) -> float:
-        """Return the cost in nats that a line of this rule is the root, without other evidence."""
+        """The cost, in nats, that a line of this rule is the root, without other evidence."""
         return (
             (kinds()[self.kind].alone if self.alone is None else self.alone) + 1.0 - self.confidence
         )
@@ -95,13 +102,15 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class Topic:
-    """Rules of one subject. The first rule that matches a line decides the line's meaning."""
+    """Rules on one subject. The first rule that matches a line decides the meaning of the line."""
 
     name: str
     order: int
-    """The place of the topic; topics are tried in ascending order."""
+    """The place of the topic among all topics, which are tried in ascending order."""
     hot: frozenset[str]
-    """Words in lower case. Each line that a rule for lines matches has one of these."""
+    """Words in lower case. Each line that a rule for lines (not only for tracebacks) matches has
+    one of these words.
+    """
     rules: tuple[Rule, ...]
 
     @functools.cached_property
@@ -116,7 +125,10 @@ class Topic:
 
     @functools.cached_property
     def _any_digits(self) -> Any:
-        """Return a set of the patterns with literal numbers, loosened; None if there are none."""
+        """A set of the patterns that contain literal digits, loosened; None if there are none.
+
+        See `shapes.with_own_digits`.
+        """
         loose = with_own_digits(rule.pattern for rule in self.rules)
         if not loose:
             return None
@@ -127,29 +139,32 @@ class Topic:
         return made
 
     def digits_matter(self, text: str) -> bool:
-        """Return True if another number in `text` could make another rule match."""
+        """Return True if a different number in `text` could make a different rule match."""
         return self._any_digits is not None and bool(self._any_digits.Match(text))
 
     @functools.cached_property
     def for_exceptions(self) -> bool:
-        """Return True if a rule applies to the ends of tracebacks, which may have no hot word."""
+        """True if a rule applies to the last lines of tracebacks, which may have no hot word."""
         return any(rule.where != "line" for rule in self.rules)
 
     def find(self, text: str, where: Where) -> Rule | None:
-        """Return the first rule that matches; rules for plain lines fit each `where`."""
+        """Return the first rule that applies to `where` and matches `text`.
+
+        Rules for plain lines apply everywhere.
+        """
         fits = (self.rules[index] for index in sorted(self._set.Match(text) or ()))
         return next((rule for rule in fits if rule.where in ("line", where)), None)
 
 
 _Found: TypeAlias = tuple[Rule | None, tuple[tuple[str, int, int], ...]]
-"""The first rule that matches a text, and the places of its captures."""
+"""A rule that matches a text, and the places of its captures in the text."""
 
 
 class RuleSet:
-    """All topics, in order.
+    """All topics in ascending order.
 
-    A topic is tried only on lines with one of its hot words, because one set of all patterns is too
-    large for RE2's automaton (0.7 ms a line).
+    A topic is tried only on lines that have one of its hot words. The reason is speed: a single set
+    of all patterns is too large for RE2's automaton, and takes 0.7 ms per line.
     """
 
     def __init__(self, topics: Iterable[Topic]) -> None:
@@ -176,9 +191,9 @@ class RuleSet:
         self._known: dict[Where, Shapes[_Found]] = {where: Shapes() for where in get_args(Where)}
 
     def find(self, text: str, where: Where = "line") -> tuple[Rule, dict[str, str]] | None:
-        """Return the first rule that matches `text`, with its captures; None without a match.
+        """Return the first rule that applies to `where` and matches `text`, with its captures.
 
-        Rules for plain lines fit each `where`.
+        Rules for plain lines apply everywhere.
         """
         shape = shape_of(text)
         known = self._known[where]
@@ -201,13 +216,13 @@ class RuleSet:
         return sorted(topics if where == "line" else topics | self._for_exceptions)
 
     def _matter(self, text: str, where: Where) -> bool:
-        """Return True if the topics for `text` have rules between which its numbers decide."""
+        """Return True if a topic that is tried on `text` has rules that depend on its numbers."""
         return any(
             self.topics[index].digits_matter(text) for index in self._topics_for(text, where)
         )
 
     def digits_matter(self, text: str) -> bool:
-        """Return True if another number in `text` could change the meaning of the line."""
+        """Return True if a different number in `text` could change the meaning of the line."""
         return any(
             self.topics[index].digits_matter(text) for index in self._hot_topics.Match(text) or ()
         )
@@ -218,10 +233,11 @@ def _any_of(words: Iterable[str]) -> str:
 
 
 def parse_topic(name: str, text: str) -> Topic:
-    """Return the topic in a file, given as its name and YAML text.
+    """Parse a topic file, given as its name and its YAML text.
 
     Raises:
-        BadUse: the file or a rule is malformed; the message names both and the allowed values.
+        BadUse: the file or a rule is malformed; the message names the file, the rule and the
+            allowed values.
     """
     try:
         given = yaml.load(text, Loader=_LOADER)
@@ -293,7 +309,7 @@ def _check_values(at: str, values: dict[str, Any]) -> None:
 
 def _check_pattern(at: str, pattern: str) -> None:
     names = _GROUP.findall(pattern)
-    # RE2's Python binding accepts a repeated group, but returns nothing for the group.
+    # RE2's Python binding accepts a group name that occurs twice, but returns no value for it.
     if len(names) != len(set(names)):
         raise BadUse(
             f"{at}: a capture stands there twice. Use one alternation within it, or two rules."

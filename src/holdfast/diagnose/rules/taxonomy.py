@@ -1,4 +1,4 @@
-"""Define the actions, and the category of each reason (Table 3 of the study)."""
+"""Define actions, outcomes and reasons, with the category of each reason (Table 3 of the study)."""
 
 from collections.abc import Mapping
 from typing import Final, Literal
@@ -14,7 +14,7 @@ Action = Literal[
 
 
 Advice = Action | Literal["none"]
-"""The advice of a diagnosis: an action, or `none` if nothing is to be done."""
+"""The advice of a diagnosis: an action, or `none` if there is nothing to do."""
 
 
 Outcome = Literal[
@@ -25,7 +25,7 @@ Outcome = Literal[
     "running",
     "unknown",
 ]
-"""The end of a job."""
+"""The way in which a job ended."""
 
 
 Ending = Literal[
@@ -38,9 +38,10 @@ Ending = Literal[
     "never_began",
     "stopped",
 ]
-"""The statement of a line about the end of a job: none, the newest step, finished work, the success
-of one process or of the job, the failure of a job, a job that did not start, a stop from outside.
-Lines of the kind `scheduler` mean a stop, unless `ending` is set."""
+"""The statement of a line about the end of a job. The values mean, in this order: nothing, the
+newest step, finished work, the success of one process, the success of the job, the failure of a
+job, a job that did not start, a stop from outside. A line of the kind `scheduler` means a stop,
+unless its rule sets `ending`."""
 
 
 Category = Literal["Infrastructure", "Framework", "Script", "Unknown"]
@@ -79,5 +80,5 @@ CATEGORIES: Final[Mapping[str, Category]] = {
     "Others": "Unknown",
     "Unknown": "Unknown",
 }
-"""Each reason and its category: Table 3 of the paper, plus reasons that have no row there. A rule
-with the reason `Others` may set its own category."""
+"""Each reason with its category: the reasons in Table 3 of the study, and some that have no row
+there. A rule with the reason `Others` may set its own category."""

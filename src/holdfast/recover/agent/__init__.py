@@ -1,4 +1,5 @@
-"""The processes of one node: `node` keeps them going, `agent` passes messages between ranks and supervisor.
+"""Run one node's part of a run.
 
-`rendezvous` finds out which nodes a run has and where their agents meet.
+`node` keeps the processes of the node going. `agent` passes messages between ranks and supervisor.
+`rendezvous` finds out how many nodes a run has, and where their agents meet.
 """

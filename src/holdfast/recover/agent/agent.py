@@ -1,10 +1,11 @@
 """Pass messages between the ranks and shims of one node and the supervisor.
 
 The agent numbers the messages of the ranks, forwards them, and keeps each until the supervisor has
-acknowledged it. Without a supervisor the ranks train on. The agent tries to connect until a
-supervisor answers. A new supervisor first receives all that the ranks and shims have sent in the
-present attempt. The agent decides nothing. The process that started the agent restarts it when it
-ends; the ranks and shims then connect again, and repeat these messages.
+acknowledged it. While there is no supervisor, the ranks continue to train, and the agent tries to
+connect until a supervisor answers. A new supervisor first receives all messages that the ranks and
+shims have sent in the present attempt. The agent itself makes no decisions. If the agent ends, the
+node's process starts a new agent; the ranks and shims connect again, and repeat their messages of
+the present attempt.
 """
 
 import asyncio
@@ -41,17 +42,22 @@ PING_S = 1.0
 STATES_S = 0.1
 KEPT_ORDERS = 64
 RETURN_S = 30.0
-"""Seconds after an agent's start in which ranks and shims of the previous agent may connect."""
+"""The seconds after the start of an agent in which ranks and shims of the previous agent may
+connect again.
+"""
 WAITING_BYTES = 64 * 1024 * 1024
-"""The bytes that may wait for a supervisor that does not read."""
+"""The largest number of bytes that wait for a supervisor that does not read."""
 SUPERVISOR_SILENT_S = 8.0
-"""A connection on which the supervisor, which answers each ping, is silent for so long is cut."""
+"""The agent cuts a connection after this number of seconds without a message. A living supervisor
+answers each ping.
+"""
 REMEMBERED = ("hello", "watch", "section", "step", "restored", "gone", "started", "exited", "swept")
-"""The kinds of messages whose last one from each peer a new supervisor receives first."""
+"""The kinds of messages that a new supervisor receives first: for each peer and kind, the last one.
+"""
 
 
 def main() -> None:
-    """Run `agent CONTROL_FD CHANNEL_FD HOLDING_FD PARENT_PID`, which a node has started."""
+    """Run the command `agent CONTROL_FD CHANNEL_FD HOLDING_FD PARENT_PID`, which a node starts."""
     *fds, parent_pid = map(int, sys.argv[1:5])
     die_with_parent(parent_pid)
     asyncio.run(_run(*(socket.socket(fileno=fd) for fd in fds)))
@@ -76,7 +82,7 @@ class Agent:
         home, key, ledger = begin["board"]
         self._board = board_of(Path(home), key, ledger)
         self._read: dict[str, Any] | None = None
-        """What the board had last."""
+        """The last publication that was read from the board."""
         self._launched: int | None = begin["launched"]
         self._last_end: list[int] | None = begin["last_end"]
         """The attempt and the return code of the launcher that ended last."""
@@ -87,7 +93,7 @@ class Agent:
         )
         self._trust: dict[Peer, Trust] = {}
         self._shims: dict[int, Peer] = {}
-        """The shims that are connected, by their processes."""
+        """The connected shims, by process id."""
         self._stop: dict[str, Any] | None = begin["stop"]
         self._incarnation = f"{os.getpid()}-{time.monotonic_ns()}"
         self._supervisor: Stream | None = None
@@ -95,31 +101,31 @@ class Agent:
         self._outbox = Outbox(self._send)
         self._facts: dict[tuple[Peer, str], Envelope] = {}
         self._attempt = 0
-        """The attempt of the facts."""
+        """The attempt to which the facts belong."""
         self._processes: dict[int, tuple[int, bool, int]] = {}
-        """Of each rank that lives: the attempt, whether it has attached, and its process."""
+        """For each living rank, the attempt, True if the rank has attached, and its process id."""
         self._states: dict[int, str | None] = {}
         self._launcher: int | None = None
         self._last_step_s = time.monotonic()
         self._began_s = self._last_step_s
         self._orders_seen = 0
         self._reported_launched: int | None = None
-        """The attempt that the last hello has named as launched."""
+        """The attempt that the last hello to the supervisor named as launched."""
         self._passed: deque[dict[str, Any]] = deque(maxlen=KEPT_ORDERS)
-        """What was passed on lately."""
+        """The messages that were passed on lately."""
         self._looking: set[asyncio.Task[None]] = set()
         self._tester = NodeTester()
-        began_s = begin["began_s"]  # None: the node is tested, and has no job to watch over
+        began_s = begin["began_s"]  # None if the node is only tested, and has no job
         sources = [] if began_s is None else sources_of_this_host(since_s=float(began_s))
         self._watch = Watch(sources, self._send, SystemClock())
         self._home = Path(home)
         self._sampling = Sampling(str(begin["name"]), self._pids)
         self._checking: set[asyncio.Task[None]] = set()
         self._checked: dict[str, Any] | None = None
-        """The last answer to an order `check`; sent again after a cut."""
+        """The last answer to an order `check`, which is sent again after the connection was cut."""
 
     async def run(self, listening: socket.socket) -> None:
-        """Serve until the node is gone, or this process is killed."""
+        """Serve until the process of the node is gone, or this process is killed."""
         await self._channel.start(listening)
         self._watch.start()
         works = (
@@ -136,7 +142,7 @@ class Agent:
             for task in ended:
                 task.result()  # an error ends this process, and the node starts another one
         finally:
-            # The ranks live on: that they are not connected any more is nothing to report.
+            # The ranks are still alive, so the end of their connections is no event to report.
             supervisor, self._supervisor = self._supervisor, None
             if supervisor is not None:
                 supervisor.close()
@@ -186,7 +192,7 @@ class Agent:
         """
         known = self._begin["supervisor"]
         if known is None:
-            # What was read before may hold still, where nothing can be read just now.
+            # If a source cannot be read now, the facts that were read before may still hold.
             known = self._read = await asyncio.to_thread(self._board.read) or self._read
         if known is None:
             return None, "unpublished"
@@ -249,7 +255,7 @@ class Agent:
         }
 
     def _catch_up(self, stream: Stream, seen: int, *, is_new: bool) -> None:
-        """Send what this supervisor has not received yet."""
+        """Send all messages that this supervisor has not received yet."""
         if is_new:
             self._end_checks()
             for envelope in list(self._facts.values()):
@@ -276,7 +282,7 @@ class Agent:
             return
         self._supervisor.send(message)
         if self._supervisor.waiting_bytes > WAITING_BYTES:
-            self._supervisor.close()  # it does not read; what is not acknowledged is kept
+            self._supervisor.close()  # it does not read; unacknowledged messages are kept
 
     async def _obey_supervisor(self, stream: Stream) -> None:
         while True:
@@ -284,7 +290,7 @@ class Agent:
                 async with asyncio.timeout(SUPERVISOR_SILENT_S):
                     message = await stream.receive()
             except TimeoutError:
-                break  # another connection may get through where this one is cut
+                break  # this connection may be cut, but a new one may work
             if message is None:
                 break
             if "seq" in message and message["kind"] != "ack":
@@ -303,7 +309,7 @@ class Agent:
             case "port":
                 stream.send({"kind": "port", "port": free_ports(1)[0]})
             case "launch" if int(message["attempt"]) == self._launched:
-                pass  # its acknowledgement was lost: the launcher runs already
+                pass  # the acknowledgement was lost: the launcher runs
             case "launch" if self._last_end and self._last_end[0] == int(message["attempt"]):
                 self._report_end()
             case "check":
@@ -326,7 +332,7 @@ class Agent:
                 looking.add_done_callback(self._looking.discard)
 
     def _pass_on(self, order: Mapping[str, Any], only: Peer | None = None) -> None:
-        """Pass a message on to its receivers, or to `only` one of them."""
+        """Pass a message on to its receivers, or to one of them if `only` is given."""
         if order["only"] is not None:
             meant = Peer(**order["only"])
             if only not in (None, meant):
@@ -399,10 +405,10 @@ class Agent:
         try:
             size_bytes = len(json.dumps(message))
         except (TypeError, ValueError, RecursionError):
-            return  # nothing that can be forwarded
+            return  # no valid message
         self._remember(self._outbox.put(peer, message, at_s, size_bytes))
         if kind == "hello" and message["again"] and time.monotonic() < self._began_s + RETURN_S:
-            # What this agent was to pass on before the peer had connected to it.
+            # Send the peer the messages that arrived for it before it connected to this agent.
             for order in self._passed:
                 self._pass_on(order, peer)
 
@@ -429,7 +435,10 @@ class Agent:
             self._processes[rank] = attempt, is_attached, pid
 
     def _is_known(self, fact: Envelope) -> bool:
-        """Return whether a fact is of the present attempt; shims take part in several."""
+        """Return True if a fact belongs to the present attempt.
+
+        This must be checked, since a shim takes part in several attempts.
+        """
         peer, message = fact.peer, fact.message
         if peer.role != "shim":
             return peer.attempt == self._attempt
@@ -442,7 +451,7 @@ class Agent:
         if kind == "event" and envelope.message.get("event") == "restored":
             kind = "restored"
         if kind == "hello" and envelope.peer.role == "rank":
-            # The facts of a program that was the rank before are past.
+            # The facts about an earlier program of the same rank are obsolete.
             place = "rank", envelope.peer.rank
             self._facts = {
                 key: fact
@@ -452,7 +461,7 @@ class Agent:
         if kind in REMEMBERED:
             key = envelope.peer, kind
             if kind != "hello":
-                self._facts.pop(key, None)  # in the order of the last ones
+                self._facts.pop(key, None)  # keeps the order of the last messages
             self._facts[key] = envelope
 
     @property
@@ -474,7 +483,8 @@ class Agent:
 
     def _is_news(self, rank: int, state: str | None) -> bool:
         before = self._states.get(rank, "running")
-        # Running and sleeping take turns at every look, and mean the same.
+        # Running and sleeping alternate from look to look, and mean the same, so that a change
+        # between them is not reported.
         return state != before and not {state, before} <= {"running", "sleeping", "idle"}
 
 

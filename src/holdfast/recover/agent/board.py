@@ -1,8 +1,9 @@
-"""Publish the meeting place of a run's nodes, and the token of the run.
+"""Publish the address at which the nodes of a run meet, and the token of the run.
 
-The first node publishes the place, and so does each node that takes over the lead; the other nodes
-read it. If the run's ledger is a server, the place is a row of the ledger, so that the nodes need
-not share a folder. Else the place is a file in `$HOLDFAST_HOME`, which the nodes share.
+The first node publishes this on a board, and so does each node that takes over the lead; the other
+nodes read it. If the run's ledger is a database server, the board is a row of the ledger, so that
+the nodes need not share a folder. Otherwise, the board is a file in `$HOLDFAST_HOME`, which the
+nodes must share.
 """
 
 import json
@@ -22,24 +23,24 @@ class Board(Protocol):
     """A place where the leading node publishes the addresses and the token of the run."""
 
     place: str
-    """The place, as messages name it."""
+    """The name of the board in messages to people."""
 
     def publish(self, fields: Mapping[str, Any]) -> None:
-        """Publish `hosts`, `port`, `token` and `run_id`, in place of an earlier publication.
+        """Publish `hosts`, `port`, `token` and `run_id`, and so replace an earlier publication.
 
         Raises:
             OSError, LedgerError: the board cannot be written.
         """
 
     def read(self) -> dict[str, Any] | None:
-        """Return the publication; None while there is none, or while it cannot be read."""
+        """Return the published fields; None if there are none, or if the board cannot be read."""
 
     def remove(self) -> None:
         """Withdraw the publication."""
 
 
 class FolderBoard:
-    """A file in `$HOLDFAST_HOME/rendezvous`, which only the user can read."""
+    """A board in a file in `$HOLDFAST_HOME/rendezvous`, which only the user can read."""
 
     def __init__(self, home: Path, key: str) -> None:
         self.path = home / "rendezvous" / f"{key}.json"
@@ -66,10 +67,11 @@ class FolderBoard:
 
 
 class LedgerBoard:
-    """A row of a ledger that is a server. A reader of the row can command the nodes of the run.
+    """A board in a row of a ledger on a database server.
 
-    Each call opens a connection and closes it: every agent has a board, and a server allows few
-    connections.
+    Anyone who can read the row can command the nodes of the run, since it contains the token. Each
+    call opens a connection and closes it again, because every agent has a board, and a server
+    allows only a few connections.
     """
 
     def __init__(self, url: str, key: str) -> None:
@@ -99,7 +101,7 @@ class LedgerBoard:
             with self._opened() as ledger:
                 ledger.remove_meeting(self._key)
         except HoldfastError:
-            return  # the token of a run that is over opens nothing
+            return  # the token of an ended run is useless
 
     def _opened(self) -> "Ledger":
         from holdfast.core.ledger import Ledger  # most agents need no database
@@ -108,7 +110,7 @@ class LedgerBoard:
 
 
 def board_of(home: Path, key: str, url: str | None) -> Board:
-    """Return the board of a run: in the ledger at `url` if that is a server, else in `home`."""
+    """Return the board of a run: in the ledger at `url` if it is on a server, else in `home`."""
     return LedgerBoard(url, key) if url and is_server(url) else FolderBoard(home, key)
 
 

@@ -1,7 +1,7 @@
-"""Keep a child process of a node going: the agent, or the supervisor.
+"""Keep a child process of the node's process going: the agent, or the supervisor.
 
-A child may end at any time, or stop answering; the node then starts the next child. The node holds
-the socket on which the child listens, so that new connections wait for the next child.
+If a child ends or stops answering, the next child is started. The node's process holds the socket
+on which the child listens, so that new connections wait until the next child accepts them.
 """
 
 import asyncio
@@ -23,57 +23,62 @@ from holdfast.recover.agent.stream import Stream
 RESTARTS = 1000
 QUICK_END_S = 5.0
 QUICK_ENDS = 5
-"""The ends in a row, each within `QUICK_END_S` of a start, after which the node gives up."""
+"""The node gives up if this number of children in a row end within `QUICK_END_S` of their start."""
 RESTART_WAIT_S = 0.2
 PING_S = 2.0
 UNANSWERED = 10
-"""The number of pings without a message after which a child counts as frozen."""
+"""A child counts as frozen if it sends no message during this number of pings."""
 SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 
 @dataclass(kw_only=True)
 class Child:
-    """A process that the node keeps going. Call all methods from one event loop."""
+    """A process that is kept going. Call all methods from one event loop."""
 
     module: str
     listening: socket.socket
     begin: Callable[[], dict[str, Any]]
-    """Return the first message to the process."""
+    """A function that returns the first message to send to a new process."""
     receive: Callable[[dict[str, Any]], None]
     complain: Callable[[str], None]
-    """Report a sentence to people."""
+    """A function that reports a sentence to people."""
     starting: asyncio.Lock
-    """A lock for a process's start, so that no other process inherits the blocked signals."""
+    """A lock that is held while a process is started with blocked signals, so that no other process
+    inherits the blocked signals.
+    """
     inherits: tuple[int, ...] = ()
-    """Further descriptors that the process inherits."""
+    """Additional file descriptors that the process inherits."""
     stream: Stream | None = None
     starts: int = 0
     missed: int | None = None
-    """The pings since the last message; None before the first one, since imports may take long."""
+    """The number of pings since the last message; None before the first message, since imports may
+    take long.
+    """
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send a message, if the process is there."""
+        """Send a message, if the process is running."""
         if self.stream is not None:
             self.stream.send(message)
 
     async def keep(self, is_over: Callable[[], bool]) -> None:
-        """Run the process, again each time it ends, until the run is over.
+        """Run the process, and start it again whenever it ends, until `is_over` is True.
 
         Raises:
-            HoldfastError: the process ends soon after each start.
+            HoldfastError: the process has ended soon after each of several starts.
         """
         limit = RestartLimit(restarts=RESTARTS, quick_end_s=QUICK_END_S, quick_ends=QUICK_ENDS)
         while not is_over():
             began_s = time.monotonic()
             try:
                 returncode = await self._run()
-            except OSError as error:  # no process or memory is to be had just now
+            except OSError as error:  # the host has no process or memory to spare
                 self.complain(f"{self.module} cannot be started: {error}.")
                 returncode = -1
                 await asyncio.sleep(QUICK_END_S)
             if is_over():
                 return
-            # A process ended by a signal has not failed by itself, so the next one may well live.
+            # A process that a signal ended has not failed by itself, so the next one may well
+            # survive.
             ran_s = math.inf if returncode < 0 else time.monotonic() - began_s
             if not limit.allows_restart(ran_s):
                 raise HoldfastError(
@@ -86,8 +91,8 @@ class Child:
         ours, theirs = socket.socketpair()
         fds = (theirs.fileno(), self.listening.fileno(), *self.inherits)
         arguments = [*map(str, fds), str(os.getpid())]
-        # The signals stay blocked in the child: a scheduler may send SIGTERM to all processes of a
-        # job, and the node alone acts on it.
+        # The signals stay blocked in the child, because a scheduler may send SIGTERM to all
+        # processes of a job, but only the node's process must act on it.
         async with self.starting:
             blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
             try:
@@ -123,7 +128,7 @@ class Child:
                 await process.wait()
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
-        """Kill a process that stops answering, such as a suspended one; then the next starts."""
+        """Kill a process that stops answering, such as a suspended one, so that the next can start."""
         while self.missed is None or self.missed < UNANSWERED:
             await asyncio.sleep(PING_S)
             if self.missed is not None:

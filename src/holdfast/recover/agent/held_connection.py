@@ -1,8 +1,8 @@
-"""Keep the connection of an agent open while its node lives.
+"""Keep an agent's connection to the supervisor open while the node lives.
 
-The process that keeps the node going receives a copy of the agent's connection to the supervisor.
-That process holds the copy and never uses it. So the connection ends with the node, and stays open
-while an agent is killed and the next one connects.
+The node's process receives a copy of the connection, holds the copy open, and never uses it. So the
+connection stays open if only the agent is killed, until the next agent connects. It ends when the
+whole node is gone, which the supervisor can then detect.
 """
 
 import asyncio
@@ -12,21 +12,23 @@ import socket
 
 
 class HeldConnection:
-    """The node's side of the held connection. Call all methods from one event loop."""
+    """Hold the agent's connection in the node's process. Call all methods from one event loop."""
 
     def __init__(self) -> None:
         self._receiving, self.sending = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-        """The sockets of the node and of its agents; each agent inherits `sending`."""
+        """The socket of the node's process, and the one of its agents; each agent inherits
+        `sending`.
+        """
         self._receiving.setblocking(False)
         self.fd: int | None = None
         """The connection that was received last."""
 
     def watch(self) -> None:
-        """Receive connections from now on."""
+        """Start to receive connections."""
         asyncio.get_running_loop().add_reader(self._receiving, self._receive)
 
     def _receive(self) -> None:
-        with contextlib.suppress(OSError):  # no descriptor is free just now
+        with contextlib.suppress(OSError):  # no file descriptor is free now
             _, fds, _, _ = socket.recv_fds(self._receiving, 1, 1)
             for fd in fds:
                 self._let_go()
@@ -46,9 +48,9 @@ class HeldConnection:
 
 
 def send_connection(sending: socket.socket, fd: int) -> None:
-    """Pass a connection of this agent to the node, which holds it.
+    """Pass a connection of this agent to the node's process, which holds it.
 
-    If that fails, the connection ends with the agent, even if the node still lives.
+    If this fails, the connection ends with the agent, even if the node is still alive.
     """
     with contextlib.suppress(OSError):
         socket.send_fds(sending, [b"c"], [fd])

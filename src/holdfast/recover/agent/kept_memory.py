@@ -1,4 +1,4 @@
-"""Release, at the end of a run, the memory that dead ranks left for the next attempt."""
+"""Release at the end of a run the memory that dead ranks have left for the next attempt."""
 
 import os
 
@@ -10,10 +10,10 @@ _TIMEOUT_S = 5.0
 
 
 def end_kept_memory() -> None:
-    """End the processes that hold the memory, and wait for their end.
+    """End the processes that hold this memory, and wait for their ends.
 
-    These processes would end shortly after this process in any case. They are found by their
-    environment variables, since any process may have become their parent.
+    The processes are found by their environment variables, since any process may have become their
+    parent. Without this call, they would end shortly after this process.
     """
     found = []
     for process in psutil.process_iter():

@@ -1,12 +1,11 @@
-"""Keep one node's part of a run going: the foreground process of `holdfast run`.
+"""Keep one node's part of a run going, in the foreground process of `holdfast run`.
 
     holdfast run (this) ─┬─ agent
-                         ├─ supervisor, on the first node
-                         └─ guard ── torchrun ── shims ── ranks
+                         ├─ supervisor, on the first node └─ guard ── torchrun ── shims ── ranks
 
-The agent and the supervisor may end at any time. This process starts each again, and holds the
-sockets on which both listen, so that new connections wait for the next one. The ranks train on
-meanwhile. When this process ends, even by SIGKILL, the kernel ends the agent and the supervisor,
+If the agent or the supervisor ends, this process starts it again, while the ranks continue to
+train. This process also holds the sockets on which both listen, so that new connections wait for
+the next one. When this process ends, even by SIGKILL, the kernel ends the agent and the supervisor,
 and the guard ends the job.
 """
 
@@ -41,20 +40,27 @@ from holdfast.recover.run_lock import RunLock
 from holdfast.recover.spec import RunSpec
 
 STOP_NOW_S = 15.0
-"""Seconds for a stop at once, before this process ends the job itself."""
+"""The seconds that an immediate stop may take, before this process ends the job itself."""
 UNPUBLISHED_S = 20.0
-"""Seconds from a node's start to its complaint about a missing token of the run."""
+"""The seconds after a node's start after which it complains if it has not found the run's token."""
 LOCK_S = 5.0
-"""Seconds for which the processes of a first node that is gone may hold the run's lock."""
+"""The seconds to wait for the run's lock, which processes of the first node may still hold after
+that node is gone.
+"""
 HAND_OVER_S = 60.0
-"""The same for a node whose supervisor has handed the lead over."""
+"""The seconds to wait for the run's lock if the supervisor has handed the lead over to this node.
+"""
 ALONE_S = 600.0
-"""Seconds without a supervisor after which a node gives up, if its ranks do not train either."""
+"""A node gives up after this number of seconds without a supervisor, if its ranks do not train,
+either.
+"""
 READY_AFTER_S = 8.0
-"""Seconds from a launch to the start of the next launcher, so as not to slow the ranks' start."""
+"""The seconds from a launch until the next launcher is started in advance. The delay is there so
+that the start of the ranks is not slowed down.
+"""
 
 Observer = Callable[[str, Mapping[str, Any]], None]
-"""A function that receives each event as it happens: a kind and its data. It must return quickly.
+"""A function that is called with the kind and the data of each event. It must return quickly.
 
 The kinds are launch, step, restored, checkpoint, save_failed, disk_full, incident, resolved,
 resumed, proposal, observed, stopping, nodes, trouble and ended.
@@ -62,7 +68,7 @@ resumed, proposal, observed, stopping, nodes, trouble and ended.
 
 
 class Node:
-    """One node of a run."""
+    """This node's part of a run."""
 
     def __init__(
         self,
@@ -80,7 +86,9 @@ class Node:
         self._observer: Observer | None = observer
         self._echo = echo
         self._notify = list(notify)
-        """The URLs for messages to people, for a supervisor of this node; they hold secrets."""
+        """The URLs for messages to people, which contain secrets. A supervisor on this node needs
+        them.
+        """
         self._name = node_name()
         self._began_s = time.monotonic()
         self._wall_offset_s = wall_offset_s()
@@ -89,26 +97,32 @@ class Node:
         self._channel_token = secrets.token_hex(16)
         self._paths: RunPaths | None = None
         self._lock: RunLock | None = None
-        """The lock that this node's job holds as well."""
+        """The lock that the processes of this node's job hold, too."""
         self._locks: list[RunLock] = []
-        """The locks that this process has taken for itself."""
+        """The locks that only this process has taken."""
         self._job: Job | None = None
         self._standby: Job | None = None
-        """A launcher that waits for the next launch on this node."""
+        """A started launcher, in reserve for the next launch on this node."""
         self._launched: int | None = None
         self._last_end: tuple[int, int] | None = None
         """The attempt and the return code of the launcher that ended last."""
         self._is_kill_due = False
         self._starting = asyncio.Lock()
-        """A lock for a process's start, so that no other process inherits the blocked signals."""
+        """A lock that is held while a process is started with blocked signals, so that no other
+        process inherits the blocked signals.
+        """
         self._stop: dict[str, Any] | None = None
-        """The last message to the supervisor to stop the run, with the number of requests here."""
+        """The last request to the supervisor to stop the run, with the number of requests on this
+        node.
+        """
         self._away: tuple[float, str] | None = None
-        """The time since which the agent has had no supervisor, and the reason."""
+        """The time since when the agent has had no supervisor, and the reason."""
         self._idle_s = 0.0
-        """Seconds without a step on this node at the agent's last search for its supervisor."""
+        """The seconds since the last step on this node, as of the agent's last search for the
+        supervisor.
+        """
         self._launched_s = -math.inf
-        """The time of the last launch here."""
+        """The time of the last launch on this node."""
         self._has_joined = False
         self._tasks = Tasks(self._failed)
         self._ended: asyncio.Future[Outcome] | None = None
@@ -124,13 +138,13 @@ class Node:
         )
         self._supervisor: Child | None = None
         self._known: dict[str, Any] | None = None
-        """The address of this node's own supervisor, and the run's token."""
+        """The address of the supervisor on this node, and the run's token."""
         self._is_successor = False
-        """True if the run's supervisor has handed the lead over to this node."""
+        """True if the supervisor of the run has handed the lead over to this node."""
         self._leads = True
-        """False once another node's supervisor has taken over from this node's."""
+        """False after a supervisor on another node has taken over from the one on this node."""
         self._generation: int | None = None
-        """The number of this node's last supervisor, or of the supervisor that it replaces."""
+        """The number of the last supervisor on this node, or of the supervisor that it replaces."""
         self._ledger_url = ""
 
     async def lead(
@@ -142,17 +156,18 @@ class Node:
         listening: socket.socket | None,
         is_lost: bool,
     ) -> Outcome:
-        """Start the supervisor here as well; return the outcome of the run.
+        """Run this node, and also the supervisor; return the outcome of the run.
 
         Args:
             paths: the paths of the run.
             lock: the lock of the run.
             ledger_url: the ledger to which the supervisor writes.
-            listening: the socket for the agents of the other nodes; None: there are no others.
+            listening: the socket on which agents of other nodes connect; None if there are no other
+                nodes.
             is_lost: True if an earlier supervisor of this run was lost.
 
         Raises:
-            HoldfastError: the supervisor cannot go on.
+            HoldfastError: the supervisor cannot be kept going.
         """
         self._paths, self._lock, self._has_joined = paths, lock, True
         self._ledger_url = ledger_url
@@ -163,10 +178,10 @@ class Node:
     async def join(self, *, ledger_url: str) -> Outcome:
         """Take part in a run that another node leads; return the outcome of the run.
 
-        This node leads the run once the other node is gone.
+        If the other node is lost, this node may take over the lead.
 
         Args:
-            ledger_url: the ledger to which a supervisor of this node would write.
+            ledger_url: the ledger to which the supervisor would write, if this node takes over.
 
         Raises:
             HoldfastError: no supervisor is found.
@@ -185,7 +200,7 @@ class Node:
         return board_of(self._home, self._meeting.key, self._ledger_url)
 
     def _lead(self, listening: socket.socket, *, is_lost: bool, adopts: bool) -> None:
-        """Prepare this node's supervisor, which `Child.keep` starts."""
+        """Prepare the supervisor on this node, which `Child.keep` starts."""
         assert self._paths is not None
         paths, token = self._paths, secrets.token_hex(16)
         if self._meeting is not None:
@@ -221,8 +236,8 @@ class Node:
     def stop(self, by: str) -> None:
         """Make the run save its state and stop; a second call stops at once.
 
-        An idle pod stops alone and the run goes on, since Kubernetes may end a single pod, for
-        example to drain a node.
+        If this node is an idle pod, only this node stops and the run continues. The reason is that
+        Kubernetes may end a single pod, for example to drain its node.
         """
         is_idle = self._supervisor is None and self._launched is None and self._job is None
         if by == "SIGTERM" and is_idle and is_in_pod():
@@ -245,11 +260,11 @@ class Node:
             self.stop(by)
 
     def is_leading(self) -> bool:
-        """Return True if this node's supervisor leads the run."""
+        """True if the supervisor on this node leads the run."""
         return self._supervisor is not None and self._leads
 
     def _stop_here(self, by: str) -> None:
-        """End this node's part without an answer from the supervisor."""
+        """End this node's part of the run without waiting for the supervisor."""
         if self._ended is not None and not self._ended.done():
             outcome = Outcome(state="stopped", exit_code=4, sentence=f"Stopped by {by}.")
             self._ended.set_result(outcome)
@@ -408,13 +423,13 @@ class Node:
                 )
 
     async def _follow(self, watch: Watch) -> None:
-        """Start a supervisor here if the last one is lost with its node and this node may lead."""
+        """Start a supervisor here if the last one was lost with its node, and if this node may lead."""
         assert self._meeting is not None
         is_successor, self._is_successor = self._is_successor, False
         sign = await asyncio.to_thread(watch.gone, is_successor=is_successor)
         if sign is None:
             return
-        # The process of the pod that ends still has to end.
+        # The old supervisor, in the pod that ends, must end first.
         lock_s = HAND_OVER_S if is_successor else LOCK_S
         taken = await asyncio.to_thread(self._take_over, sign, asyncio.get_running_loop(), lock_s)
         if taken is None:
@@ -428,7 +443,7 @@ class Node:
                 listening.close()
                 raise
         except BaseException:
-            lock.release()  # this node may try again, or another one
+            lock.release()  # this or another node tries again later
             raise
         assert self._supervisor is not None
         self._locks.append(lock)
@@ -436,16 +451,18 @@ class Node:
         async with self._starting:
             self._lock = lock
             if self._standby is not None:
-                self._standby.kill()  # it holds this node's former lock, and no lock of the run
+                self._standby.kill()  # it holds only this node's former lock
                 self._standby = None
         self._tasks.spawn(self._supervisor.keep(self._is_over))
 
     def _take_over(
         self, sign: Sign, loop: asyncio.AbstractEventLoop, lock_s: float
     ) -> tuple[int, RunLock] | None:
-        """Claim the lead; return the number after which this node leads, and the run's lock.
+        """Claim the lead of the run for this node.
 
-        None: this node may not lead.
+        Returns:
+            The number of the supervisor that this node replaces, and the run's lock; None if this
+            node may not lead.
         """
         assert self._paths is not None
         with Ledger.open(self._ledger_url) as ledger:
@@ -460,7 +477,7 @@ class Node:
                 return None
             try:
                 lock = RunLock.acquire(self._paths.lock, timeout_s=lock_s)
-            except HoldfastError:  # a process of the first node lives
+            except HoldfastError:  # a process of the first node is still alive
                 return None
             host = {"pid": os.getpid(), "host": socket.gethostname()}
             ledger.set_run(self._paths.run_id, **host)
@@ -477,7 +494,11 @@ class Node:
         return f"This node cannot join the run at {place} ({why}). Look whether `holdfast run` is going there."
 
     def _observe(self, kind: str, data: Mapping[str, Any]) -> None:
-        """Pass an event on until the observer fails; so a closed terminal ends no run."""
+        """Pass an event on to the observer.
+
+        If the observer fails once, it receives no further events, so that a closed terminal does
+        not end a run.
+        """
         if kind == "step":
             data = {**data, "pids": {int(rank): pid for rank, pid in data["pids"].items()}}
         if self._observer is None:
@@ -493,7 +514,7 @@ class Node:
     # The job
 
     async def _keep_launcher_ready(self) -> None:
-        """Keep a launcher waiting for the next launch, since a node may be lost at any time."""
+        """Keep a started launcher in reserve, since a node may be lost at any time."""
         while True:
             await asyncio.sleep(1.0)
             is_there = self._standby is not None and self._standby.guard.returncode is None
@@ -502,7 +523,7 @@ class Node:
                 continue
             async with self._starting:
                 lock_fd = self._lock.fd
-                with contextlib.suppress(OSError):  # no process can be started just now
+                with contextlib.suppress(OSError):  # no process can be started now
                     self._standby = await stand_by(self._spec, lock_fd=lock_fd, echo=self._echo)
 
     async def _launch(self, message: Mapping[str, Any]) -> None:

@@ -1,10 +1,10 @@
 """Keep the messages of one node's ranks and shims until the supervisor has acknowledged them.
 
-Each message has a number. The reports of steps, which are most of all messages, wait for up to
-`SUM_S` and are sent together: the supervisor of a large job receives one message a node and
-interval, for any number of ranks. A rank's first report, and a report whose loss is not finite, are
-sent at once. Every message of another kind is also sent at once, after the reports that came before
-it.
+Each message has a number. Most messages are reports of steps. These wait for up to `SUM_S` seconds
+and are sent together, so that the supervisor of a large job receives only one message per node and
+interval, however many ranks there are. A rank's first report, and a report whose loss is not
+finite, are sent at once. A message of another kind is also sent at once, together with the reports
+that arrived before it.
 """
 
 import itertools
@@ -18,29 +18,31 @@ from typing import Any
 from holdfast.recover.channel import Peer
 
 SUM_S = 0.2
-"""Seconds that reports of steps wait for others."""
+"""The longest time, in seconds, that reports of steps wait to be sent together."""
 MOST_REPORTS = 1024
-"""The most reports in one message, whose size is bounded (`stream.MAX_BYTES`)."""
+"""The largest number of reports in one message, whose size is limited (`stream.MAX_BYTES`)."""
 FULL_BYTES = 2 * 1024 * 1024
-"""The bytes of reports at which a message is full."""
+"""A message is full when it has this number of bytes of reports."""
 KEPT_STEPS = 10_000
-"""The most reports of steps kept for a supervisor that is away; the newest are kept."""
+"""The largest number of reports of steps that are kept while there is no supervisor; the newest are
+kept.
+"""
 KEPT_MESSAGES = 10_000
 
 
 @dataclass(frozen=True)
 class Envelope:
-    """A message of a peer on its way to the supervisor."""
+    """A message of a peer, with what the agent adds for the supervisor."""
 
     seq: int
     peer: Peer
     message: Mapping[str, Any]
     at_monotonic_s: float
     size_bytes: int
-    """The size of the message."""
+    """The size of the message in bytes."""
 
     def to_json(self, *, again: bool) -> dict[str, Any]:
-        """Return the envelope in the form for sending now."""
+        """Return the envelope as JSON, with the age that the message has now."""
         return {
             "kind": "peer",
             "seq": self.seq,
@@ -52,10 +54,10 @@ class Envelope:
 
 
 class Outbox:
-    """The messages of one node to its supervisor. Call all methods from one event loop."""
+    """The messages from one node to the supervisor. Call all methods from one event loop."""
 
     def __init__(self, send: Callable[[dict[str, Any]], None]) -> None:
-        """Send messages by `send`, which drops messages while there is no supervisor."""
+        """Store `send`, a function that sends a message, or drops it while there is no supervisor."""
         self._send = send
         self._numbers = itertools.count(1)
         self._steps: deque[Envelope] = deque(maxlen=KEPT_STEPS)
@@ -64,12 +66,12 @@ class Outbox:
         """The reports of steps that have not been sent yet."""
         self._waiting_bytes = 0
         self._known: set[Peer] = set()
-        """The peers from which a report was sent."""
+        """The peers of which a report was already sent."""
 
     def put(
         self, peer: Peer, message: Mapping[str, Any], at_monotonic_s: float, size_bytes: int
     ) -> Envelope:
-        """Number a message, keep it, and send it: at once, or with other reports of steps."""
+        """Give a message a number and keep it; send it at once, or later with other reports."""
         envelope = Envelope(next(self._numbers), peer, message, at_monotonic_s, size_bytes)
         if message["kind"] != "step":
             self._others.append(envelope)
@@ -88,19 +90,19 @@ class Outbox:
         return envelope
 
     def flush(self) -> None:
-        """Send the reports that wait."""
+        """Send the waiting reports."""
         waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
         if waiting:
             self._send(_together(waiting))
 
     def acknowledged(self, seq: int) -> None:
-        """Drop the messages up to `seq`, which the supervisor has received."""
+        """Drop the messages with numbers up to `seq`, which the supervisor has received."""
         for kept in (self._steps, self._others):
             while kept and kept[0].seq <= seq:
                 kept.popleft()
 
     def unseen(self, seen: int) -> Iterator[dict[str, Any]]:
-        """Yield all kept messages with numbers above `seen`, the waiting reports among them."""
+        """Yield all kept messages with numbers above `seen`, including the waiting reports."""
         self._waiting, self._waiting_bytes = [], 0
         left = sorted((*self._steps, *self._others), key=lambda envelope: envelope.seq)
         left = [envelope for envelope in left if envelope.seq > seen]
@@ -116,7 +118,7 @@ def _is_ordinary(loss: object) -> bool:
 
 
 def _bounded(envelopes: Iterable[Envelope]) -> Iterator[list[Envelope]]:
-    """Cut envelopes into parts that fit into a message each."""
+    """Split envelopes into groups, each of which fits into one message."""
     part: list[Envelope] = []
     size_bytes = 0
     for envelope in envelopes:
@@ -130,7 +132,7 @@ def _bounded(envelopes: Iterable[Envelope]) -> Iterator[list[Envelope]]:
 
 
 def _together(envelopes: Sequence[Envelope]) -> dict[str, Any]:
-    """Return one message for reports of steps."""
+    """Combine reports of steps into one message."""
     places: dict[Peer, int] = {}
     now_s = time.monotonic()
     reports = [

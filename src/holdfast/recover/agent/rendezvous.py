@@ -1,13 +1,18 @@
-"""Find the number of a run's nodes, and the meeting place of their agents.
+"""Find out how many nodes a run has, and where their agents meet.
 
-Both come from, in this order: `--nnodes` and `--rendezvous`; the words of the user's torchrun
-command, or the PET_ variables, from which torchrun reads its options too; the environment of a
-Slurm step. In a Slurm step, and in the pods of an indexed Job of Kubernetes, the nodes need no
-meeting place. The first node listens: the node with the meeting place's address, in a Slurm step
-the node with SLURM_NODEID 0, in Kubernetes the pod with index 0. The first node publishes the run's
-token, see `board`.
+Both are taken from the first of these that is given:
 
-torchrun's own rendezvous is left to torchrun: see `launch`.
+1. the options `--nnodes` and `--rendezvous`
+2. the options in the user's torchrun command, or the PET_ variables, from which torchrun also reads
+   its options
+3. the environment of a Slurm step, or of a pod of an indexed Job in Kubernetes, where the nodes
+   need no address to meet
+
+The agents connect to the first node. This is the node that has the given address, in a Slurm step
+the node with SLURM_NODEID 0, and in Kubernetes the pod with index 0. The first node publishes the
+token of the run (see `board`).
+
+The processes of torchrun meet by torchrun's own rendezvous (see `launch`).
 """
 
 import contextlib
@@ -25,7 +30,7 @@ from holdfast.recover.agent.board import Board
 LISTEN_BACKLOG = 1024
 PROBE_S = 2.0
 MAX_NAME_LENGTH = 64
-"""The most characters of a run's name."""
+"""The largest number of characters in the name of a run."""
 _WITH_VALUE = (
     "--nnodes",
     "--node-rank",
@@ -42,15 +47,17 @@ _FLAGS = ("--standalone",)
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
-    """The meeting place of the agents of one run.
+    """The way in which the agents of one run meet.
 
     Attributes:
-        nnodes: the number of nodes that train; further agents are spares.
-        key: the name of the meeting on the board, see `board`.
+        nnodes: the number of nodes that train; agents of further nodes are spares.
+        key: the name of the meeting on the board (see `board`).
         host, port: the address on which the first node listens; None in a Slurm step and in
-            Kubernetes, since the first node publishes the address there.
-        is_first: True if this is the first node; None: the first node is the node with the address.
-        preferred_rank: the place of this node among the nodes; None: in the order of arrival.
+            Kubernetes, where the first node publishes its address on the board.
+        is_first: True if this is the first node; None if the address decides which node is the
+            first.
+        preferred_rank: the rank that this node should have among the nodes; None to rank nodes in
+            the order of arrival.
         run_name: the name of the run, if the scheduler gives one.
     """
 
@@ -64,13 +71,13 @@ class Meeting:
 
     @property
     def is_on_one_host(self) -> bool:
-        """True if the meeting place has a loopback address, so that all agents are on one host."""
+        """True if the address is a loopback address, so that all agents are on one host."""
         return self.host is not None and (self.host.startswith("127.") or self.host == "::1")
 
     def is_led(self, board: Board) -> bool:
-        """Return True if some node leads the run already.
+        """Return True if a node already leads the run.
 
-        Then this node takes part, even if this node was the first one before.
+        In this case this node joins the run, even if it was the first node before.
         """
         known = board.read()
         if known is None:
@@ -84,12 +91,12 @@ class Meeting:
         return False
 
     def led_before(self, board: Board) -> str | None:
-        """Return the id of the last run that met here; None if the run withdrew its publication."""
+        """Return the id of the last run with this meeting; None if its publication was withdrawn."""
         known = board.read()
         return None if known is None else str(known["run_id"])
 
     def listen(self) -> socket.socket | None:
-        """Listen at the meeting place; return None if this is not the first node.
+        """Listen on the address of the meeting; return None if this is not the first node.
 
         Raises:
             BadUse: the address does not resolve, or the port cannot be used.
@@ -111,19 +118,20 @@ class Meeting:
             except OSError:  # the address of another node
                 return None
         try:
-            # Listen on all addresses, since a host's own name may resolve to its loopback address.
+            # Listen on all addresses, since the name of a host may resolve to its loopback address
+            # on the host itself.
             return _listener("" if family == socket.AF_INET else "::", self.port)
         except OSError as error:
-            if error.errno == errno.EADDRINUSE:  # an agent of this node was first
+            if error.errno == errno.EADDRINUSE:  # an agent of this node was faster
                 return None
             raise BadUse(f"Port {self.port} cannot be used: {error.strerror}.") from error
 
     def follow(self) -> socket.socket:
-        """Listen on a node that takes over from the first node."""
+        """Listen on a free port, on a node that takes over from the first node."""
         return _listener("", 0)
 
     def publish(self, board: Board, listening: socket.socket, token: str, *, run_id: str) -> None:
-        """Publish the addresses, the token and the run's id for the other nodes.
+        """Publish the addresses, the token and the run's id on the board for the other nodes.
 
         Raises:
             OSError, LedgerError: the board cannot be written.
@@ -153,24 +161,24 @@ def loopback_listener() -> socket.socket:
 
 
 def _own_addresses() -> list[str]:
-    """Return the names and addresses by which other nodes may reach this one, the best first."""
+    """Return names and addresses at which other nodes may reach this node, the best first."""
     found = [os.environ.get("SLURMD_NODENAME"), socket.gethostname(), routed_address()]
     return list(dict.fromkeys(name for name in found if name))
 
 
 def routed_address() -> str | None:
-    """Return the address from which this node sends to others; None without a route."""
+    """Return the address from which this node sends to other hosts; None if it has no route."""
     with (
         contextlib.suppress(OSError),
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe,
     ):
-        probe.connect(("192.0.2.1", 9))  # RFC 5737: nothing is sent
+        probe.connect(("192.0.2.1", 9))  # RFC 5737; no packet is sent
         return str(probe.getsockname()[0])
     return None
 
 
 def node_name(environment: Mapping[str, str] = os.environ) -> str:
-    """Return the name of this node in its scheduler, else its host name."""
+    """Return the name that the scheduler gives this node, or else its host name."""
     in_pod = "KUBERNETES_SERVICE_HOST" in environment
     return (
         environment.get("HOLDFAST_NODE_NAME")
@@ -189,29 +197,29 @@ def meeting_of(
     stem: str,
     environment: Mapping[str, str] = os.environ,
 ) -> Meeting | None:
-    """Return the meeting of a run's nodes; None for a run of one node.
+    """Return how the nodes of a run meet; None for a run on one node.
 
     Args:
         command: the job's command.
         nnodes: the value of `--nnodes`.
         rendezvous: the value of `--rendezvous`.
-        spares: the value of `--spares`: the number of nodes that do not train at first.
-        stem: the first part of the run's name in a Slurm step or in Kubernetes.
+        spares: the value of `--spares`, which is the number of nodes that do not train at first.
+        stem: the first part of the run's name, if a scheduler gives the rest.
         environment: the environment of this process.
 
     Raises:
-        BadUse: the options contradict each other, or the named option is missing.
+        BadUse: options contradict each other, or an option is missing; the message names it.
     """
     own = _own_words(command, environment)
     if nnodes is None and "--nnodes" in own:
         nnodes = _number(own["--nnodes"], "torchrun --nnodes or PET_NNODES")
         if "JOB_COMPLETION_INDEX" in environment:
-            nnodes -= spares  # the number of the job's pods, some of which are to wait
+            nnodes -= spares  # the number of all pods, some of which are spares
     in_step = int(environment.get("SLURM_STEP_NUM_NODES", "1"))
     if nnodes is not None and nnodes < 1:
         raise BadUse(f"--nnodes is {nnodes}. Give the number of nodes, at least 1.")
     if nnodes == 1 and not spares:
-        return None  # each node on its own
+        return None  # each node runs by itself
     if in_step > 1 and rendezvous is None:
         return _slurm_meeting(in_step, nnodes, spares, stem, environment)
     if nnodes is not None and rendezvous is None and "JOB_COMPLETION_INDEX" in environment:
@@ -263,11 +271,11 @@ def _slurm_meeting(
 
 
 def _kubernetes_meeting(nnodes: int, stem: str, environment: Mapping[str, str]) -> Meeting:
-    """Return the meeting of the pods of an indexed Job, or of the Jobs of a JobSet.
+    """Return how the pods of an indexed Job, or of the Jobs of a JobSet, meet.
 
-    Kubernetes sets JOB_COMPLETION_INDEX, and the hostname JOB-INDEX. JOBSET_NAME, JOBSET_UID (or
-    JOB_UID) and JOB_INDEX come from the manifest. With the uid, a new Job of the same name has a
-    run of its own.
+    Kubernetes sets JOB_COMPLETION_INDEX, and the host name JOB-INDEX. JOBSET_NAME, JOBSET_UID (or
+    JOB_UID) and JOB_INDEX come from the manifest. If there is a uid, a new Job with the same name
+    is a new run.
     """
     index = _index(environment, "JOB_COMPLETION_INDEX")
     job_index = _index(environment, "JOB_INDEX")
@@ -282,8 +290,8 @@ def _kubernetes_meeting(nnodes: int, stem: str, environment: Mapping[str, str]) 
         nnodes=nnodes,
         key=f"kubernetes-{identity}",
         is_first=index == 0 and job_index == 0,
-        # The sum is unique for Jobs of one pod each, and for one Job of many pods. Several Jobs
-        # with several pods get their places in the order of arrival.
+        # The sum is unique for several Jobs of one pod each, and for one Job of several pods. In
+        # several Jobs of several pods, ranks are given in the order of arrival.
         preferred_rank=index + job_index if 0 in (index, job_index) else None,
         run_name=run_name,
     )
@@ -297,7 +305,7 @@ def _index(environment: Mapping[str, str], variable: str) -> int:
 
 
 def _own_words(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the options by which torchrun's nodes meet, from PET_ variables and the command."""
+    """Return the options for torchrun's rendezvous, from PET_ variables and the command."""
     variables = {name: "PET" + name[1:].replace("-", "_").upper() for name in _WITH_VALUE}
     given = {name: environment.get(variable, "") for name, variable in variables.items()}
     words = torchrun_options(command) if Path(command[0]).name == "torchrun" else {}
@@ -325,12 +333,12 @@ def _address(text: str) -> tuple[str, int]:
 
 
 def torchrun_options(command: Sequence[str]) -> dict[str, str]:
-    """Return the options of a torchrun command by which its nodes meet."""
+    """Return the options for the rendezvous in a torchrun command."""
     return _split(command)[0]
 
 
 def without_rendezvous(command: Sequence[str]) -> list[str]:
-    """Return a torchrun command without the options by which its nodes meet."""
+    """Return a torchrun command without its options for the rendezvous."""
     return _split(command)[1]
 
 
@@ -340,7 +348,7 @@ def _split(command: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     while words:
         word = words.pop(0)
         if word.endswith(".py") or word in ("-m", "--module"):
-            return found, [*kept, word, *words]  # from here on they are the script's own
+            return found, [*kept, word, *words]  # the rest are options of the script
         name, equals, value = word.partition("=")
         name = name.replace("_", "-")
         if name in _WITH_VALUE:

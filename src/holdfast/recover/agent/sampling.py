@@ -1,7 +1,8 @@
-"""Keep this node's sampler going, and send it the processes of the ranks.
+"""Keep the sampler process of this node going, and send it the process ids of the ranks.
 
-The sampler is a process of its own. No end of the sampler touches training. A sampler that ends is
-started again, and one that ends soon after each start is given up.
+The sampler records counters of the node for a profile. It is a separate process, so its end does
+not disturb training. If the sampler ends, it is started again, unless it has ended soon after each
+of several starts.
 """
 
 import asyncio
@@ -24,11 +25,11 @@ class Sampling:
     """The sampler of one node, for its agent. All methods are called from one event loop."""
 
     def __init__(self, node: str, ranks: Callable[[], Mapping[int, int]]) -> None:
-        """Start nothing yet.
+        """Store what `begin` and `keep` need.
 
         Args:
             node: the name of the node.
-            ranks: returns the process of each rank that lives on this node.
+            ranks: a function that returns the process id of each living rank on this node.
         """
         self._node = node
         self._ranks = ranks
@@ -37,12 +38,12 @@ class Sampling:
         self.pid: int | None = None
 
     def begin(self, folder: Path) -> None:
-        """Start sampling into a folder, unless that has been requested before."""
+        """Start sampling into a folder, unless sampling was started before."""
         self._folder = self._folder or folder
         self._is_wanted.set()
 
     async def keep(self) -> None:
-        """Run the sampler, again each time it ends, until this is cancelled."""
+        """Run the sampler, and start it again whenever it ends, until the task is cancelled."""
         await self._is_wanted.wait()
         assert self._folder is not None
         limit = sampler_limit()
@@ -50,12 +51,13 @@ class Sampling:
             began_s = time.monotonic()
             try:
                 returncode = await self._run(self._folder)
-            except (OSError, RuntimeError):  # no process, or no thread for its end, can be started
+            except (OSError, RuntimeError):  # no process or thread can be started
                 returncode = 1
-            # A sampler that a signal ended has not failed by itself, so the next one may well live.
+            # A sampler that a signal ended has not failed by itself, so the next one may well
+            # survive.
             ran_s = math.inf if returncode < 0 else time.monotonic() - began_s
             if not limit.allows_restart(ran_s):
-                await asyncio.Event().wait()  # the agent goes on without
+                await asyncio.Event().wait()  # the agent continues without a sampler
             await asyncio.sleep(RESTART_WAIT_S)
 
     async def _run(self, folder: Path) -> int:
@@ -79,7 +81,7 @@ class Sampling:
     async def _feed(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None
         sent: dict[int, int] = {}
-        with contextlib.suppress(OSError):  # it ends just now
+        with contextlib.suppress(OSError):  # it is just ending
             while True:
                 ranks = dict(self._ranks())
                 if ranks != sent:

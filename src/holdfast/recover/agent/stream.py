@@ -1,8 +1,8 @@
 """Exchange JSON messages over one connection of an event loop.
 
-The node, its agent and the supervisor exchange messages in this way: over socket pairs on one node,
-over TCP between nodes. Frames are bounded, see `core.channel`; no received message is unpickled or
-executed.
+The node's process, its agent and the supervisor exchange messages in this way, over socket pairs on
+one node and over TCP between nodes. The size of frames is limited (see `core.channel`). No received
+message is unpickled or executed.
 """
 
 import asyncio
@@ -18,19 +18,21 @@ from holdfast.core.errors import ChannelError
 from holdfast.recover.channel import decode
 
 MAX_BYTES = 4 * 1024 * 1024
-"""The most bytes of a message: an answer for all ranks of a node, or a rank's enveloped message."""
+"""The largest size of a message in bytes. It must be enough for an answer about all ranks of a
+node, and for any message of a rank in its envelope.
+"""
 CONNECT_TIMEOUT_S = 5.0
 _UNACKNOWLEDGED = struct.Struct("@24xI")
-"""The place of `tcpi_unacked` in the kernel's `struct tcp_info`."""
+"""The offset of `tcpi_unacked` in the kernel's `struct tcp_info`."""
 
 
 def proof(token: str, role: str, nonce: str) -> str:
-    """Return the proof that one side of a connection has the token, without the token itself."""
+    """Return a proof that one side of a connection has the token. It does not reveal the token."""
     return hmac.new(token.encode(), f"{role} {nonce}".encode(), "sha256").hexdigest()
 
 
 class Stream:
-    """One connection. Call all methods from its event loop."""
+    """A connection that carries messages. Call all methods from its event loop."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -38,7 +40,7 @@ class Stream:
 
     @classmethod
     async def of_socket(cls, connection: socket.socket) -> Self:
-        """Take over a connected socket."""
+        """Make a stream from a connected socket."""
         return cls(*await asyncio.open_connection(sock=connection, limit=MAX_BYTES))
 
     @classmethod
@@ -61,32 +63,32 @@ class Stream:
             self._writer.write(frame(body.encode(), MAX_BYTES))
 
     async def receive(self) -> dict[str, Any] | None:
-        """Wait for the next message; None once the other side is gone or has sent a broken one."""
+        """Wait for the next message; return None if the other side is gone or sent a malformed one."""
         try:
             return decode(await read_frame(self._reader, MAX_BYTES))
         except (OSError, ChannelError):
             return None
 
     async def flushed(self) -> None:
-        """Wait until the kernel has taken all sent messages."""
+        """Wait until the kernel has accepted all sent messages."""
         self._writer.transport.set_write_buffer_limits(0)
         await self.drained()
 
     async def drained(self) -> None:
-        """Wait until the other side has room for more."""
+        """Wait until there is room to send more messages."""
         with contextlib.suppress(OSError):  # `receive` returns None
             await self._writer.drain()
 
     @property
     def waiting_bytes(self) -> int:
-        """The bytes that wait in this process for the other side."""
+        """The number of bytes that wait in this process to be sent."""
         return self._writer.transport.get_write_buffer_size()
 
     @property
     def is_acknowledged(self) -> bool:
-        """True if the other host's kernel has acknowledged all that was sent to it.
+        """True if the kernel of the other host has acknowledged all bytes that were sent.
 
-        Also True where this kernel does not answer.
+        It is also True if the kernel of this host cannot provide this information.
         """
         try:
             connection = self._writer.get_extra_info("socket")
@@ -98,7 +100,7 @@ class Stream:
 
     @property
     def fd(self) -> int:
-        """The descriptor of this end."""
+        """The file descriptor of the socket."""
         return int(self._writer.get_extra_info("socket").fileno())
 
     @property
@@ -112,5 +114,5 @@ class Stream:
         return str(self._writer.get_extra_info("peername")[0])
 
     def close(self) -> None:
-        """Close the connection, once all sent messages have left."""
+        """Close the connection after all messages have been sent."""
         self._writer.close()

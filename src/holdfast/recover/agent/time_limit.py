@@ -11,12 +11,12 @@ from holdfast.core.ledger.records import BY_TIME_LIMIT
 
 POLL_S = 15.0
 LOOK_S = 300.0
-"""Seconds between two look-ups of the limit, since an administrator may move the limit."""
+"""The seconds between two look-ups of the time limit, which an administrator may change."""
 SPARE_S = 30.0
-"""Spare seconds for the offset of Slurm's clock and for the end of all processes."""
+"""A margin in seconds, for the offset of Slurm's clock and for the end of all processes."""
 SQUEUE_TIMEOUT_S = 60.0
 _LEFT = re.compile(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)")
-"""The format of `squeue`'s %L: [[DAYS-]HOURS:]MINUTES:SECONDS."""
+"""Matches the output of `squeue` for %L: [[DAYS-]HOURS:]MINUTES:SECONDS."""
 
 
 class NotSeen(Exception):
@@ -24,7 +24,7 @@ class NotSeen(Exception):
 
 
 def seconds(left: str) -> float | None:
-    """Return the seconds of a time as `squeue` prints it; None for a job without a limit."""
+    """Convert a time that `squeue` prints to seconds; return None if the job has no limit."""
     found = _LEFT.fullmatch(left.strip())
     if found is None:
         return None
@@ -50,7 +50,7 @@ def time_left_s(job_id: str) -> float | None:
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise NotSeen(str(error)) from error
-    # An array and a heterogeneous job have several lines.
+    # The output for a job array or a heterogeneous job has several lines.
     lines = [line.split() for line in answer.stdout.splitlines()]
     own = [words[1] for words in lines if words[:1] == [job_id] and len(words) == 2]
     if not own:
@@ -69,20 +69,23 @@ async def stop_in_time(
     clock: Clock | None = None,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
-    """Wait until a run must begin to stop for its Slurm job's time limit, then stop the run.
+    """Wait until the time limit of a Slurm job requires its run to stop, and then stop the run.
 
     Args:
         job_id: the number of the Slurm job.
-        grace_s: seconds that the stop may take.
-        stop: stops the run; receives the source of the stop request.
-        leads: returns True if this node leads the run; one node is enough to look.
-        complain: receives a sentence, once, if the limit cannot be looked up.
-        look: returns the seconds until the limit of a job, or raises NotSeen; called in a thread.
+        grace_s: the seconds that the stop may take.
+        stop: a function that stops the run; called with the source of the request.
+        leads: a function that returns True if this node leads the run. Only the leading node looks
+            up the limit.
+        complain: a function that is called once with a sentence if the limit cannot be looked up.
+        look: a function that returns the seconds until the limit of a job, or raises NotSeen;
+            called in a thread.
         clock: the clock of this host.
-        sleep: waits for a number of seconds.
+        sleep: a function that waits for a number of seconds.
     """
     clock = clock or SystemClock()
-    # Newer versions of Slurm set this variable to the end. The limit that is looked up replaces it.
+    # Newer versions of Slurm set this variable to the end time. A limit that was looked up replaces
+    # it.
     end = os.environ.get("SLURM_JOB_END_TIME", "")
     ends_at_s = clock.monotonic_s() + float(end) - clock.now_s() if end.isdigit() else None
     looked_at_s, has_complained = None, False

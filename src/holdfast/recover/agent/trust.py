@@ -1,8 +1,9 @@
-"""Find a rank whose messages cannot be true, or are too many.
+"""Find ranks that send false messages, or too many messages.
 
-The ranks run the user's code. A rank that lies or floods is cut off: its further messages are
-dropped, and its training goes on. No check rejects an honest rank: even thousands of steps a second
-are no flood, since each message reports a new step.
+The ranks run the user's code, which may send anything. A rank with false or too many messages is
+cut off, which means that its further messages are dropped, while its training continues. The checks
+never reject an honest rank. For example, even thousands of steps per second are not too many
+messages, since each message reports a new step.
 """
 
 import math
@@ -16,37 +17,37 @@ MOST_STEP = 2**53
 """The highest step that all parts of Holdfast can count."""
 FLOOD_S = 10.0
 FLOOD_MESSAGES = 10_000
-"""The messages without a new step that a rank may send in `FLOOD_S` seconds."""
+"""The number of messages without a new step that a rank may send within `FLOOD_S` seconds."""
 KNOWN_STEPS = 20
-"""The reports of steps after which a leap of the step counts as impossible."""
+"""Leaps of the step are judged only after this number of reports of steps."""
 LEAP = 1000
-"""A step may be at most so many times the largest increase so far above the step before."""
+"""The largest allowed increase of the step, as a multiple of the largest increase so far."""
 FUTURE_S = 60.0
 LIES = 50
-"""The times from the future in a row after which a rank is cut off. The clock of the host may be
-set back while a message is on its way."""
+"""A rank is cut off after this number of consecutive messages with a time in the future. A single
+one proves nothing, since the clock of the host may be set back while a message is on its way."""
 MOST_ANCESTORS = 64
 
 
 class Trust:
-    """The messages of one rank. All methods are pure but for the counts."""
+    """The judge of one rank's messages. The counts of messages are its only state."""
 
     def __init__(self) -> None:
         self._began_s = -math.inf
         self._count = 0
-        """The messages without a new step since `_began_s`."""
+        """The number of messages without a new step since `_began_s`."""
         self._step: int | None = None
         self._steps = 0
         self._largest_increase = 1
         self._lies = 0
 
     def judge(self, message: Mapping[str, Any], now_s: float, wall_s: float) -> str:
-        """Return why the rank is to be cut off; empty for a message that may be true.
+        """Return why the rank must be cut off; an empty text if the message may be true.
 
         Args:
             message: the message of the rank.
             now_s: the monotonic time, in seconds.
-            wall_s: the time of this host's clock, in Unix seconds.
+            wall_s: the present time of this host's wall clock, in Unix seconds.
         """
         is_new, why = False, ""
         if message["kind"] == "step":
@@ -80,16 +81,17 @@ class Trust:
 
 
 def why_not(peer: Peer, shims: Mapping[int, Peer], parent_of: Callable[[int], int | None]) -> str:
-    """Return why a process cannot be the rank that it names; empty if it may be.
+    """Return why a process cannot be the rank that it claims to be; an empty text if it may be.
 
-    A process below the shim of another rank is not the rank, if the rank has a shim too. If a
-    script starts a launcher of its own, the ranks of that launcher have another world size; these
-    ranks are not refused.
+    A process below the shim of another rank cannot be this rank, if this rank also has a shim. A
+    script may start a second launcher. The ranks of that launcher are not refused, and are
+    recognised by their different world size.
 
     Args:
-        peer: the process, as it names itself.
-        shims: the shims of the node, by their processes.
-        parent_of: returns the parent of a process; None if the process is hidden.
+        peer: the process, as it describes itself.
+        shims: the shims of the node, by process id.
+        parent_of: a function that returns the parent of a process; None if the process cannot be
+            seen.
     """
     parent: int | None = peer.pid
     for _ in range(MOST_ANCESTORS):

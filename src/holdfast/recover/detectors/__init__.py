@@ -1,6 +1,6 @@
-"""Find the faults of a running job; each detector is pure and receives events with their times.
+"""Find faults of a running job. Each detector is pure: it receives events with their times.
 
-`hang`: a job that stands still. `anomaly`: a loss that is not a number, or far above its usual
-values. `node`: nodes with faulty hardware. `external`: nodes that are about to be taken away.
-`liveness`: detectors and sources that cannot look.
+`hang` finds a job that makes no progress. `anomaly` finds a loss that is not a number, or far above
+its usual values. `node` finds nodes with faulty hardware. `external` finds nodes that are about to
+be taken away. `liveness` finds detectors and sources that have no data.
 """

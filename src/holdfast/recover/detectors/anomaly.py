@@ -1,21 +1,22 @@
 """Find a loss that is not a finite number, or that stays far above its usual values.
 
-One step alone proves nothing: a script may itself leave out a step whose loss is NaN, and single
-outliers are noise. So an anomaly needs such losses at `NOT_FINITE_STEPS` or `SPIKE_STEPS` steps in
-a row. A rank that has never reported a finite loss is ignored, because a pipeline stage without a
-loss may report NaN.
+A single step proves nothing: a script may itself skip a step whose loss is NaN, and single outliers
+are noise. So an anomaly needs such losses in `NOT_FINITE_STEPS` or `SPIKE_STEPS` consecutive steps.
+A rank that has never reported a finite loss is ignored, because a pipeline stage without a loss may
+report NaN.
 
 A loss is compared with the median and the median absolute deviation of the last `WINDOW` ordinary
-steps (robust statistics: Rousseeuw and Croux, JASA 88, 1993), never with the loss before. A spike
-must also be higher than each loss of these steps.
+steps (robust statistics: Rousseeuw and Croux, JASA 88, 1993), and never only with the previous
+loss. A spike must also be higher than each loss of these steps.
 
-A steadily falling loss widens that deviation. So a falling loss is compared with the median of the
-last `LEVEL` steps, and with the distances of ordinary losses from this median at their time. A
-spike must be farther than each of these distances, and higher than the last `LEAST_STEPS` losses.
-Until so many steps are known, as in the warm-up, only losses that are not finite count.
+If the loss falls steadily, this deviation would be too wide. So a falling loss is compared with the
+median of the last `LEVEL` steps, and with the distances that ordinary losses had from this median
+at their time. A spike must be farther from the median than each of these distances, and higher than
+the last `LEAST_STEPS` losses. Before `LEAST_STEPS` steps are known, as in the warm-up, only losses
+that are not finite count.
 
-A loss that explodes may be finite for some steps before it is infinite or NaN. Such steps belong to
-the anomaly, so that the anomaly begins where the loss left its usual values.
+An exploding loss may be finite for some steps before it is infinite or NaN. These steps belong to
+the anomaly, too, so that the anomaly begins where the loss left its usual values.
 """
 
 import math
@@ -30,44 +31,51 @@ WINDOW = 256
 LEAST_STEPS = 64
 LEVEL = 32
 FALL = 0.02
-"""A loss falls all the time if the median of each quarter of the steps is lower than the last one
-by this share."""
+"""A loss falls steadily if the median of each quarter of the steps is lower by this share than the
+median of the previous quarter."""
 NOT_FINITE_STEPS = 2
 SPIKE_STEPS = 3
 RISE_STEPS = 5
-"""The most finite steps of a rise before a loss that is not finite, if no level is known yet."""
+"""The largest number of finite steps that count as an explosion before a loss that is not finite,
+if the usual level of the loss is not known yet.
+"""
 RISE = 2.0
-"""The factor by which the losses of such a rise exceed each loss before them."""
+"""The losses of such an explosion exceed each earlier loss by this factor."""
 DEVIATIONS = 8.0
-"""The standard deviations of a spike above the median; losses have heavy tails."""
+"""A spike is at least this number of standard deviations above the median. The number is high,
+since losses have heavy tails.
+"""
 LEAST_RISE = 0.25
-"""The least share of the median by which a spike exceeds the median: other data may raise a loss a
-little for long."""
+"""A spike exceeds the median at least by this share of the median, since a change of the data may
+raise the loss a little for a long time."""
 NORMAL = 1.4826
-"""The standard deviation of normal values over their median absolute deviation."""
+"""For normally distributed values, the standard deviation divided by the median absolute deviation.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Anomaly:
-    """A loss that shows a broken state of the training."""
+    """An anomaly of the loss, which shows that the state of the training is broken."""
 
     kind: Literal["not finite", "spike"]
     first_step: int
-    """The first of the steps in a row that show the anomaly, including finite steps of an exploding
-    loss."""
+    """The first of the consecutive steps that show the anomaly, including finite steps of an
+    exploding loss."""
     step: int
-    """The step at which the anomaly was certain."""
+    """The step at which the anomaly became certain."""
     value: float
-    """The loss of that step."""
+    """The loss of the step `step`."""
     usual: float | None = None
-    """The median of the last ordinary losses; None if too few are known."""
+    """The median of the last ordinary losses; None if there are too few."""
     limit: float | None = None
-    """The lowest loss that would have been a spike; None if too few losses are known."""
+    """The lowest loss that would have been a spike; None if there are too few losses."""
     batches: tuple[int, int] | None = None
-    """The first and the last of the batches that led to the anomaly; None if the rank reports
-    none."""
+    """The first and the last of the batches that led to the anomaly; None if the rank reports no
+    batches."""
     rank: int | None = None
-    """The only rank with a loss that was not finite at first; None if several or one rank reports."""
+    """The only rank whose loss was not finite at first. It is None if there were several such
+    ranks, or if only one rank reports losses.
+    """
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values; JSON has no NaN and no infinity."""
@@ -87,7 +95,7 @@ class Anomaly:
 
 
 class AnomalyDetector:
-    """A detector that receives the losses of one run, also across its attempts."""
+    """Find anomalies in the losses of one run, across all its attempts."""
 
     def __init__(self) -> None:
         self._ordinary: deque[tuple[int, float, float]] = deque(maxlen=WINDOW)
@@ -103,7 +111,7 @@ class AnomalyDetector:
         self._learns_anew = False
 
     def restarted(self, start_step: int) -> None:
-        """Forget all steps after `start_step`, since the job makes them again."""
+        """Forget all steps after `start_step`, since the job repeats them."""
         kept = [one for one in self._ordinary if one[0] <= start_step]
         self._ordinary = deque(kept, maxlen=WINDOW)
         self._last_step = dict.fromkeys(self._last_step, start_step)
@@ -111,26 +119,26 @@ class AnomalyDetector:
         self._forget_signs()
 
     def accept(self) -> None:
-        """Begin to learn the usual losses anew, because the job goes on at the present level."""
+        """Learn the usual losses anew, because the job continues at the present level."""
         self._ordinary.clear()
         self._learns_anew = True
         self._forget_signs()
 
     @property
     def is_calm(self) -> bool:
-        """Return True if there is no sign of an anomaly, and a sign would have been seen."""
+        """Return True if there is no sign of an anomaly, and the detector could have seen one."""
         return not (self._high or self._not_finite or self._learns_anew)
 
     def look(self, rank: int, step: int, loss: float | None, *, leads: bool) -> Anomaly | None:
-        """Record the loss of a rank's step; return the anomaly that is certain with this step.
+        """Record the loss of a rank's step; return the anomaly if it becomes certain, else None.
 
         Args:
             rank: the reporting rank.
-            step: steps completed. A second report of a step is ignored. A step below the last one
-                shows that the script has started to count again.
+            step: the number of steps completed. A second report of the same step is ignored. A step
+                below the last one means that the script has started to count again.
             loss: the loss; None if the rank reports no loss.
-            leads: True to look for spikes in the losses of this rank. Only one rank leads, since
-                the losses of different ranks differ.
+            leads: True to search for spikes in the losses of this rank. This is done for only one
+                rank, since the losses of ranks differ.
         """
         if loss is None:
             return None
@@ -157,8 +165,7 @@ class AnomalyDetector:
         usual, _ = self._usual()
         first_step = self._rises_from(steps[0])
         others = [last for other, last in self._last_finite.items() if other != rank]
-        # The gradients of all ranks are summed, so one step later the losses of all ranks are not
-        # finite.
+        # The gradients of all ranks are summed, so one step later no rank has a finite loss.
         is_alone = first_step == steps[0] and bool(others) and min(others) >= first_step
         self._forget_signs()
         return Anomaly(
@@ -171,7 +178,7 @@ class AnomalyDetector:
         )
 
     def _rises_from(self, step: int) -> int:
-        """Return the first of the leading rank's high steps up to `step`; `step` without one."""
+        """Return the step at which the leading rank's loss began to rise before `step`, or `step`."""
         if self._high:
             return min(step, self._high[0])
         if self._usual()[1] is not None:
@@ -204,12 +211,12 @@ class AnomalyDetector:
         self._not_finite = {}
 
     def _last(self, count: int) -> list[float]:
-        """Return the last ordinary losses, at most `count`."""
+        """Return up to `count` of the last ordinary losses."""
         first = max(0, len(self._ordinary) - count)
         return [loss for _, loss, _ in islice(self._ordinary, first, None)]
 
     def _usual(self) -> tuple[float | None, float | None]:
-        """Return the level of ordinary losses, and a spike's limit; None if too few are known."""
+        """Return the level of ordinary losses and the lowest loss of a spike; None if unknown yet."""
         if len(self._ordinary) < LEAST_STEPS:
             return None, None
         losses = self._last(WINDOW)
@@ -228,10 +235,10 @@ def _falls(losses: Sequence[float]) -> bool:
 
 
 def _limit(level: float, values: Sequence[float], *, highest: float) -> float | None:
-    """Return the lowest loss above the noise about a level; None if most values are equal.
+    """Return the lowest loss that is above the noise around `level`; None if the noise is unknown.
 
-    The spread of `values` gives the noise. If most losses are equal, as zeros are, nothing shows
-    how far losses may be from each other.
+    The noise is computed from the spread of `values`. It is unknown if most values are equal, for
+    example if all are 0.
     """
     middle = median(values)
     deviation = NORMAL * median(abs(value - middle) for value in values)

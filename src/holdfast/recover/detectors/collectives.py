@@ -1,9 +1,9 @@
 """Read which collectives a rank has begun, and when, from PyTorch's flight recorder.
 
-PyTorch keeps the last collectives of each process (`TORCH_FR_BUFFER_SIZE`, 2,000 by default). A
-thread of the rank reads them, which takes tens of milliseconds; the training does no work for the
-reading. Only the recorder of gloo is read: the recorder of NCCL queries CUDA events, which is not
-safe in every version of PyTorch while the job works.
+PyTorch records the last collectives of each process (`TORCH_FR_BUFFER_SIZE`, by default 2,000). A
+thread of the rank reads the record, which takes tens of milliseconds and does not involve the
+training loop. Only the recorder of gloo is read. Reading the recorder of NCCL would query CUDA
+events, which is not safe in every version of PyTorch while the job runs.
 """
 
 import json
@@ -14,14 +14,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 REPORTED = 128
-"""The most collectives in a message: the supervisor compares the collectives of all ranks."""
+"""The largest number of collectives in a message. It is limited, since the supervisor compares the
+collectives of all ranks.
+"""
 GROUPS = 64
 STEPS = 16
-"""The number of last steps that are reported."""
+"""The collectives of this number of last steps are reported."""
 NAME_CHARACTERS = 80
 
 Key = tuple[str, int]
-"""The name of a process group, and the number of a collective in the group."""
+"""Identifies a collective: the name of its process group, and its number in the group."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,21 +31,23 @@ class Begun:
     """The last collectives that a rank has begun."""
 
     at_s: Mapping[Key, float]
-    """The start of each collective, in Unix seconds of the rank's own clock."""
+    """The start time of each collective, in Unix seconds by the rank's own clock."""
     last: Mapping[str, int]
-    """The number of the last collective in each group."""
+    """For each group, the number of its last collective."""
     waits: bool
-    """True if an operation that the rank has begun is not complete: other ranks must act first."""
+    """True if an operation that the rank has begun is not complete, which means that the rank waits
+    for other ranks.
+    """
     steps_s: tuple[float, ...] = ()
-    """The ends of the rank's last steps, in Unix seconds; all collectives began after the first of
-    them."""
+    """The end times of the rank's last steps, in Unix seconds. All collectives began after the
+    first of these times."""
     read_at_s: float
-    """The time of the reading, by the same clock."""
+    """The time at which the record was read, by the same clock."""
     cost_s: float
-    """Seconds that the reading took."""
+    """The seconds that reading the record took."""
 
     def shifted(self, offset_s: float) -> "Begun":
-        """Return a copy with times by a clock that is ahead by `offset_s`."""
+        """Return a copy with all times shifted to a clock that is ahead by `offset_s` seconds."""
         return replace(
             self,
             at_s={key: at_s + offset_s for key, at_s in self.at_s.items()},
@@ -56,11 +60,12 @@ def read_collectives(steps_s: Sequence[float] = ()) -> dict[str, Any] | None:
     """Return this process's last collectives as plain JSON.
 
     Args:
-        steps_s: the ends of the process's last steps, in Unix seconds; the collectives before the
-            first of them are left out.
+        steps_s: the end times of the process's last steps, in Unix seconds. Collectives before the
+            first of these times are left out.
 
     Returns:
-        None if PyTorch is not loaded, records nothing, or has initialised CUDA.
+        The last collectives; None if PyTorch is not loaded, records no collectives, or has
+        initialised CUDA.
     """
     recorder = sys.modules.get("torch._C._distributed_c10d")
     dump = getattr(recorder, "_dump_fr_trace_json", None)
@@ -88,11 +93,11 @@ def read_collectives(steps_s: Sequence[float] = ()) -> dict[str, Any] | None:
 def _begun_since(
     since_ns: float, entries: Iterable[Mapping[str, Any]]
 ) -> tuple[bool, dict[str, int], list[tuple[str, int, int]]]:
-    """Read the collectives in the recorder's entries.
+    """Find the collectives in the entries of the recorder.
 
     Returns:
-        True if an operation is not complete, the last collective of each group, and all
-        collectives since `since_ns`.
+        True if an operation is not complete, the last collective of each group, and all collectives
+        since `since_ns`.
     """
     waits = False
     last: dict[str, int] = {}
@@ -102,7 +107,7 @@ def _begun_since(
         if entry["is_p2p"] or entry["profiling_name"].endswith("coalesced"):
             continue
         group, number = str(entry["process_group"][0])[:NAME_CHARACTERS], entry["collective_seq_id"]
-        if number <= last.get(group, 0):  # a new group has the name of a destroyed group
+        if number <= last.get(group, 0):  # a new group can have the name of a destroyed group
             begun = [one for one in begun if one[0] != group]
         last[group] = number
         if entry["time_created_ns"] > since_ns:
@@ -111,7 +116,10 @@ def _begun_since(
 
 
 def _thinned_out(begun: list[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
-    """Return at most `REPORTED` collectives, equal on all ranks: multiples of a power of 2."""
+    """Return at most `REPORTED` collectives: those whose number is a multiple of a power of 2.
+
+    So all ranks choose the same collectives.
+    """
     stride, highest = 1, max((number for _, number, _ in begun), default=0)
     while len(begun) > REPORTED and stride <= highest:
         stride *= 2
@@ -120,7 +128,7 @@ def _thinned_out(begun: list[tuple[str, int, int]]) -> list[tuple[str, int, int]
 
 
 def collectives_of(message: Any) -> Begun | None:
-    """Return the collectives that a rank has sent; None for a rank without a recorder.
+    """Parse the collectives that a rank has sent; return None if the rank has no recorder.
 
     Raises:
         KeyError, TypeError, ValueError, IndexError: the message is malformed.
@@ -143,7 +151,7 @@ def collectives_of(message: Any) -> Begun | None:
 
 
 def without_the_others_collective(begun: Mapping[int, Begun]) -> list[int]:
-    """Return the ranks that wait for no rank, and lack a collective in which others wait."""
+    """Return the ranks that lack a collective in which others wait, and do not wait themselves."""
     groups = {group for one in begun.values() for group in one.last}
     highest = {group: max(one.last.get(group, 0) for one in begun.values()) for group in groups}
     return [
@@ -154,7 +162,7 @@ def without_the_others_collective(begun: Mapping[int, Begun]) -> list[int]:
 
 
 def roots(late: Mapping[int, set[str]], member: Mapping[int, Mapping[str, object]]) -> list[int]:
-    """Return the ranks that are late in a group and wait for no late rank in another group.
+    """Return the ranks that are late in a group, and do not wait for a late rank in another group.
 
     Args:
         late: for each rank, the groups in which it is late.

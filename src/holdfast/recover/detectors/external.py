@@ -1,4 +1,7 @@
-"""Find nodes that are about to be taken away, by notices of schedulers and administrators."""
+"""Find nodes that are about to be taken away, according to notices.
+
+Notices come from schedulers, clouds and administrators.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,18 +15,18 @@ class LeavingNode:
 
     culprit: str
     kind: str
-    """The kind of the first notice, see `signals.facts.NoticeKind`."""
+    """The kind of the notice with the earliest time (see `signals.facts.NoticeKind`)."""
     left_s: float | None
-    """Seconds until the node is taken away; None if unknown."""
+    """The seconds until the node is taken away; None if unknown."""
     evidence: tuple[str, ...]
     source: str
 
 
 def look(notices: Mapping[str, Sequence[Notice]], now_s: float) -> tuple[LeavingNode, ...]:
-    """Return the nodes with notices, by name.
+    """Return the nodes that have notices, by name.
 
     Args:
-        notices: the present notices of each node.
+        notices: for each node, the notices that hold now.
         now_s: the present time, in Unix seconds.
     """
     found = []

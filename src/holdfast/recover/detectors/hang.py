@@ -1,30 +1,36 @@
-"""Find a job that stands still, and the rank to blame.
+"""Find a job that makes no progress, and the rank that is to blame.
 
 The detector is pure: it receives events with their times.
 
-A rank is silent since its last step or the end of its last section (save, restore, evaluate).
-Silence alone is no hang: the rank may evaluate, export, or upload after its last step. So a silent
-rank has `silence_s`, or twice the longest pause of the attempt so far.
+A rank is silent from its last step on, or from the end of its last section (save, restore,
+evaluate). Silence by itself is no hang, since the rank may evaluate, export or upload after its
+last step. So the limit for silence is long: `silence_s`, or twice the longest pause of the attempt
+so far.
 
-With a second sign the limit is short: `factor` times the recent median step time, at least
-`floor_s`. The second sign is a state that cannot be work, seen at each look for as long as the
-limit: the process is stopped, or stuck in the kernel without finishing a read or write; its main
-thread waits for a lock that no thread of the process can release; or all ranks wait in collectives.
+If there is a second sign, the limit is short: `factor` times the recent median step time, but at
+least `floor_s`. The second sign is a state in which the rank cannot be working. Each look must have
+found the state for as long as the limit. There are these states:
 
-A section may have a limit of its own. Without such a limit the section has the limit of silence, or
-twice the longest section of the attempt. Within a section only collectives are no sign, since an
-evaluation waits in collectives too. The time before an attempt's first step, when ranks compile and
-load, has a limit of its own. While any rank is in a section, the silence of the others is a wait
-for that rank and does not count: a false alarm costs more than a late one.
+- The process is stopped.
+- The process is blocked in the kernel without finishing a read or write.
+- Its main thread waits for a lock that no thread of the process can release.
+- All ranks wait in collectives.
 
-Signs that single out the frozen rank, the strongest first:
+A section may have its own limit. By default, its limit is the limit for silence, or twice the
+longest section of the attempt. Within a section, waiting in collectives is no second sign, since an
+evaluation also waits in collectives. The time before the first step of an attempt, when ranks
+compile and load, has a separate limit. While any rank is in a section, the silence of the other
+ranks does not count, since they may wait for that rank, and a false alarm costs more than a late
+one.
 
-- The kernel reports that its process is stopped or stuck.
-- The rank alone has not begun a collective that others have begun, and waits for no other rank,
-  neither by PyTorch's recorder nor by its stack.
-- The stack of this rank alone is outside the collective in which the others wait.
-- The rank waits for a lock as above.
-- The rank is behind the others.
+One of these signs identifies the frozen rank; the strongest comes first:
+
+- The kernel reports that the rank's process is stopped or blocked.
+- It is the only rank that has not begun a collective which others have begun. Neither PyTorch's
+  recorder nor its stack shows that it waits for another rank.
+- It is the only rank whose stack is outside the collective in which the others wait.
+- Its main thread waits for a lock that no thread of its process can release.
+- Its last step is behind the last steps of the others.
 """
 
 from collections import deque
@@ -38,41 +44,43 @@ from holdfast.recover.stacks import Place, Stand
 RECENT_STEPS = 64
 STOPPED_STATES = {"stopped": "T", "tracing-stop": "t"}
 STUCK_STATES = {"disk-sleep": "D"}
-"""psutil's names of process states, and their letters in /proc/PID/stat (proc(5))."""
+"""The names of process states in psutil, with their letters in /proc/PID/stat (proc(5))."""
 
 LONGEST_PAUSE_FACTOR = 2.0
 LOOKS_WITHIN_LIMIT = 8
-"""The number of looks at a silent rank within its limit, from half of the limit on."""
+"""The number of looks at a silent rank in the second half of its limit."""
 LONGEST_BETWEEN_LOOKS_S = 10.0
 SHORTEST_BETWEEN_LOOKS_S = 0.5
 IDLE_CPU_SHARE = 0.05
-"""The share of a core below which a process does no work; the answer to a look costs some CPU
-time."""
+"""A process that uses less than this share of a core does no work. The share is above 0, since
+answering a look takes some CPU time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HangLimits:
-    """The limits after which silence is a hang, in seconds except for the factor."""
+    """The limits after which silence is a hang. All but `factor` are in seconds."""
 
     factor: float = 10.0
     floor_s: float = 60.0
     first_step_s: float = 1800.0
     section_s: float = 900.0
-    """The least limit in a section without a limit of its own; never less than `silence_s`."""
+    """The minimum of the limit in a section that has no own limit. `silence_s` applies if it is
+    larger.
+    """
     silence_s: float = 1800.0
-    """The limit between steps, if there is no second sign."""
+    """The minimum of the limit between steps if there is no second sign."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """A view of one rank's process at one moment; None for values that cannot be seen."""
+    """The state of one rank's process at one moment; None for values that cannot be read."""
 
     state: str | None = None
-    """The process state, in psutil's terms."""
+    """The state of the process, as psutil names it."""
     cpu_s: float | None = None
-    """The CPU time of the process and its children."""
+    """The CPU seconds of the process and its children."""
     io_bytes: int | None = None
-    """The bytes that the process and its children have read and written."""
+    """The number of bytes that the process and its children have read and written."""
     stand: Stand | None = None
     begun: Begun | None = None
     """The collectives that the rank has begun."""
@@ -80,33 +88,33 @@ class Look:
 
 @dataclass(frozen=True, kw_only=True)
 class Frozen:
-    """A job that stands still."""
+    """A hang: a job that makes no progress."""
 
     waited_s: float
     limit_s: float
     rank: int | None
-    """The rank to blame; None if no rank stands out."""
+    """The rank to blame; None if no rank can be identified."""
     state: str | None = None
-    """The letter of that rank's process state, if the state singled out the rank."""
+    """The letter of that rank's process state, if the state identified the rank."""
     behind_at_step: int | None = None
-    """The last step of that rank, if being behind singled out the rank."""
+    """The last step of that rank, if the rank was identified because it is behind the others."""
     why: str | None = None
-    """Other evidence that singles out the rank, or the common state of all ranks."""
+    """Other evidence that identified the rank, or what all ranks are doing."""
     only_silence: bool = False
-    """True if no second sign was seen."""
+    """True if there was no second sign."""
     option: str | None = None
-    """The option that sets this limit of silence; None if a second sign was seen.
+    """The option that sets the exceeded limit; None if there was a second sign.
 
-    A section's own limit takes the place of this limit.
+    If a section has its own limit, that limit applies instead of the option.
     """
     is_locked: bool = False
     """True if the rank to blame waits for a lock that no thread of its process can release."""
 
     @property
     def is_of_software(self) -> bool:
-        """Return True if hardware cannot be the cause.
+        """True if hardware cannot be the cause.
 
-        A signal has stopped the process, or a lock of the process blocks it.
+        In this case a signal has stopped the process, or a lock of the process blocks it.
         """
         return self.is_locked or self.state in STOPPED_STATES.values()
 
@@ -116,25 +124,25 @@ class _Rank:
     last_step: int | None = None
     last_sign_s: float
     section_since_s: float | None = None
-    """None outside sections."""
+    """The time at which the rank entered its present section; None outside sections."""
     section_limit_s: float | None = None
-    """The section's own limit, if there is one."""
+    """The own limit of the section, if it has one."""
     stopped_since_s: float | None = None
     done: bool = False
     look: Look | None = None
-    """The last look since the rank's last sign."""
+    """The last look at the rank since its last sign of life."""
     look_s: float = 0.0
     stand: Stand | None = None
-    """The last answered position since the rank's last sign."""
+    """The position in its code that the rank has last answered since its last sign of life."""
     stuck_since_s: float | None = None
     locked_since_s: float | None = None
     waits_since_s: float | None = None
-    """The time since when every look found the rank in the same wait for other ranks."""
+    """The time since when every look has found the rank in the same wait for other ranks."""
     quiet_since_s: float | None = None
     """The time since when the rank has also neither read nor written."""
 
     def sign(self, now_s: float) -> None:
-        """Record a sign of life, which invalidates earlier looks."""
+        """Record a sign of life, which makes earlier looks obsolete."""
         self.last_sign_s, self.look, self.stand = now_s, None, None
         self.stuck_since_s = self.locked_since_s = self.waits_since_s = self.quiet_since_s = None
 
@@ -159,33 +167,33 @@ class _Rank:
 
 
 class HangDetector:
-    """A detector for the ranks of one attempt. Times are monotonic seconds of one clock."""
+    """Find hangs of the ranks in one attempt. All times are monotonic seconds of one clock."""
 
     def __init__(self, limits: HangLimits) -> None:
         self._limits = limits
         self.world_size = 1
-        """The number of ranks of the job; all of them, and more than one, must attach before a
-        collective counts."""
+        """The number of ranks of the job. A wait in a collective counts only after all ranks, and
+        more than one, have attached."""
         self._ranks: dict[int, _Rank] = {}
         self._living: dict[int, _Rank] = {}
         self._sections: set[int] = set()
-        """The living ranks in a section."""
+        """The living ranks that are in a section."""
         self._median_s: float | None = None
-        """The median of the recent steps; None until it is computed again."""
+        """The median time of the recent steps; None until it is computed again."""
         self._step_s: deque[float] = deque(maxlen=RECENT_STEPS)
         self._longest_pause_s = 0.0
         self._longest_section_s = 0.0
         self._last_look_s: float | None = None
 
     def attached(self, rank: int, now_s: float) -> None:
-        """Begin to watch a rank that reported for the first time."""
+        """Begin to watch a rank, which has reported for the first time."""
         self._ranks[rank] = self._living[rank] = _Rank(last_sign_s=now_s)
         self._sections.discard(rank)
 
     def stepped(self, rank: int, step: int, step_s: float, now_s: float) -> None:
         """Record that a rank completed a step in `step_s` seconds."""
         seen = self._ranks[rank]
-        if seen.last_step is not None:  # the first step is mostly warm-up
+        if seen.last_step is not None:  # the first step is mainly warm-up
             self._step_s.append(step_s)
             self._median_s = None
             self._longest_pause_s = max(self._longest_pause_s, now_s - seen.last_sign_s)
@@ -197,7 +205,7 @@ class HangDetector:
         seen = self._ranks[rank]
         if not is_open and seen.section_since_s is not None:
             self._longest_section_s = max(self._longest_section_s, now_s - seen.section_since_s)
-        # A section within another section opens anew.
+        # A section within a section counts as a new section.
         seen.section_since_s = (
             (now_s if seen.section_since_s is None else seen.section_since_s) if is_open else None
         )
@@ -206,7 +214,7 @@ class HangDetector:
             self._sections.discard(rank)
         else:
             self._sections.add(rank)
-        # The others may have waited for this rank: from here on their silence is their own.
+        # The other ranks may have waited for this rank, so their silence counts only from now on.
         for one in self._ranks.values() if not is_open else (seen,):
             one.sign(now_s)
 
@@ -218,7 +226,7 @@ class HangDetector:
             self._sections.discard(rank)
 
     def resumed(self, gap_s: float) -> None:
-        """Leave out `gap_s` seconds in which the watcher itself stood still and saw no sign."""
+        """Leave out `gap_s` seconds in which the watching process itself stood still."""
         for seen in self._ranks.values():
             seen.sign(seen.last_sign_s + gap_s)
             if seen.stopped_since_s is not None:
@@ -228,30 +236,30 @@ class HangDetector:
 
     @property
     def step_limit_s(self) -> float:
-        """Return the limit of silence between two steps in a state that cannot be work."""
+        """Return the limit for silence between two steps if there is a second sign."""
         return max(self._limits.floor_s, self._limits.factor * (self.median_step_s or 0.0))
 
     @property
     def silence_limit_s(self) -> float:
-        """Return the limit of silence between two steps without a second sign."""
+        """Return the limit for silence between two steps if there is no second sign."""
         return max(
             self._limits.silence_s, self.step_limit_s, LONGEST_PAUSE_FACTOR * self._longest_pause_s
         )
 
     @property
     def section_limit_s(self) -> float:
-        """Return the limit of silence in a section without a limit of its own or a second sign."""
+        """Return the limit for a section that has no own limit, if there is no second sign."""
         learnt_s = LONGEST_PAUSE_FACTOR * self._longest_section_s
         return max(self._limits.section_s, self.silence_limit_s, learnt_s)
 
     @property
     def in_section(self) -> bool:
-        """Return True if any living rank is in a section."""
+        """True if any living rank is in a section."""
         return bool(self._sections)
 
     @property
     def median_step_s(self) -> float | None:
-        """Return the recent median step time; None before there is one."""
+        """Return the recent median step time in seconds; None if there are too few steps."""
         if self._median_s is None and self._step_s:
             self._median_s = median(self._step_s)
         return self._median_s
@@ -263,17 +271,17 @@ class HangDetector:
 
     @property
     def stands(self) -> dict[int, Stand]:
-        """Return the last answered position of each rank that has reported nothing since."""
+        """Return the last answered position of each rank that has given no sign of life since then."""
         return {rank: seen.stand for rank, seen in self._ranks.items() if seen.stand is not None}
 
     @property
     def measured(self) -> set[int]:
-        """Return the ranks whose CPU time was read since their last report."""
+        """Return the ranks whose CPU time was read since their last sign of life."""
         looks = {rank: seen.look for rank, seen in self._ranks.items()}
         return {rank for rank, look in looks.items() if look is not None and look.cpu_s is not None}
 
     def look_due(self, now_s: float) -> bool:
-        """Return True if it is time to inspect the processes of the living ranks.
+        """Return True if the processes of the living ranks must be inspected now.
 
         The inspections begin when a living rank has been silent for half of its limit, or when some
         ranks have ended, and are repeated at intervals.
@@ -298,18 +306,18 @@ class HangDetector:
         return self._last_look_s is None or now_s - self._last_look_s >= rest_s
 
     def looked(self, looks: Mapping[int, Look], now_s: float) -> None:
-        """Record a look at the living ranks' processes."""
+        """Record a look at the processes of the living ranks."""
         self._last_look_s = now_s
         for rank, look in looks.items():
             if rank in self._ranks:
                 self._ranks[rank].looked(look, now_s)
 
     def all_wait_s(self, now_s: float, *, quiet: bool = False) -> float:
-        """Return the seconds for which every living rank has waited for others, unchanged.
+        """Return the seconds for which all living ranks have been in the same wait for others.
 
         Args:
             now_s: the present time.
-            quiet: True to count only waits without reads and writes.
+            quiet: True to count only the time without reads and writes.
         """
         if len(self._ranks) < max(2, self.world_size):
             return 0.0
@@ -320,7 +328,7 @@ class HangDetector:
         return now_s - max(known_s) if known_s and len(known_s) == len(since_s) else 0.0
 
     def check(self, now_s: float, process_states: Mapping[int, str | None]) -> Frozen | None:
-        """Return the hang if the job stands still now.
+        """Return the hang if the job makes no progress now, else None.
 
         Args:
             now_s: the present time.
@@ -332,7 +340,7 @@ class HangDetector:
                 seen.stopped_since_s = None
             elif seen.stopped_since_s is None:
                 seen.stopped_since_s = now_s
-        # Of thousands of ranks, most have reported lately: these cannot be overdue.
+        # With thousands of ranks, most have reported lately, and so cannot be overdue.
         shortest_s = self._shortest_limit_s
         overdue = [
             wait
@@ -353,7 +361,7 @@ class HangDetector:
             return None
         only_silence, _, limit_s, option = min(overdue, key=lambda one: one[:3])
         waited_s = max(one[1] for one in overdue)
-        if not self.in_section:  # a sign is first seen some time after the silence began
+        if not self.in_section:  # the first look comes some time after the silence began
             waited_s = max(now_s - seen.last_sign_s for seen in living.values())
         blamed, state, behind_at_step, why = _blame(living, process_states)
         if blamed is None and all_wait_s > 0:
@@ -372,7 +380,7 @@ class HangDetector:
 
     @property
     def _shortest_limit_s(self) -> float:
-        """Return the longest silence of a rank that is not overdue, outside of marked sections."""
+        """Return the shortest limit that can apply to a rank outside of sections."""
         return min(self.step_limit_s, self._limits.first_step_s)
 
     def _patience_s(self, seen: _Rank) -> float:
@@ -381,7 +389,12 @@ class HangDetector:
         return self._limits.first_step_s if seen.last_step is None else self.step_limit_s
 
     def _waits(self, seen: _Rank, now_s: float) -> list[tuple[bool, float, float, str | None]]:
-        """Return each wait of a rank: if it is only silence, its seconds, its limit, its option."""
+        """Return the possible reasons to call a rank frozen.
+
+        Returns:
+            For each reason: True if it is only silence, its duration in seconds, its limit, and the
+            option that sets the limit.
+        """
         waits: list[tuple[bool, float, float, str | None]] = []
         silent_s = now_s - seen.last_sign_s
         in_section, own_limit_s = seen.section_since_s is not None, seen.section_limit_s
@@ -398,7 +411,7 @@ class HangDetector:
             waits.append((True, silent_s, self._limits.first_step_s, "--first-step-limit-s"))
         elif not self.in_section:
             waits.append((True, silent_s, self.silence_limit_s, "--silence-limit-s"))
-        # A stopped process will not go on by itself, before its first step either.
+        # A stopped process does not continue by itself, not even before its first step.
         signs = [seen.stopped_since_s]
         if in_section or (seen.last_step is not None and not self.in_section):
             signs += [seen.stuck_since_s, seen.locked_since_s]
@@ -415,11 +428,11 @@ def _idle(before: Look, now: Look, passed_s: float) -> bool:
         return False
     return (
         abs(now.cpu_s - before.cpu_s) <= IDLE_CPU_SHARE * passed_s + 0.02
-    )  # a tick or two of the kernel's clock
+    )  # one or two ticks of the kernel's clock
 
 
 def _since(known_s: float | None, before_s: float, *, holds: bool) -> float | None:
-    """Return the known start of a state that holds, by default `before_s`; None unless `holds`."""
+    """Return since when a state holds: `known_s`, or else `before_s`; None if it does not hold."""
     return (before_s if known_s is None else known_s) if holds else None
 
 
@@ -427,9 +440,11 @@ _Blame = tuple[int | None, str | None, int | None, str | None]
 
 
 def _blame(ranks: Mapping[int, _Rank], states: Mapping[int, str | None]) -> _Blame:
-    """Return the rank to blame, its state's letter, the step of a rank behind, and other evidence.
+    """Find the rank to blame for a hang.
 
-    The rank is None if no rank stands out.
+    Returns:
+        The rank, or None if none can be identified; the letter of its process state; its last step,
+        if it is behind the others; and other evidence.
     """
     for letters in (STOPPED_STATES, STUCK_STATES):
         held = {rank: letters[state] for rank in ranks if (state := states.get(rank)) in letters}
@@ -442,8 +457,8 @@ def _blame(ranks: Mapping[int, _Rank], states: Mapping[int, str | None]) -> _Bla
         if seen.look is not None and seen.look.begun is not None
     }
     late = without_the_others_collective(begun) if len(begun) == len(ranks) else []
-    # gloo does not record messages between two ranks: only the stack shows that a rank waits for
-    # one.
+    # gloo does not record messages between two ranks. That a rank waits for such a message is
+    # visible only in its stack.
     late = [rank for rank in late if not _waits_for_others(ranks[rank].stand)]
     if len(late) == 1:
         return late[0], None, None, f"the others wait for it{_where(ranks[late[0]].stand)}"
@@ -452,8 +467,8 @@ def _blame(ranks: Mapping[int, _Rank], states: Mapping[int, str | None]) -> _Bla
     outside = set(ranks) - waiting
     if waiting and len(outside) == 1:
         (rank,) = outside
-        # Not the name of the collective: the same hang needs the same words each time, to be
-        # recognised again.
+        # The name of the collective is left out, because the same hang must have the same words
+        # each time to be recognised again.
         return rank, None, None, f"the others wait for it{_where(stands.get(rank))}"
     locked = [rank for rank, seen in ranks.items() if seen.locked_since_s is not None]
     if len(locked) == 1:

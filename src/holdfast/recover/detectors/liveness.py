@@ -1,17 +1,17 @@
-"""Report the detectors that cannot look for a while: a blind detector shows no health."""
+"""Report detectors that have had no data for a while, since their silence is no sign of health."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 BLIND_S = 600.0
-"""Seconds of an attempt without a sign from the ranks, after which a detector is blind."""
+"""A detector is blind after this number of seconds in an attempt without data from the ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Looks:
-    """The last moments, in monotonic seconds, at which each detector had data to look at.
+    """The times at which each detector last had data, in monotonic seconds.
 
-    None: never in this attempt.
+    None means that the detector has had no data in this attempt.
     """
 
     launched_s: float
@@ -22,11 +22,11 @@ class Looks:
     """False if losses are not watched."""
     several_ranks: bool = True
     in_section: bool = False
-    """True while a rank is in a section, in which no step is due."""
+    """True while a rank is in a section, in which no steps are expected."""
 
 
 def blind(looks: Looks, now_s: float) -> dict[str, str]:
-    """Return the detectors that cannot look, each with the reason."""
+    """Return the blind detectors, each with the reason."""
 
     def is_old(at_s: float | None) -> bool:
         return now_s - max(looks.launched_s, at_s or 0.0) > BLIND_S
@@ -45,12 +45,15 @@ def blind(looks: Looks, now_s: float) -> dict[str, str]:
 
 @dataclass
 class Liveness:
-    """The detectors and sources that are blind now."""
+    """The detectors and sources that are blind now, to find changes."""
 
     hidden: dict[str, str] = field(default_factory=dict)
 
     def changes(self, hidden: Mapping[str, str]) -> dict[str, str]:
-        """Return newly blind detectors with reasons; an empty reason if a detector sees again."""
+        """Return the newly blind detectors with reasons, and those that are no longer blind.
+
+        The reason for the latter is an empty text.
+        """
         changed = {name: why for name, why in hidden.items() if name not in self.hidden}
         changed |= {name: "" for name in self.hidden if name not in hidden}
         self.hidden = dict(hidden)

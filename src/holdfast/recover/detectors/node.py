@@ -1,9 +1,9 @@
-"""Find faulty nodes by the signals of their hardware.
+"""Find faulty nodes from the signals of their hardware.
 
-The study's Table 3 names the causes; `diagnose` has the meanings of NVIDIA's Xid codes. A signal is
-decisive if the node cannot serve before a repair or a reset, as with a GPU that has fallen off the
-bus. Other signals of the hardware corroborate. All other signals, such as an Xid that a program can
-cause, are only recorded.
+The reasons are those of Table 3 of the study; `diagnose` has the meanings of NVIDIA's Xid codes. A
+signal is decisive if the node cannot work until it is repaired or reset, for example because a GPU
+has fallen off the bus. Other signals of the hardware only corroborate. All other signals, such as
+an Xid that a program can cause, are only recorded.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,9 @@ from holdfast.recover.signals.facts import NodeSignal
 from holdfast.recover.signals.kernel import KernelLog
 
 RECENT_S = 600.0
-"""Seconds within which signals of a node belong to one fault, and to a failure of the job."""
+"""Signals of a node within this number of seconds belong to the same fault, and to a failure of the
+job at that time.
+"""
 
 Weight = Literal["decisive", "hardware", "record"]
 
@@ -27,7 +29,7 @@ class Meaning:
 
     weight: Weight
     reason: str
-    """A reason of the diagnosis, see `diagnose.CATEGORIES`."""
+    """The reason for a diagnosis (see `diagnose.CATEGORIES`)."""
 
 
 MEANINGS: Final[Mapping[str, Meaning]] = {
@@ -59,7 +61,7 @@ MEANINGS: Final[Mapping[str, Meaning]] = {
     "scheduler-pressure": Meaning("record", "Others"),
     "scheduler-down": Meaning("hardware", "NodeFailure"),
 }
-"""The meaning of each signal whose name holds no code of a driver."""
+"""The meaning of each signal whose name contains no error code of a driver."""
 _RECORD = Meaning("record", "Others")
 _HARDWARE_KINDS = frozenset({"gpu_memory", "gpu_link", "gpu_lost", "node", "fabric"})
 _DECISIVE_ACTIONS = frozenset({"exclude_and_restart", "reset_gpu"})
@@ -68,7 +70,7 @@ _DECISIVE_ACTIONS = frozenset({"exclude_and_restart", "reset_gpu"})
 def meaning_of(signal: NodeSignal) -> Meaning:
     """Return the meaning of a signal.
 
-    The rules of the diagnosis give the meaning of a driver's line.
+    The meaning of a driver's error code comes from the rules of the diagnosis.
     """
     known = MEANINGS.get(signal.name)
     if known is not None:
@@ -77,7 +79,7 @@ def meaning_of(signal: NodeSignal) -> Meaning:
         return _RECORD
     try:
         found = packaged_rules().find(signal.text)
-    except BadUse:  # an edited rule file: no signal is judged then
+    except BadUse:  # a rule file was edited and is broken
         return _RECORD
     if found is None:
         return _RECORD
@@ -90,22 +92,22 @@ def meaning_of(signal: NodeSignal) -> Meaning:
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """A signal of a node, and the moment at which the node saw it."""
+    """A signal of a node, and the time at which the node saw the signal."""
 
     node: str
     signal: NodeSignal
     meaning: Meaning
     at_s: float
-    """Monotonic seconds of the supervisor."""
+    """The time in the supervisor's monotonic seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeFinding:
-    """A node whose hardware is or may be faulty."""
+    """A finding that the hardware of a node is faulty, or may be."""
 
     culprit: str
     kind: Literal["faulty", "suspect"]
-    """`faulty` if a signal is decisive by itself."""
+    """`faulty` if one of the signals is decisive, else `suspect`."""
     is_confirmed: bool
     """True if a second, independent source agrees with a decisive signal."""
     reason: str
@@ -114,7 +116,7 @@ class NodeFinding:
 
 
 def look(seen: Iterable[Seen], now_s: float) -> tuple[NodeFinding, ...]:
-    """Return the nodes with recent signals of their hardware, by name.
+    """Return the findings about nodes with recent signals of their hardware, by name.
 
     Args:
         seen: the present and past signals of all nodes.
@@ -129,8 +131,8 @@ def look(seen: Iterable[Seen], now_s: float) -> tuple[NodeFinding, ...]:
 
 def _finding(name: str, seen: list[Seen]) -> NodeFinding:
     if any(one.signal.source == KernelLog.name for one in seen):
-        # The driver writes an Xid to the kernel's log and sends the same one as an event, so the
-        # two are one source.
+        # The driver writes an Xid to the kernel's log and also sends it as an event, so the two are
+        # not independent sources.
         seen = [
             one
             for one in seen

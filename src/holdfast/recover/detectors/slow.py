@@ -1,15 +1,15 @@
-"""Find ranks for which the others wait at each step, and a training that has become slower.
+"""Find ranks for which the others wait at each step, and training that has become slower.
 
-A slow rank makes every rank's step slow, since the others wait for it in collectives; the step
-times of all ranks are the same. The moments at which the ranks begin the same collective differ: a
-slow rank begins late. The delay of a rank is the time that the rank loses against the middle rank
-of the group, from one collective of a step to the next and before the first collective of each
-step. A rank that begins late because it waits for a slow rank in another of its groups is not slow
-itself.
+A slow rank makes the steps of all ranks slow, since the others wait for it in collectives. So step
+times do not show which rank is slow. What differs is the time at which ranks begin the same
+collective: a slow rank begins late. The delay of a rank is the time that it loses relative to the
+median rank of the group: from one collective of a step to the next, and before the first collective
+of each step. A rank may also begin late because it waits for a slow rank in another of its groups.
+Such a rank is not slow itself.
 
-The clocks of nodes differ. A rank reads its collectives after the supervisor sends the request and
-before the answer arrives, which bounds the offset of the node's clock. A delay within the remaining
-uncertainty does not count.
+The clocks of nodes differ. A rank reads its collectives after the supervisor has sent a request,
+and before the answer arrives. These two times bound the offset of the node's clock. A delay that is
+smaller than the remaining uncertainty does not count.
 """
 
 import itertools
@@ -23,40 +23,39 @@ from typing import Any
 from holdfast.recover.detectors.collectives import Begun, roots
 
 SLOW_SHARE = 0.15
-"""A rank is slow if the others wait for it for at least this share of the time …"""
+"""A rank becomes slow if the others wait for it for at least this share of the time."""
 WELL_SHARE = 0.05
-"""… until the share is below this."""
+"""A slow rank is no longer slow if the share falls below this one."""
 PARTS = 4
 PARTS_SLOW = 3
-"""The parts, of `PARTS`, in which the share must be exceeded, since a save of one rank is a single
-event."""
+"""The time is divided into `PARTS` parts. The share must be exceeded in this number of parts, so
+that a single event, such as a save of one rank, does not count."""
 LEAST_COLLECTIVES = 12
 LEAST_DELAY_S = 0.002
 BETWEEN_LOOKS_S = 2.0
 STEPS_BETWEEN_LOOKS = 4.0
 COST_FACTOR = 500.0
-"""The inverse of the largest share of a rank's time that reading the collectives takes."""
+"""Reading the collectives takes at most 1 / this number of a rank's time."""
 ANSWER_S = 5.0
-"""Seconds after which ranks that have not answered are left out."""
+"""Ranks that have not answered within this number of seconds are left out."""
 MOST_COST_S = 1.0
 OFFSETS = 256
-"""The number of a node's last answers that bound the offset of the node's clock."""
+"""The offset of a node's clock is bounded by this number of its last answers."""
 SLOWER = 1.25
-"""The training has become slower if its median step takes more than this multiple of its best
-median …"""
+"""The training has become slower if its median step time exceeds its best median by this factor."""
 AS_BEFORE = 1.10
-"""… until the median step takes less than this multiple."""
+"""It is no longer slower if the median step time falls below this multiple of the best median."""
 WINDOW = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlowRanks:
-    """The ranks for which the others wait; empty if no rank is slow any more."""
+    """The ranks for which the others wait; none if no rank is slow any more."""
 
     shares: Mapping[int, float]
-    """For each slow rank, the share of the time that the others wait for the rank."""
+    """For each slow rank, the share of the time for which the others wait for it."""
     node: str | None = None
-    """The node on which all slow ranks are, if the job has other nodes."""
+    """The node with all slow ranks, if there is one and the job has other nodes."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -66,11 +65,11 @@ class SlowRanks:
 
 @dataclass(frozen=True, kw_only=True)
 class Slower:
-    """A change of the time that a step takes."""
+    """A change of the step time."""
 
     step_s: float
     before_s: float
-    """The best median of the attempt, in seconds."""
+    """The best median step time of the attempt, in seconds."""
     is_over: bool
 
     def to_json(self) -> dict[str, Any]:
@@ -79,7 +78,7 @@ class Slower:
 
 
 class SlowDetector:
-    """Find slow ranks from the collectives of one attempt's ranks. Times are monotonic seconds."""
+    """Find slow ranks in one attempt from their collectives. Times are monotonic seconds."""
 
     def __init__(self) -> None:
         self._asked_s: float | None = None
@@ -88,11 +87,11 @@ class SlowDetector:
         self._answers: dict[int, Begun | None] = {}
         self._nodes: dict[int, str] = {}
         self._offsets: dict[str, deque[tuple[float, float]]] = {}
-        """For each node, the bounds of the clock's offset from the node's last answers."""
+        """For each node, the bounds on the offset of its clock, from its last answers."""
         self._slow: frozenset[int] = frozenset()
 
     def due(self, now_s: float, median_step_s: float | None) -> bool:
-        """Return True if the supervisor should request the begun collectives from the ranks now."""
+        """Return True if it is time to request their collectives from the ranks."""
         if median_step_s is None or self._is_waiting:
             return False
         rest_s = max(
@@ -105,7 +104,7 @@ class SlowDetector:
         self._asked_s, self._is_waiting, self._answers = now_s, True, {}
 
     def answered(self, rank: int, node: str, begun: Begun | None, at_s: float) -> None:
-        """Record the answer of a rank on `node`, which arrived at `at_s`."""
+        """Record the answer of a rank on the node `node`, which arrived at `at_s`."""
         self._answers[rank], self._nodes[rank] = begun, node
         if begun is not None:
             self._cost_s = max(0.9 * self._cost_s, min(MOST_COST_S, begun.cost_s))
@@ -113,7 +112,7 @@ class SlowDetector:
             self._offsets.setdefault(node, deque(maxlen=OFFSETS)).append(bounds)
 
     def look(self, now_s: float, ranks: set[int]) -> SlowRanks | None:
-        """Return the slow ranks if they have changed, once all living ranks have answered."""
+        """Return the slow ranks once all living ranks have answered; None if they have not changed."""
         if not self._is_waiting or self._asked_s is None:
             return None
         if not ranks <= set(self._answers) and now_s - self._asked_s < ANSWER_S:
@@ -153,7 +152,7 @@ class SlowDetector:
 def _shares(
     begun: Mapping[int, Begun], least_s: Mapping[int, float]
 ) -> dict[int, dict[str, float]] | None:
-    """Return the share of time that others wait, by rank and group; None with too few data."""
+    """Return the share of time that others wait, by rank and group; None if data are too few."""
     groups: dict[str, list[int]] = {}
     for rank, one in begun.items():
         for group in {group for group, _ in one.at_s}:
@@ -174,7 +173,7 @@ def _shares(
 
 
 def _begins_step(times: Sequence[float], steps_s: Sequence[float]) -> list[bool]:
-    """Return for each collective but the first True if the collective is the first of a step."""
+    """Return for each collective, except the first, True if it is the first one of a step."""
     count = [bisect_left(steps_s, at_s) for at_s in times]
     return [before < now for before, now in itertools.pairwise(count)]
 
@@ -182,12 +181,12 @@ def _begins_step(times: Sequence[float], steps_s: Sequence[float]) -> list[bool]
 def _shares_of_group(
     times: Mapping[int, Sequence[float]], begins: Sequence[bool], least_s: Mapping[int, float]
 ) -> dict[int, float]:
-    """Return for each rank the share that is exceeded in most parts of the time.
+    """Return, for each rank, the share of waiting that is exceeded in enough parts of the time.
 
     Args:
-        times: for each rank, the start of each collective, in seconds.
-        begins: for each collective but the first, True if the collective is the first of a step.
-        least_s: for each rank, the shortest delay that counts, in seconds.
+        times: for each rank, the start time of each collective, in seconds.
+        begins: for each collective, except the first, True if it is the first one of a step.
+        least_s: for each rank, the shortest delay in seconds that counts.
     """
     count = len(next(iter(times.values())))
     middle = [
@@ -198,7 +197,8 @@ def _shares_of_group(
     shares = {}
     for rank, one in times.items():
         late_s = [max(0.0, own - other) for own, other in zip(one, middle, strict=True)]
-        # Before a step all ranks have waited for each other, so that a delay there is new.
+        # Before each step all ranks have waited for each other, so a delay at its first collective
+        # is new.
         lost_s = [
             max(0.0, now - (0.0 if is_first else before))
             for (before, now), is_first in zip(itertools.pairwise(late_s), begins, strict=True)
@@ -213,7 +213,7 @@ def _shares_of_group(
 
 
 class Throughput:
-    """Find a slower training from the step times of one attempt."""
+    """Find out from the step times of one attempt if training has become slower."""
 
     def __init__(self) -> None:
         self._recent_s: deque[float] = deque(maxlen=WINDOW)
@@ -222,7 +222,7 @@ class Throughput:
         self._count = 0
 
     def stepped(self, step_s: float) -> Slower | None:
-        """Record the time of a step; return the change of the step time, if there is one."""
+        """Record the time of a step; return a `Slower` if the state has changed, else None."""
         self._recent_s.append(step_s)
         self._count += 1
         if self._count % WINDOW:

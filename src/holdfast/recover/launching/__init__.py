@@ -1,6 +1,7 @@
 """Start the processes of a job.
 
-`launches` chooses the nodes of an attempt, in the supervisor. `launch` starts the job on one node.
+`launches` runs in the supervisor and chooses the nodes of an attempt. `launch` starts the processes
+of the job on one node. The processes start each other in this order:
 
-guard → torchrun, which may be a `warm_launcher` → a shim a rank
+guard → torchrun, which may be a `warm_launcher` → one shim per rank
 """

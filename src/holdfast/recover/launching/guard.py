@@ -1,14 +1,15 @@
-"""Run PyTorch's launcher, so that no process of a job outlives the node's process.
+"""Run PyTorch's launcher such that no process of a job outlives the node's process.
 
-The guard adopts every orphan below it. The guard kills all of them when the launcher ends, or when
-its own standard input ends: the node's process has closed that, or is gone. The guard spares the
-snapshot server, which holds a dead rank's memory for the next attempt and ends with the node's
-process. The guard keeps the launcher's own output on standard error in a bounded log. While the
-guard lives it holds the run's lock, which it inherited.
+The guard becomes the parent of all orphaned processes below it. It kills all of them when the
+launcher ends. It also kills them when its own standard input ends, which means that the node's
+process has closed this input or is gone. The guard spares the snapshot server, which holds a dead
+rank's memory for the next attempt, and ends with the node's process. What the launcher itself
+writes to standard error is kept in a log of limited size. While the guard lives, it holds the run's
+lock, which it has inherited.
 
-A scheduler may send SIGTERM to every process of a job, but the supervisor decides the reaction. So
-the guard, the launcher and the shims block the signal, also for their children. Only a shim
-unblocks the signal, for its rank.
+A scheduler may send SIGTERM to every process of a job, but the supervisor must decide how to react.
+So the guard, the launcher and the shims block the signal, and their children inherit this. Only a
+shim unblocks the signal, for its rank.
 """
 
 import contextlib
@@ -35,17 +36,19 @@ from holdfast.recover.launching.warm_launcher import (
 
 CHUNK_BYTES = 64 * 1024
 WRITING_S = 10.0
-"""Seconds for which a rank's writing process may go on: hung storage must not block a restart."""
+"""The seconds for which a rank's writing process may continue. The time is limited so that storage
+that hangs does not block a restart.
+"""
 
 
 STANDBY = "--standby"
 
 
 def main() -> None:
-    """Run the launcher and end as it ends: `guard LOG MAX_BYTES -- LAUNCHER …`.
+    """Run the command `guard LOG MAX_BYTES -- LAUNCHER …`: run the launcher, and end as it ends.
 
-    `guard --standby` starts a warm launcher, and reads those words and the environment from
-    standard input later.
+    `guard --standby` starts a warm launcher, and later reads these arguments and the environment
+    from standard input.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     become_subreaper()
@@ -90,7 +93,7 @@ def _popen(command: Sequence[str], stdin: int = subprocess.DEVNULL) -> "subproce
 def _turned_into(
     warm: "subprocess.Popen[bytes] | None", command: Sequence[str]
 ) -> "subprocess.Popen[bytes] | None":
-    """Turn a warm launcher into the launcher of a command; return None if that is not possible."""
+    """Order a warm launcher to run a command; return None if this is not possible."""
     if warm is None:
         return None
     assert warm.stdin is not None
@@ -118,7 +121,8 @@ def _end_with_supervisor() -> None:
 def _end_all() -> None:
     """Kill all descendants except the snapshot server.
 
-    A dead rank's writing process may finish its snapshot first, so that no copied state is lost.
+    A dead rank's writing process may finish its snapshot first, so that no state is lost that was
+    already copied.
     """
     kill_descendants(spared=WRITER_MODULE, spared_s=WRITING_S, left=SNAPSHOT_SERVER_PROCESS_NAME)
 

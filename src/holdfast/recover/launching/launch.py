@@ -1,9 +1,9 @@
-"""Start a job's processes on one node: guard → torchrun → a shim a rank → the user's command.
+"""Start a job's processes on one node: guard → torchrun → one shim per rank → the user's command.
 
-torchrun's own restarts reuse the workers' store and hang in up to half the cases. So torchrun
-restarts nothing: the shims start the next attempt's trainers with keys of their own in its store,
-or the next attempt has a torchrun of its own on each node. Several nodes meet by torchrun's static
-rendezvous, at a new port each time; Holdfast has no rendezvous of its own.
+The restarts that torchrun offers reuse the store of the workers, and hang in up to half of all
+cases. So torchrun restarts nothing. For the next attempt, either the shims start new trainers,
+which use separate keys in torchrun's store, or each node starts a new torchrun. Several nodes meet
+by torchrun's static rendezvous, at a new port each time.
 """
 
 import asyncio
@@ -33,9 +33,12 @@ from holdfast.recover.spec import MIB, SHIM, RunSpec
 LAUNCHER_LOG_BYTES = 4 * MIB
 GUARD_TIMEOUT_S = 15.0
 PET_MEETING = ("PET_RDZV_", "PET_STANDALONE")
-"""Variables from which torchrun reads options of another rendezvous than the static one."""
+"""Environment variables from which torchrun would read options of another rendezvous than the
+static one.
+"""
 ATTEMPTS_WITH_LOGS = 20
-"""The attempts whose logs are kept; the ledger keeps the lines cited by older incidents."""
+"""The number of attempts whose logs are kept. The ledger keeps the lines that older incidents cite.
+"""
 
 
 @dataclass(frozen=True)
@@ -44,14 +47,14 @@ class Place:
 
     node_rank: int = 0
     address: str = "127.0.0.1"
-    """The address of the node with the rank 0, for the other nodes."""
+    """The address at which the other nodes reach the node with rank 0."""
     port: int = 0
-    """The port of torchrun's store on the node with the rank 0."""
+    """The port of torchrun's store on the node with rank 0."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """The processes of one attempt, or of several below one launcher."""
+    """The processes of one attempt, or of several attempts below one launcher."""
 
     guard: asyncio.subprocess.Process
 
@@ -59,7 +62,7 @@ class Job:
         """End all processes with SIGKILL; `wait` returns soon after."""
         assert self.guard.stdin is not None
         self.guard.stdin.close()
-        # A suspended guard does not notice the end of its standard input.
+        # A suspended guard would not notice the end of its standard input.
         asyncio.get_running_loop().call_later(GUARD_TIMEOUT_S, self._kill_guard)
 
     def _kill_guard(self) -> None:
@@ -76,7 +79,7 @@ class Job:
 
 
 def make_log_folder(paths: RunPaths, attempt: int, *, launched: int) -> Path:
-    """Make the folder of an attempt's logs and return it; delete the logs of attempts long ago.
+    """Create and return the folder for an attempt's logs; delete the logs of old attempts.
 
     Args:
         paths: the paths of the run.
@@ -105,15 +108,15 @@ def attempt_environment(
     turns_gpus: bool = False,
     accumulation: int = 1,
 ) -> dict[str, str]:
-    """Return the variables of the ranks' environment that differ between attempts.
+    """Return the environment variables of the ranks that differ between attempts.
 
     Args:
         attempt: the number of the attempt.
         history: the failures of the earlier attempts.
         left_out: the batches that the attempt leaves out.
-        turns_gpus: True if each rank is to use another GPU of its node than before.
-        accumulation: the micro-batches of a rank for each micro-batch that the rank would have if
-            all nodes took part.
+        turns_gpus: True if each rank must use another GPU of its node than before.
+        accumulation: the factor by which a rank accumulates more micro-batches than if all nodes
+            took part.
     """
     variables = {
         ENV_ATTEMPT: str(attempt),
@@ -147,14 +150,14 @@ async def launch(
         token: the token of the channel.
         lock_fd: the lock that the processes hold while they live.
         echo: True to show the ranks' output here as well.
-        environment: the variables that differ between attempts, see `attempt_environment`.
-        place: the place of this node.
-        standby: the waiting job from `stand_by`, to be used for this launch.
+        environment: the variables that differ between attempts (see `attempt_environment`).
+        place: the place of this node in the launch.
+        standby: the waiting launcher from `stand_by` to use for this launch, if there is one.
     """
     logs = make_log_folder(paths, attempt, launched=attempt)
     (paths.root / "imports").mkdir(exist_ok=True)
     own: Mapping[str, str] = os.environ
-    if spec.nnodes > 1:  # Kubeflow sets some for its own rendezvous
+    if spec.nnodes > 1:  # Kubeflow sets some of these
         own = {name: own[name] for name in own if not name.startswith(PET_MEETING)}
     variables = {
         **own,
@@ -172,7 +175,7 @@ async def launch(
         rank_shim.ENV_LOG_MAX_BYTES: str(spec.log_max_mib * MIB),
         rank_shim.ENV_PYTHON: spec.rank_python(),
         rank_shim.ENV_ECHO: "1" if echo else "0",
-        "PET_MAX_RESTARTS": "0",  # torchrun reads its options from PET_ variables too
+        "PET_MAX_RESTARTS": "0",  # torchrun also reads its options from PET_ variables
     }
     if spec.is_torchrun:
         variables[rank_shim.ENV_PYTHON_EXEC] = str(SHIM)
@@ -220,8 +223,8 @@ async def _start_guard(
         env=variables,
         stdin=asyncio.subprocess.PIPE,
         stdout=None if echo else asyncio.subprocess.DEVNULL,
-        # A session of its own, so that Ctrl-C in the terminal does not reach the ranks: the
-        # supervisor saves state first.
+        # The processes get a separate session, so that Ctrl-C in the terminal does not reach the
+        # ranks, because the supervisor must save their state first.
         start_new_session=True,
         pass_fds=(lock_fd,),
     )

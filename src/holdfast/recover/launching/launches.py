@@ -1,4 +1,4 @@
-"""Start a run's attempts: launchers on enough nodes, or trainers below the present launchers."""
+"""Start the attempts of a run, by new launchers on enough nodes or by the present launchers."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -20,11 +20,11 @@ from holdfast.recover.slurm.requeue import Requeue
 from holdfast.recover.spec import RunSpec
 
 NODES_S = 1800.0
-"""Seconds for which a launch waits for missing nodes."""
+"""The seconds that a launch waits for missing nodes."""
 SPARE_S = 10.0
-"""Seconds for which a launch waits for another node, before it uses a node that tests found bad."""
+"""The seconds that a launch waits for another node before it uses a node that tests found bad."""
 NEEDS_ALL = "needs_all_nodes"
-"""The kind of the event that the job could not start on fewer nodes."""
+"""The kind of the event that records that the job could not start on fewer nodes."""
 
 
 class Launches:
@@ -40,13 +40,13 @@ class Launches:
         spec: RunSpec,
         clock: Clock,
     ) -> None:
-        """Begin before the first launch.
+        """Store what launches need.
 
         Args:
             paths: the paths of the run.
             nodes: the nodes of the run.
             recorder: the recorder of the run.
-            observe: receives the events of the run.
+            observe: a function that receives the events of the run.
             tests: the tests of the nodes.
             spec: the job and its limits.
             clock: the clock of this host.
@@ -68,7 +68,9 @@ class Launches:
             limit=spec.restarts.max_restarts,
         )
         self._order: dict[str, Any] | None = None
-        """The message that started the present attempt in place; None if it began with a launch."""
+        """The message that started the present attempt below its old launchers; None if it has new
+        launchers.
+        """
         self.attempt = 0
         """The attempt for which the launchers were started."""
         self._moves_ranks = False
@@ -76,16 +78,17 @@ class Launches:
         """True if the job could not start on fewer nodes."""
 
     def move_ranks(self, *, moves: bool) -> bool:
-        """Move each rank of the next attempt to another node (on a single node: GPU) if `moves`.
+        """If `moves`, run each rank of the next attempt on another node.
 
         Returns:
-            True if the move needs a launch, since there are several nodes.
+            True if the move needs new launchers, because there are several nodes. On a single node,
+            the ranks move to other GPUs.
         """
         self._moves_ranks = moves
         return moves and len(self._nodes.launched) > 1
 
     def take_over(self, launched: int, number: int) -> None:
-        """Go on with the attempt of an earlier supervisor.
+        """Continue with the attempt of an earlier supervisor.
 
         Args:
             launched: the attempt for which the launchers were started.
@@ -95,13 +98,13 @@ class Launches:
         self._order = None if launched == number else self._order_of(number)
 
     def is_present(self, peer: Peer, message: Mapping[str, Any], number: int) -> bool:
-        """Return True if a message is of the attempt `number`; a shim serves several attempts."""
+        """Return True if a message belongs to the attempt `number`; shims serve several attempts."""
         if peer.role == "shim" and peer.attempt >= self.attempt:
             return bool(message.get("attempt", number) == number)
         return peer.attempt == number
 
     def start_late(self, shim: Peer, message: Mapping[str, Any], view: AttemptView) -> None:
-        """Repeat the start for a shim whose agent was gone when the start was sent."""
+        """Send the order to start again to a shim whose agent was gone when the order was sent."""
         if (
             self._order is not None
             and (shim.role, message["kind"]) == ("shim", "swept")
@@ -113,11 +116,11 @@ class Launches:
     async def choose(
         self, given_up: asyncio.Event
     ) -> tuple[list[Node], int] | policy.JobExited | policy.NodesMissing:
-        """Wait for enough nodes, and test the nodes if that is due.
+        """Wait for enough nodes, and test the nodes if a test is due.
 
         Returns:
-            The nodes for the launch, and a free port of the first node. An event instead, if the
-            attempt was given up before it began or nodes were missing for too long.
+            The nodes for the launch, and a free port of the first node. Or, if the attempt was
+            given up before it began or nodes were missing for too long, an event for the policy.
         """
         while True:
             found = await self._choose(given_up)
@@ -175,10 +178,10 @@ class Launches:
         )
 
     async def _gather(self, given_up: asyncio.Event) -> int | None:
-        """Wait for enough nodes; return the number of nodes to use, None if there are too few.
+        """Wait for enough nodes; return the number of nodes to use, or None if there are too few.
 
-        After a while, cordoned nodes are used again. If they do not suffice, a smaller number is
-        used.
+        After some time, cordoned nodes are used again. If there are still too few, the job is
+        launched on a smaller number of nodes, if allowed.
         """
         for _ in range(round(NODES_S / SPARE_S)):
             if await self._nodes.gather(self._nnodes, given_up, timeout_s=SPARE_S):
@@ -187,7 +190,7 @@ class Launches:
             self._tests.leave_out()  # a person may have returned a node meanwhile
             if given_up.is_set() or self._tests.readmit(self._nnodes):
                 break
-            # At the start of a run its nodes may take longer to come.
+            # At the start of a run, its nodes may take longer to connect.
             size = self._size_for(self._nodes.missing) if self._recorder.any_step else None
             if size is not None:
                 return size
@@ -206,7 +209,7 @@ class Launches:
 
     @property
     def can_grow(self) -> bool:
-        """Return True if there are nodes for a larger size than the present size of the job."""
+        """Return True if there are enough nodes for more than the present number."""
         present = len(self._nodes.launched)
         if not 0 < present < self._nnodes:
             return False
@@ -214,15 +217,15 @@ class Launches:
         return size is not None and size > present
 
     def remember(self) -> None:
-        """Go on with an earlier supervisor's findings since a person last started the run."""
+        """Read what earlier supervisors have recorded since a person last started the run."""
         kinds = [kind for kind, _, _ in self._recorder.events("begun", NEEDS_ALL)]
         self._needs_all = kinds[-1:] == [NEEDS_ALL]
 
     def failed(self, failure: policy.Diagnosed) -> policy.Diagnosed:
         """Return the diagnosis of a failed attempt in the form that the policy needs.
 
-        State that belongs to the number of ranks cannot be restored on fewer nodes, but can be on
-        all nodes.
+        If the job cannot start on fewer nodes, because its state belongs to a number of ranks, it
+        can still start on all nodes.
         """
         size = len(self._nodes.launched)
         has_started = failure.has_stepped or self._order is not None
@@ -238,7 +241,7 @@ class Launches:
         return replace(failure, restart_helps=True, because=why)
 
     def start(self, number: int, chosen: tuple[list[Node], int] | None) -> None:
-        """Start an attempt on the chosen nodes; None: below the present launchers."""
+        """Start an attempt on the chosen nodes; if `chosen` is None, below the present launchers."""
         if chosen is None:
             self._order = self._order_of(number)
             self._nodes.send(self._order, to="shim")

@@ -1,8 +1,8 @@
-"""A torchrun that has imported PyTorch ahead of time, and starts on order.
+"""Import torchrun ahead of time, and run it when ordered to.
 
-torchrun's imports take more than a second; with a warm launcher, a node that replaces a lost one
-does not wait for them. The process reads one line with its order from standard input, and is
-torchrun from then on. The process imports PyTorch's launcher alone, and no code of the user.
+torchrun's imports take more than a second. With a warm launcher, a node that replaces a lost one
+does not wait for them. The process reads one line with its order from standard input, and then runs
+torchrun. Before that, it imports only PyTorch's launcher, and no code of the user.
 """
 
 import json
@@ -17,7 +17,7 @@ _MODULE = (sys.executable, "-m", "torch.distributed.run")
 
 
 def launcher_arguments(command: Sequence[str]) -> list[str] | None:
-    """Return torchrun's arguments in a command; None unless this interpreter runs torchrun."""
+    """Return torchrun's arguments in a command; None if it is not torchrun in this interpreter."""
     if tuple(command[:3]) == _MODULE:
         return list(command[3:])
     if Path(command[0]) == Path(sys.executable).with_name("torchrun"):
@@ -26,13 +26,13 @@ def launcher_arguments(command: Sequence[str]) -> list[str] | None:
 
 
 def order_of(arguments: Sequence[str], environment: Mapping[str, str]) -> bytes:
-    """Return the line that starts a warm launcher."""
+    """Return the line with the order for a warm launcher."""
     order = {"arguments": list(arguments), "environment": dict(environment)}
     return json.dumps(order).encode() + b"\n"
 
 
 def read_line(fd: int) -> bytes | None:
-    """Read one line, and not a byte more; None at the end of the file."""
+    """Read one line, and not a byte more; return None at the end of the file."""
     line = bytearray()
     while not line.endswith(b"\n"):
         byte = os.read(fd, 1)

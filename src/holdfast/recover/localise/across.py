@@ -1,7 +1,7 @@
-"""Check the nodes of one `holdfast nodes check`: this host, or all nodes that started the command.
+"""Check nodes for `holdfast nodes check`: this host, or all nodes that started the command.
 
-The nodes meet as the nodes of a run do. The first node leads: it has the others carry out tests, as
-a supervisor does.
+The nodes meet in the same way as the nodes of a run. The first node leads: like a supervisor, it
+orders tests from the other nodes.
 """
 
 import asyncio
@@ -27,24 +27,24 @@ from holdfast.recover.localise.tester import NodeTester
 from holdfast.recover.nodes import Nodes
 
 MEET_S = 120.0
-"""Seconds that the nodes wait for each other."""
+"""The seconds that the nodes wait for each other."""
 TICK_S = 0.1
 
 Past = Callable[[Sequence[str]], tuple[Mapping[str, float], Set[str]]]
-"""A function that returns the prior of each node that arrived, and the cordoned nodes among
-them."""
+"""A function that returns, for the nodes that have connected, the prior probability of a fault of
+each node, and the names of those that are cordoned."""
 
 
 @dataclass(frozen=True)
 class Joined:
-    """The result that a node which does not lead received at the end."""
+    """The result on a node that does not lead, which it received from the leading node."""
 
     exit_code: int
     sentence: str
 
 
 class NodeHosts:
-    """The agents of `Nodes` as the hosts of a session: see `session.Hosts`."""
+    """Let the agents of `Nodes` carry out the orders of a session (see `session.Hosts`)."""
 
     def __init__(self, nodes: Nodes, members: Mapping[str, Node]) -> None:
         self._nodes = nodes
@@ -63,7 +63,7 @@ class NodeHosts:
 
 
 class _ThisHost:
-    """This process as the only host of a session."""
+    """Let this process carry out the orders of a session as its only host."""
 
     def __init__(self, tester: NodeTester) -> None:
         self._tester = tester
@@ -100,24 +100,26 @@ def check_nodes(
     finish: Callable[[Report, int], Joined],
     clock: Clock | None = None,
 ) -> tuple[Report, int] | Joined:
-    """Check all nodes that meet. Call this function on each node.
+    """Check all nodes that meet. This function must be called on each node.
 
     Args:
         meeting: the place where the nodes meet.
         home: the folder shared by all nodes.
-        past: is called on the leading node.
-        finish: is called on the leading node, with the report and the number of missing nodes,
-            before the others end; returns the result that the other nodes receive.
+        past: a function that returns the results of earlier tests; called on the leading node.
+        finish: a function that is called on the leading node, with the report and the number of
+            missing nodes, before the other nodes end. It returns the result to send to the other
+            nodes.
         clock: the clock of this host.
 
     Returns:
-        On the leading node the report and the number of missing nodes, else the result that the
-        node received.
+        On the leading node, the report and the number of missing nodes; on another node, the result
+        that the node received.
 
     Raises:
-        HoldfastError: the nodes do not meet.
+        HoldfastError: the nodes did not meet.
     """
-    # Under a separate key: a run that meets at this place is another meeting.
+    # The key is different from the key of a run, so that a check and a run with the same address do
+    # not meet.
     meeting = replace(meeting, key=f"check-{meeting.key}")
     listening = meeting.listen()
     if listening is None:
@@ -187,7 +189,7 @@ def _node_id(name: str) -> str:
 async def _agent(
     name: str, node_id: str, meeting: Meeting, home: Path, known: Mapping[str, Any] | None
 ) -> Any:
-    """Run this node's agent; yield a future of the leading node's last result, None without one."""
+    """Run the agent of this node; yield a future for the last result from the leading node, or None."""
     ours, theirs = socket.socketpair()
     node = await Stream.of_socket(ours)
     begin = {
@@ -246,7 +248,7 @@ async def _ticking(nodes: Nodes) -> Any:
 
 
 class _Deaf:
-    """An observer that ignores the events of a run; a check has no run."""
+    """A listener that ignores the events of a job, since a check has no job."""
 
     def received(
         self, peer: Peer, message: dict[str, Any], at_monotonic_s: float, *, again: bool

@@ -1,7 +1,7 @@
-"""Test the connection of two or three nodes by an allgather; each node compares each bit.
+"""Test the connection of two or three nodes by an allgather, and compare each bit of the result.
 
-`worker` runs the test in a process that is killed at a limit. The test uses NCCL with the first GPU
-of each node, if each node has a GPU and torch has NCCL; else it uses gloo.
+`worker` runs the test in a process that is killed at a time limit. The test uses NCCL with the
+first GPU of each node, if each node has a GPU and torch has NCCL, and otherwise gloo.
 """
 
 import time
@@ -16,20 +16,20 @@ ELEMENTS, GPU_ELEMENTS = 1024 * 1024, 16 * 1024 * 1024
 """The number of four-byte elements that each node sends in one gather."""
 GATHERS = 3
 CONNECT_S = 10.0
-"""Seconds that the nodes of a world wait for each other, and for each collective."""
+"""The seconds that the nodes of a test wait for each other, and for each collective."""
 LIMIT_S = 20.0
-"""Seconds that a test may take."""
+"""The seconds that a test may take."""
 MAX_REASON = 300
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupOrder:
-    """One node's part of a group test.
+    """An order to take part in a group test, for one node.
 
     Attributes:
         rank, world_size: the rank of this node in the test, and the number of nodes.
         address, port: the address on which the node of rank 0 listens.
-        use_gpu: True if every node of the world has a GPU.
+        use_gpu: True if every node of the test has a GPU.
     """
 
     rank: int
@@ -60,7 +60,7 @@ class GroupResult:
 
     Attributes:
         passed: True if the test passed; None if the test could not be made.
-        reason: the reason why the test failed or could not be made.
+        reason: why the test failed or could not be made.
         mb_per_s: the speed of receiving from the other nodes, in 10^6 bytes a second.
     """
 
@@ -84,7 +84,7 @@ class GroupResult:
 
 
 def tested(order: GroupOrder) -> GroupResult:
-    """Take part in a test; return the result on this node."""
+    """Take part in a group test; return the result on this node."""
     try:
         return GroupResult(passed=True, mb_per_s=_gathered(order))
     except (ImportError, AttributeError, TypeError) as error:
@@ -92,7 +92,8 @@ def tested(order: GroupOrder) -> GroupResult:
         return GroupResult(passed=None, reason=f"torch cannot do it here: {error}"[:MAX_REASON])
     except Exception as error:  # errors of torch have no common class
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_REASON]
-        # The port was taken after the search, or the GPU is in use: no sign of a faulty node.
+        # The port was taken after it had been found free, or the GPU is in use. This is no sign of
+        # a faulty node.
         passed = None if "EADDRINUSE" in str(error) or is_occupied(error) else False
         return GroupResult(passed=passed, reason=reason)
 
@@ -134,7 +135,7 @@ def _gathered(order: GroupOrder) -> float:
                 if not torch.equal(part, _pattern(rank, round_, elements, device)):
                     raise ValueError(f"what node {rank} of the test sent arrived changed")
         seconds = time.monotonic() - began_s
-        # A node that leaves at once would cut the connections of the other nodes.
+        # A node that ended immediately would cut the connections of the other nodes.
         dist.barrier()
     finally:
         dist.destroy_process_group()
@@ -143,9 +144,12 @@ def _gathered(order: GroupOrder) -> float:
 
 
 def _pattern(rank: int, round_: int, elements: int, device: Any) -> Any:
-    """Return a rank's data in a round: int32 of shape `(elements,)`, computable on all ranks."""
+    """Return the data that a rank sends in a round: int32, shape `(elements,)`.
+
+    Every rank can compute the data of all ranks.
+    """
     import torch
 
-    # Odd multiples wrap around, so that each bit of an element changes.
+    # Products with odd numbers overflow and wrap around, so that each bit of an element changes.
     ramp = torch.arange(elements, dtype=torch.int32, device=device)
     return ramp * (2654435 + 2 * (GATHERS * rank + round_)) + rank

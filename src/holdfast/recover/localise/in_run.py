@@ -1,4 +1,4 @@
-"""Test the nodes before a launch if a node may have caused the last failure; cordon bad nodes."""
+"""Test nodes before a launch if a node may have caused the last failure, and cordon bad nodes."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -19,11 +19,13 @@ from holdfast.recover.spec import RunSpec, TestNodes
 
 SUSPECT_CATEGORY = "Infrastructure"
 SUSPECT_PRIOR = 0.2
-"""The least prior of a node on which a loss broke that did not break elsewhere."""
+"""The minimum of the prior probability that a node is faulty, if a loss broke on the node but not
+on other nodes.
+"""
 
 
 class Records(Protocol):
-    """The recorder of the findings, and of complaints about records that cannot be written."""
+    """The interface of the recorder that the tests need."""
 
     def event(self, kind: str, data: dict[str, Any], rank: int | None = None) -> None:
         """Record an event for the incident."""
@@ -33,7 +35,7 @@ class Records(Protocol):
 
 
 class Case(Protocol):
-    """The incident that is being handled."""
+    """The interface of the present incident that the tests need."""
 
     @property
     def incident(self) -> Incident | None:
@@ -44,17 +46,17 @@ class Case(Protocol):
 
 
 class Health(Protocol):
-    """The health of the nodes as the nodes themselves report it."""
+    """The interface to the health that nodes report which the tests need."""
 
     def aside(self) -> Mapping[str, NodeRecord]:
-        """Return the nodes that are left out without a cordon in the ledger."""
+        """Return the nodes that are left out although the ledger has no cordon for them."""
 
     def suspicion(self) -> Mapping[str, float]:
-        """Return the least prior of each suspect node."""
+        """Return, for each suspect node, the minimum of its prior probability of a fault."""
 
 
 def is_due(mode: TestNodes, view: AttemptView, incident: Incident | None, *, several: bool) -> bool:
-    """Return True if nodes are tested after a failure.
+    """Return True if nodes must be tested after a failure.
 
     Args:
         mode: the value of `--test-nodes`.
@@ -65,13 +67,14 @@ def is_due(mode: TestNodes, view: AttemptView, incident: Incident | None, *, sev
     if mode != "auto":
         return mode == "always"
     if view.lost_node is not None:
-        return False  # that node is the cause, and is tested before a launch on that node
+        return False  # the lost node is the cause, and is tested when it is used again
     if view.frozen is not None and view.frozen.rank is None:
         return several
     if view.frozen is not None and view.frozen.is_of_software:
         return False
     diagnosis = {} if incident is None else incident.diagnosis
-    # A signal from outside, as from a person or for lack of memory, is no sign of broken hardware.
+    # A signal from outside, for example from a person or for lack of memory, is no sign of broken
+    # hardware.
     is_killed = tuple(diagnosis.get("decided_by", ())[:1]) in KILLED
     return diagnosis.get("category") == SUSPECT_CATEGORY and not is_killed
 
@@ -100,19 +103,21 @@ class NodeTests:
         self._case: Case | None = None
         self._cordoned: dict[str, NodeRecord] = {}
         self._unwritten: dict[str, NodeRecord] = {}
-        """The nodes that the tests of this run cordoned while the ledger could not be written."""
+        """The nodes that tests of this run cordoned while the ledger could not be written."""
         self._readmitted: set[str] = set()
-        """The cordoned nodes that the next launch uses, since there are too few other nodes."""
+        """The cordoned nodes that the next launch uses, because there are too few other nodes."""
         self.health: Health | None = None
         self._lost: set[str] = set()
         """The names of nodes that were lost, and have not been tested since."""
         self._suspects: set[str] = set()
         """The names of nodes that may have broken a loss, and have not been tested since."""
         self.is_due = mode == "always"
-        """True if the nodes are tested before the next launch, even without a lost node among them."""
+        """True if the nodes must be tested before the next launch, even if no lost node is among
+        them.
+        """
 
     def suspect(self, names: Sequence[str]) -> None:
-        """Test these nodes before the next launch: the hardware of one may have broken a loss."""
+        """Have these nodes tested before the next launch; one of them may have broken a loss."""
         if self._mode != "never" and self._several:
             self._suspects.update(names)
 
@@ -125,11 +130,14 @@ class NodeTests:
             self._lost.add(view.lost_node)
 
     def is_due_for(self, nodes: Sequence[Node]) -> bool:
-        """Return True if nodes are tested before a launch on `nodes`: a lost node is unproven."""
+        """Return True if a test is due before a launch on `nodes`.
+
+        For example, a node that was lost must be tested first.
+        """
         return self.is_due or any(node.name in self._lost for node in nodes)
 
     def leave_out(self) -> None:
-        """Leave the cordoned nodes out of the launches, as the ledger holds them now."""
+        """Leave out of the launches the nodes that are cordoned in the ledger now."""
         try:
             known = {one.name: one for one in self._ledger.nodes() if one.is_cordoned}
             aside = {} if self.health is None else self.health.aside()
@@ -139,7 +147,7 @@ class NodeTests:
         self._nodes.cordoned = frozenset(self._cordoned) - self._readmitted
 
     def cordon(self, name: str, why: str, probability: float) -> None:
-        """Cordon a node for its own signals, which have the given probability of a fault."""
+        """Cordon a node because of its own signals, which mean a fault with the given probability."""
         at_s = self._clock.now_s()
         verdict = Verdict(
             name=name, outcome="bad", probability=probability, evidence=f"{name}: {why}."
@@ -152,16 +160,16 @@ class NodeTests:
         self.leave_out()
 
     def _keep(self, name: str, at_s: float, kind: CordonKind, probability: float) -> None:
-        """Leave a node out though the ledger cannot be written."""
+        """Leave a node out even though the ledger cannot be written."""
         self._unwritten[name] = NodeRecord(
             name=name, cordoned_at_s=at_s, cordon_kind=kind, probability=probability
         )
 
     def readmit(self, count: int) -> bool:
-        """Use the least bad cordoned nodes if there are fewer than `count` other nodes.
+        """Use the least suspect cordoned nodes, if there are fewer than `count` other nodes.
 
-        A node that a person has cordoned or that failed a solo check stays out, unless the run has
-        one node.
+        A node that a person has cordoned, or that failed a solo check, stays out, unless the run
+        has only one node.
 
         Returns:
             True if there are enough nodes now.
@@ -188,13 +196,13 @@ class NodeTests:
 
     @property
     def left_out(self) -> list[str]:
-        """Return the names of connected nodes that are left out."""
+        """Return the names of the connected nodes that are left out."""
         return [node.name for node in self._nodes.connected if node.name in self._nodes.cordoned]
 
     async def run(self, given_up: asyncio.Event) -> bool:
-        """Test the present nodes; return True if the tests cordoned a node.
+        """Test the connected nodes; return True if a node was cordoned.
 
-        The tests end at the time limit of a session, or when the caller sets `given_up`.
+        The tests end at the time limit of a session, or when `given_up` is set.
         """
         self.is_due = False
         self._lost.clear()
@@ -226,7 +234,7 @@ class NodeTests:
                 return False
             try:
                 report = session.result()
-            except Exception as error:  # a job does not end because its nodes could not be tested
+            except Exception as error:  # a job must not end because nodes could not be tested
                 self._records.event("nodes_not_tested", {"why": f"{error!r}."})
                 self._records.complain(f"The tests of the nodes failed: {error!r}.")
                 return False

@@ -1,4 +1,4 @@
-"""Send the orders `check` to one node, and receive the answers."""
+"""Send orders for tests to one node, and match the answers to them."""
 
 import asyncio
 import itertools
@@ -7,14 +7,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 ANSWER_S = 5.0
-"""Seconds after the limit of a test within which the answer may arrive."""
+"""The seconds after the time limit of a test in which its answer may still arrive."""
 
 
 class Orders:
-    """The orders to one node that wait for an answer."""
+    """The orders to one node that still have no answer."""
 
     def __init__(self) -> None:
-        # A new first number for each admitted node, so that a late answer fits no other order.
+        # Numbers begin anew at random for each connected node, so that a late answer cannot match
+        # another order.
         self._numbers = itertools.count(secrets.randbelow(2**31))
         self._is_lost = False
         self._waiting: dict[int, asyncio.Future[dict[str, Any] | None]] = {}
@@ -28,13 +29,14 @@ class Orders:
         """Send an order and wait for the answer.
 
         Returns:
-            None if the node's agent ended meanwhile or the node is lost: the test has no result.
+            The answer; None if the node's agent ended meanwhile, or if the node is lost, so that
+            the test has no result.
 
         Raises:
             TimeoutError: no answer arrived in time.
         """
         if self._is_lost:
-            return None  # a node that comes back has new orders
+            return None  # a node that connects again gets new orders
         number = next(self._numbers)
         answer: asyncio.Future[dict[str, Any] | None] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
@@ -50,7 +52,7 @@ class Orders:
         self._finish(number, answer)
 
     def end(self, *, is_lost: bool = False) -> None:
-        """End all waits, since the agent is gone; `is_lost`: its node will not answer any more."""
+        """End all waits, since the agent is gone; `is_lost` means that no agent will follow."""
         self._is_lost = is_lost
         for number in list(self._waiting):
             self._finish(number, None)

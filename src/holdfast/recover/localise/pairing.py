@@ -1,19 +1,22 @@
 """Choose the nodes to test together, and judge the nodes by the results.
 
-The module is pure: no I/O, no time, no randomness.
+The module is pure: it uses no I/O, no clock and no randomness.
 
-The first two rounds follow the study (Acme, NSDI 2024, section 6.1): worlds of two nodes, with one
-world of three if the number is odd; then each suspect with a healthy node. The two rounds settle a
-node that fails every test. A node that fails a test only with probability p fails both rounds only
-with probability p². So the rounds go on, and each result changes the beliefs about the nodes.
+A world is a set of nodes that are tested together. The first two rounds follow the study (Acme,
+NSDI 2024, section 6.1). In the first round, the worlds are pairs of nodes, with one world of three
+if the number of nodes is odd. In the second round, each suspect is tested with a healthy node.
+These two rounds find a node that fails every test. However, a node that fails a test only with
+probability p fails both rounds only with probability p². So more rounds follow, and each result
+changes the beliefs, which are the probabilities that nodes are faulty.
 
-The likelihood model: a node is healthy, or it fails each test in which it takes part with its own
-unknown rate, one of `RATES`, all equally likely before the tests. A test of healthy nodes alone
-fails with probability `FALSE_FAILURE`, as by a bad link. So a test passes with probability
-(1 - FALSE_FAILURE) · Π (1 - rate of each node). A passed test is independent evidence for each of
-its nodes. A failed test makes the beliefs about its nodes depend on each other: if one node is
-faulty, the others may be healthy. Failed tests form a graph. Belief propagation is exact if this
-graph has no loop, and approximate otherwise.
+This is the likelihood model. A node is either healthy or faulty. A faulty node makes each of its
+tests fail with a fixed but unknown rate, which is one of `RATES`; before the tests, all rates are
+equally likely. A test of only healthy nodes fails with probability `FALSE_FAILURE`, for example
+because of a bad link. So a test passes with probability (1 - FALSE_FAILURE) · Π (1 - rate of each
+node). A passed test is independent evidence for each of its nodes. After a failed test, the beliefs
+about its nodes depend on each other: if one node is faulty, the others may be healthy. Failed tests
+form a graph. Belief propagation on this graph is exact if it has no loop, and approximate
+otherwise.
 """
 
 import itertools
@@ -24,27 +27,27 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 RATES = (0.25, 0.5, 0.75, 1.0)
-"""The probabilities with which a faulty node may fail a test."""
+"""The possible probabilities with which a faulty node fails a test."""
 FALSE_FAILURE = 0.001
 BASE_PRIOR = 0.05
-"""The probability that a node is faulty if the failure of the job is the only evidence."""
+"""The prior probability that a node is faulty, if the only evidence is that the job failed."""
 MAX_PRIOR = 0.5
-"""The highest prior, so that earlier verdicts alone judge no node."""
+"""The highest prior. It is low enough that a node is not judged only by earlier verdicts."""
 HALF_LIFE_S = 14 * 24 * 3600.0
-"""Seconds after which half of an earlier suspicion is left: hardware is repaired and replaced
-within weeks."""
+"""The half-life of an earlier suspicion in seconds, because hardware is repaired or replaced within
+weeks."""
 BAD = 0.97
-"""The probability above which a node is bad."""
+"""A node is judged bad above this probability of a fault."""
 GOOD = 0.002
-"""The probability below which a node is good. A node needs about seven passed tests; a node that
-fails every second test passes these tests in one case of a hundred."""
+"""A node is judged good below this probability of a fault. This needs about seven passed tests. A
+node that fails every second test passes so many tests in one of a hundred cases."""
 MAX_ROUNDS = 10
 CORDON_SHARE = 0.2
-"""The largest share of the nodes that is cordoned; one node may always be. More bad nodes at once
-have a common cause, such as a switch, which cordoning does not mend; and the job needs the
-nodes."""
+"""At most this share of the nodes is cordoned, but one node always can be. If more nodes are bad at
+the same time, they have a common cause, such as a switch. Cordoning does not help then, and the job
+needs the nodes."""
 HOPELESS_ROUNDS = 3
-"""The rounds without a passed test after which the tests of nodes cannot find the cause."""
+"""After this number of rounds without a passed test, testing nodes cannot find the cause."""
 SWEEPS = 60
 CONVERGED = 1e-6
 DAMPING = 0.3
@@ -52,8 +55,8 @@ MAX_WORLD = 3
 
 _HEALTHY = 0
 _PASSES = (1.0, *(1.0 - rate for rate in RATES))
-"""For each state of a node, the probability that the node does not fail a test; the first state is
-healthy."""
+"""For each state of a node, the probability that the node does not fail a test. The first state is
+healthy; the others are faulty with one of `RATES`."""
 
 
 Outcome = Literal["good", "bad", "suspect"]
@@ -69,14 +72,14 @@ class WorldTest:
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """The judgement of a session on the nodes.
+    """The judgement about the nodes of a session.
 
     Attributes:
         probabilities: for each node, the probability that the node is faulty.
         outcomes: `bad`, `good`, or `suspect` if the tests did not settle the node.
-        can_tell: False if most nodes look bad, or no test passed: then no node is blamed.
-        cordon: the bad nodes to cordon, the worst first; with the nodes that are cordoned already
-            at most `cordon_limit`.
+        can_tell: False if most nodes look bad or no test passed, so that no node can be blamed.
+        cordon: the bad nodes to cordon, the worst first. Together with the nodes that are already
+            cordoned, there are at most `cordon_limit`.
         rounds: the number of rounds of group tests.
     """
 
@@ -88,18 +91,18 @@ class Judgement:
 
     @property
     def bad(self) -> tuple[str, ...]:
-        """Return the bad nodes, the worst first."""
+        """The bad nodes, the worst first."""
         found = [name for name, outcome in self.outcomes.items() if outcome == "bad"]
         return tuple(sorted(found, key=lambda name: (-self.probabilities[name], name)))
 
 
 def cordon_limit(count: int) -> int:
-    """Return the most nodes of `count` that may be cordoned."""
+    """Return how many of `count` nodes may be cordoned."""
     return max(1, math.floor(CORDON_SHARE * count))
 
 
 def prior_of(probability: float | None, age_s: float) -> float:
-    """Return the prior of a node from an earlier verdict; `probability` is None without a verdict.
+    """Return the prior of a node from an earlier verdict, or from none (`probability` is None).
 
     The excess over `BASE_PRIOR` halves every `HALF_LIFE_S` seconds of the verdict's age.
     """
@@ -111,14 +114,14 @@ def prior_of(probability: float | None, age_s: float) -> float:
 
 @dataclass(kw_only=True)
 class Pairing:
-    """The tests of one session so far. Names are in the order in which ties are settled.
+    """The tests of one session so far. Ties between nodes are broken by the order of their names.
 
     Attributes:
         priors: for each node to test, the probability that the node is faulty.
-        failed_solo: the nodes that failed a solo check: they are bad, and take part in no group
+        failed_solo: the nodes that failed a solo check. They are bad, and take part in no group
             test.
-        cordoned: the present nodes that are already cordoned, tested or not.
-        gone: the nodes that ended during the session: they take part in no further test, and are
+        cordoned: the connected nodes that are already cordoned, whether they are tested or not.
+        gone: the nodes that ended during the session. They take part in no further test, and are
             not judged.
     """
 
@@ -138,22 +141,22 @@ class Pairing:
 
     @property
     def nodes(self) -> list[str]:
-        """Return the nodes that take part in group tests."""
+        """The nodes that take part in group tests."""
         return [name for name in self.priors if name not in self.failed_solo]
 
     @property
     def probabilities(self) -> dict[str, float]:
-        """Return for each node the probability that the node is faulty, by all results so far."""
+        """Return, for each node, the probability that it is faulty, from all results so far."""
         beliefs = self._believed()
         found = {name: 1.0 - beliefs[name][_HEALTHY] for name in self.nodes}
         return {name: found.get(name, 1.0) for name in self.priors}
 
     def next_round(self) -> list[tuple[str, ...]]:
-        """Return the worlds to test next; none if all nodes are judged or no test would help.
+        """Return the worlds to test next; none if all nodes are judged, or if no test would help.
 
-        The worlds are disjoint, so that they are tested at the same time. Only the pairs of three
-        nodes overlap: with one of the three pairs a round, ten rounds would not settle an
-        intermittent fault.
+        The worlds are disjoint, so that they can be tested at the same time. The only exception is
+        a session with three nodes, in which a round tests all three pairs. With one pair per round,
+        ten rounds would not be enough to find an intermittent fault.
         """
         if self.rounds >= MAX_ROUNDS or self._is_hopeless or len(self._there) < 2:
             return []
@@ -164,7 +167,7 @@ class Pairing:
         return self._worlds(probabilities)
 
     def judge(self) -> Judgement:
-        """Return the judgement by the results."""
+        """Return the judgement from the results."""
         probabilities = self.probabilities
         outcomes: dict[str, Outcome] = {
             name: "bad" if value > BAD else "good" if value < GOOD else "suspect"
@@ -175,7 +178,8 @@ class Pairing:
         most = len(self.priors) / 2
         nothing_passed = bool(self.tests) and not any(test.passed for test in self.tests)
         is_hopeless = len(judged) > most or sum(probabilities.values()) > most or nothing_passed
-        # One node alone, or two nodes with one failed solo check: a solo check needs no comparison.
+        # There is only one node, or one of two nodes failed a solo check. A solo check needs no
+        # comparison.
         can_tell = not is_hopeless or (0 < len(self.failed_solo) <= max(1.0, most))
         if is_hopeless:
             outcomes = {
@@ -211,9 +215,9 @@ class Pairing:
             frozenset(pair) for test in self.tests for pair in itertools.combinations(test.nodes, 2)
         )
         blamed = {frozenset(test.nodes) for test in self.tests if not test.passed}
-        # A bad node is tested no more: each world with that node would fail.
+        # A bad node is not tested any more, since each world with this node would fail.
         left = [name for name in self._there if probabilities[name] <= BAD]
-        left.sort(key=lambda name: -_entropy(probabilities[name]))  # stable: ties in their order
+        left.sort(key=lambda name: -_entropy(probabilities[name]))  # stable: ties keep their order
         if len(left) == MAX_WORLD:
             pairs = itertools.combinations(left, 2)
             return [pair for pair in pairs if frozenset(pair) not in blamed]
@@ -221,7 +225,7 @@ class Pairing:
         alone: list[str] = []
         while left:
             first = left.pop(0)
-            # A second failure of two nodes together would not show the node at fault.
+            # If the same two nodes failed together again, this would not show which one is faulty.
             partners = [one for one in left if frozenset((first, one)) not in blamed]
             if not partners:
                 alone.append(first)
@@ -242,7 +246,7 @@ class Pairing:
     def _join(
         self, name: str, worlds: list[tuple[str, ...]], probabilities: Mapping[str, float]
     ) -> None:
-        """Add a node to the most trusted world; it stays alone if one of the nodes is a suspect."""
+        """Add a left-over node to the most trusted world, unless one of the nodes is a suspect."""
         trusted = min(
             worlds, key=lambda world: sum(probabilities[one] for one in world), default=None
         )
@@ -254,13 +258,13 @@ class Pairing:
     # Beliefs
 
     def _believed(self) -> dict[str, tuple[float, ...]]:
-        """Return the distribution of each node over its states: healthy, or one of `RATES`."""
+        """Return, for each node, the probability of each state: healthy, or faulty with a rate."""
         if self._beliefs is None:
             self._beliefs = _propagated(self._alone(), self._failures())
         return self._beliefs
 
     def _alone(self) -> dict[str, list[float]]:
-        """Return the weight of each state of each node by the priors and the passed tests."""
+        """Return the weight of each state of each node, from the priors and the passed tests."""
         weights = {}
         for name in self.nodes:
             prior = self.priors[name]
@@ -273,9 +277,9 @@ class Pairing:
         return weights
 
     def _failures(self) -> dict[tuple[str, ...], int]:
-        """Return the failures of each world.
+        """Return the number of failures of each world.
 
-        Equal worlds are one factor, so that they make no loop.
+        Tests of the same world are counted together, so that they do not form a loop in the graph.
         """
         failures: dict[tuple[str, ...], int] = {}
         for test in self.tests:
@@ -328,8 +332,8 @@ def _propagated(
 
 
 def _message(others: Sequence[Sequence[float]], count: int) -> list[float]:
-    """Return the likelihood of `count` failures by one node's state, given the others' beliefs."""
-    # The distribution of the product of the other nodes' probabilities to pass.
+    """Return the likelihood of `count` failures for each state of a node, from the others' beliefs."""
+    # The distribution of the product of the probabilities with which the other nodes pass.
     products = [(1.0 - FALSE_FAILURE, 1.0)]
     for belief in others:
         products = [

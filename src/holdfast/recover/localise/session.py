@@ -1,4 +1,4 @@
-"""Test nodes by solo checks, then group tests, until all are judged or the time is over."""
+"""Test nodes by solo checks and then group tests, until all are judged or the time is over."""
 
 import asyncio
 import contextlib
@@ -15,23 +15,24 @@ from holdfast.recover.localise.solo import CheckResult
 from holdfast.recover.localise.tester import START_S
 
 SOLO_S = START_S + 2 * solo.LIMIT_S + ANSWER_S
-"""Seconds that a node may take for its solo checks: a slow check is repeated."""
+"""The seconds that a node may take for its solo checks, including the repetition of a slow check.
+"""
 LIMIT_S = 90.0
-"""Seconds that a session may take, since a job waits for the session."""
+"""The seconds that a session may take. The time is limited because a job waits for the session."""
 
 T = TypeVar("T")
 
 
 class Hosts(Protocol):
-    """The nodes of a session."""
+    """Carries orders to the nodes of a session."""
 
     async def ask(
         self, name: str, order: Mapping[str, Any], timeout_s: float
     ) -> dict[str, Any] | None:
-        """Have a node carry out an order; see `Orders.ask`."""
+        """Have a node carry out an order (see `Orders.ask`)."""
 
     def address_of(self, name: str) -> str:
-        """Return the address of a node for the other nodes."""
+        """Return the address at which other nodes reach a node."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,24 +52,27 @@ class Report:
     solo: dict[str, list[CheckResult]] = field(default_factory=dict)
     pairs: list[Pair] = field(default_factory=list)
     unanswered: list[str] = field(default_factory=list)
-    """The nodes whose agents ended meanwhile: the session has no result for these nodes."""
+    """The nodes whose agents ended during the session, so that there is no result about them."""
     judgement: Judgement
     seconds: float
     is_complete: bool
-    """True if the time was enough."""
+    """True if the session ended within its time limit."""
 
     @property
     def failed_solo(self) -> dict[str, CheckResult]:
-        """Return a failed solo check of each node with one; wrong results precede slow checks."""
+        """Return a failed solo check for each node that has one; wrong results precede slow checks."""
         return _failed(self.solo)
 
     @property
     def hard(self) -> list[str]:
-        """Return the nodes with a wrong solo result; other work may cause a slow check."""
+        """Return the nodes with a wrong result in a solo check.
+
+        A slow check does not count, since other work on the node may be the cause.
+        """
         return [name for name, result in self.failed_solo.items() if not result.is_slow]
 
     def passed(self, name: str) -> Literal["", "solo", "all"]:
-        """Return the tests that a node passed without a failure; see `core.ledger.Verdict`."""
+        """Return the tests that a node passed without a failure (see `core.ledger.Verdict`)."""
         checks = self.solo.get(name, [])
         tests = [pair.passed for pair in self.pairs if name in pair.nodes]
         if not checks or any(one.outcome != "passed" for one in checks) or False in tests:
@@ -76,7 +80,7 @@ class Report:
         return "all" if True in tests else "solo"
 
     def evidence(self, name: str) -> str:
-        """Return the reason for a node's judgement, as a sentence without its subject."""
+        """Return the reason for the judgement about a node, as a sentence without the subject."""
         if name in self.failed_solo:
             found = self.failed_solo[name]
             return f"fails its check of {found.name} ({found.evidence})"
@@ -88,7 +92,7 @@ class Report:
         return f"failed {len(failed)} of {len(tests)} tests with other nodes{reason}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report in the form for the ledger and `--json`."""
+        """Return the report as JSON, for the ledger and the option `--json`."""
         judgement = self.judgement
         return {
             "can_tell": judgement.can_tell,
@@ -123,12 +127,12 @@ async def localise(
 
     Args:
         hosts: carries the orders to the nodes.
-        priors: for each node to test, the probability that the node is faulty.
-        clock: measures the session.
-        cordoned: the names of present nodes that are already cordoned; these nodes count towards
-            the cordon limit.
-        limit_s: seconds that the session may take; the results until then are judged.
-        max_rounds: the most rounds of group tests.
+        priors: for each node to test, the prior probability that it is faulty.
+        clock: measures the duration of the session.
+        cordoned: the names of connected nodes that are already cordoned, which count towards the
+            limit on cordoned nodes.
+        limit_s: the seconds that the session may take. Nodes are judged by the results until then.
+        max_rounds: the largest number of rounds of group tests.
     """
     session = _Session(hosts, priors, cordoned)
     began_s, is_complete = clock.monotonic_s(), False
@@ -231,7 +235,7 @@ class _Session:
         failed = [one for one in results if one.passed is False]
         unknown = [one for one in results if one.passed is None]
         speeds = [one.mb_per_s for one in results if one.mb_per_s is not None]
-        # The others waited in vain for a partner that could not take part.
+        # The other nodes waited in vain for a node that could not take part.
         if unknown:
             return Pair(nodes=world, passed=None, reason=unknown[0].reason)
         if failed:
@@ -259,9 +263,10 @@ class _Session:
 
 
 async def _beside(work: Callable[[], T]) -> T:
-    """Work in a thread: with a thousand nodes the work takes seconds and would block the event loop.
+    """Run `work` in a thread, so that it does not block the event loop.
 
-    A cancellation waits for the end of the work; nothing else interrupts the work.
+    With a thousand nodes, the work takes seconds. A cancellation waits until the work has ended,
+    since a thread cannot be interrupted.
     """
     working = asyncio.ensure_future(asyncio.to_thread(work))
     try:

@@ -1,11 +1,11 @@
-"""Check one node by itself: a matrix product with a known answer, memory, disk, shared memory.
+"""Check a single node: a matrix product with a known result, memory, disk, and shared memory.
 
-`python -m holdfast.recover.localise.solo CHECK FOLDER PARENT_PID` prints a line, runs one check and
-prints one JSON object. Each check runs in a process of its own, which `tester` kills at a limit: a
-check that hangs twice has failed.
+`python -m holdfast.recover.localise.solo CHECK FOLDER PARENT_PID` prints a line, runs one check,
+and prints one JSON object. Each check runs in a separate process, which `tester` kills at a time
+limit. A check that hangs twice has failed.
 
-`worker` runs the product. A full, occupied or missing device does not prove a broken device: the
-result of the check is then "not looked at".
+`worker` runs the matrix product. If a device is full, in use or missing, this does not mean that it
+is broken. The result of the check is then "not looked at".
 """
 
 import errno
@@ -23,28 +23,30 @@ from typing import Any, Literal, Self
 
 MIB = 1024 * 1024
 LIMIT_S = 20.0
-"""Seconds that a check may take; on a node at rest a check takes a second or two."""
+"""The seconds that a check may take. On an idle node, a check takes one or two seconds."""
 MEMORY_BYTES = 64 * MIB
 DISK_BYTES = 32 * MIB
 SHARED_BYTES = 16 * MIB
 PERIOD = 31
-"""The number of rows after which the matrices of the product repeat."""
+"""The number of rows after which the matrices of the product repeat themselves."""
 CPU_REPEATS, GPU_REPEATS = 16, 128
-"""The side of the matrices, in periods."""
+"""The number of rows and columns of the matrices, divided by `PERIOD`."""
 PRODUCTS = 8
 MAX_EVIDENCE = 300
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOMEM)
-"""Refusals that are no sign of broken hardware."""
+"""Errors of the operating system that are no sign of broken hardware."""
 
 OCCUPIED = re.compile(
     r"out of memory|busy or unavailable|no kernel image|driver version is insufficient|CUBLAS_STATUS_ALLOC_FAILED|"
     r"not compiled with CUDA",
     re.IGNORECASE,
 )
-"""Refusals of torch, CUDA and NCCL that are no sign of broken hardware: another process uses the
-GPU, or torch is too old or too new for the GPU."""
+"""Matches errors of torch, CUDA and NCCL that are no sign of broken hardware: another process uses
+the GPU, or torch is too old or too new for the GPU."""
 READY = b"ready\n"
-"""The line printed before the first answer, after the imports, which count for no limit."""
+"""The line that is printed after the imports. The time limit of a check starts after this line, so
+that imports do not count.
+"""
 
 Outcome = Literal["passed", "failed", "not looked at"]
 
@@ -54,12 +56,12 @@ class CheckResult:
     """The result of one check of a node.
 
     Attributes:
-        name: the name of the check, as in a sentence.
+        name: the name of the check, in a form for sentences.
         outcome: `passed`, `failed`, or `not looked at` if the check could not be made.
-        evidence: one sentence.
-        seconds: the duration of the check.
-        is_slow: True if the check failed because no answer came in time, which also happens on a
-            busy node.
+        evidence: what the check found, in one sentence.
+        seconds: the duration of the check in seconds.
+        is_slow: True if the check failed because it exceeded its time limit, which also happens on
+            a busy node.
     """
 
     name: str
@@ -98,7 +100,7 @@ class Broken(Exception):
 
 
 class NotLooked(Exception):
-    """The check could not be made; the message states the reason."""
+    """The check could not be made; the message states why."""
 
 
 def main() -> None:
@@ -129,7 +131,7 @@ def checked(name: str, check: Callable[[Path], str], folder: Path) -> CheckResul
     except OSError as error:
         outcome = "not looked at" if error.errno in NO_ROOM else "failed"
         evidence = str(error)
-    except Exception as error:  # errors of torch have no common class: a GPU refuses its work
+    except Exception as error:  # errors of torch have no common class
         outcome = "not looked at" if is_occupied(error) else "failed"
         evidence = f"{type(error).__name__}: {error}"
     seconds = time.monotonic() - began_s
@@ -138,15 +140,15 @@ def checked(name: str, check: Callable[[Path], str], folder: Path) -> CheckResul
 
 
 def is_occupied(error: Exception) -> bool:
-    """Return True if an error of torch is no sign of broken hardware."""
+    """Return True if an error of torch is no sign of broken hardware, such as a GPU in use."""
     return OCCUPIED.search(str(error)) is not None
 
 
 def matrix_product(_folder: Path) -> str:
-    """Multiply matrices of small integers on each visible GPU, else on the CPU; compare each element.
+    """Multiply matrices of integers on each GPU, or else on the CPU; compare each element.
 
-    All sums are integers that float32 and bfloat16 represent exactly. So the order of summation and
-    TF32 change nothing, and each difference is a fault.
+    All visible GPUs are checked. All sums are integers that float32 and bfloat16 represent exactly.
+    So the order of summation and TF32 do not change the result, and any difference is a fault.
     """
     try:
         import torch
@@ -218,7 +220,7 @@ def disk(folder: Path) -> str:
                 written.update(data)
             file.flush()
             os.fsync(file.fileno())
-            if hasattr(os, "posix_fadvise"):  # read from the disk, not from the page cache
+            if hasattr(os, "posix_fadvise"):  # read from the disk instead of the page cache
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         with path.open("rb") as file:
             while chunk := file.read(MIB):
@@ -231,13 +233,13 @@ def disk(folder: Path) -> str:
 
 
 def shared_memory(_folder: Path) -> str:
-    """Write a file in /dev/shm through a mapping and read it back."""
+    """Write a file in /dev/shm through a memory mapping and read it back."""
     folder = Path("/dev/shm")
     if not folder.is_dir():
         raise NotLooked(f"there is no {folder}")
     space = os.statvfs(folder)
     if space.f_bavail * space.f_frsize < 2 * SHARED_BYTES:
-        raise NotLooked(f"{folder} is full")  # a write through a mapping would cause SIGBUS
+        raise NotLooked(f"{folder} is full")  # else a write would cause SIGBUS
     path = folder / f"holdfast-check-{os.getpid()}"
     try:
         with path.open("x+b") as file:

@@ -1,4 +1,4 @@
-"""Run a node's tests in processes that are killed at a limit and that die with this process."""
+"""Run a node's tests in processes that are killed at a time limit, and die with this process."""
 
 import asyncio
 import contextlib
@@ -19,17 +19,17 @@ from holdfast.recover.localise.solo import READY, CheckResult
 from holdfast.recover.localise.worker import PRODUCT
 
 PORTS = 32
-"""The number of free ports of a node for group tests: a node may need two a round."""
+"""The number of free ports that a node reserves for group tests. It may need two per round."""
 MAX_ANSWER_BYTES = 64 * 1024
 START_S = 30.0
-"""Seconds that the import of torch may take; a busy node or a slow file system needs many
-seconds."""
+"""The seconds that the import of torch may take, which are many on a busy node or a slow file
+system."""
 MARGIN_S = 2.0
 END_S = 5.0
 
 
 class NodeTester:
-    """The tests of one node. Call all methods from one event loop."""
+    """Run the tests on one node. Call all methods from one event loop."""
 
     def __init__(self) -> None:
         self._worker: asyncio.subprocess.Process | None = None
@@ -38,7 +38,7 @@ class NodeTester:
         self._working = asyncio.Lock()
 
     async def carry_out(self, order: Mapping[str, Any]) -> dict[str, Any]:
-        """Carry out an order `check` of the supervisor; return the answer to send.
+        """Carry out an order of the kind `check`; return the answer to send.
 
         Raises:
             KeyError, TypeError, ValueError: the order is malformed.
@@ -93,7 +93,7 @@ class NodeTester:
         )
 
     async def product(self, *, limit_s: float) -> CheckResult:
-        """Run the matrix product; a slow import of torch fails no node."""
+        """Run the matrix product. A slow import of torch does not count as a failure."""
         result = await self._product(limit_s)
         return await self._product(limit_s) if result.is_slow else result
 
@@ -128,18 +128,18 @@ class NodeTester:
             return GroupResult(passed=False, reason="the test process gave no answer")
 
     async def _worked(self, order: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
-        """Have the worker carry out an order.
+        """Have the worker process carry out an order.
 
         Raises:
             NotReady: torch could not be imported in time, or the answer is malformed.
-            ValueError: the worker gave no answer, and is ended.
+            ValueError: the worker gave no answer in time, and was killed.
         """
         async with self._working:
             worker = await self._ready_worker()
             assert worker.stdin is not None
             assert worker.stdout is not None
             try:
-                async with asyncio.timeout(limit_s + MARGIN_S):  # else the worker answers itself
+                async with asyncio.timeout(limit_s + MARGIN_S):  # else the worker answers
                     worker.stdin.write(json.dumps({**order, "limit_s": limit_s}).encode() + b"\n")
                     await worker.stdin.drain()
                     line = await worker.stdout.readline()
@@ -175,7 +175,7 @@ class NodeTester:
             _kill(process)
 
     async def ended(self) -> None:
-        """Kill all processes that still run, and wait for their ends."""
+        """Kill all processes that still run, and wait until they have ended."""
         self.close()
         for process in [*self._checks, *self._ending]:
             await _end(process)
@@ -187,7 +187,7 @@ class NodeTester:
 
 
 class NotReady(Exception):
-    """The process that runs tests did not start, or sent a malformed answer."""
+    """The worker did not start, or sent a malformed answer."""
 
 
 def _answer(line: bytes) -> dict[str, Any]:
@@ -200,19 +200,19 @@ def _answer(line: bytes) -> dict[str, Any]:
 
 
 async def _is_ready(process: asyncio.subprocess.Process) -> bool:
-    """Wait for a process's imports; return True if the imports succeeded in time."""
+    """Wait until a process has finished its imports; return True if they succeeded in time."""
     assert process.stdout is not None
     with contextlib.suppress(TimeoutError, ValueError):
         async with asyncio.timeout(START_S):
             while line := await process.stdout.readline():
-                if line == READY:  # a library may print during its import
+                if line == READY:  # a library may print while it is imported
                     return True
     return False
 
 
 async def _start(module: str, *arguments: str) -> asyncio.subprocess.Process:
     words, environment = module_command(module)
-    # The launcher's variables would connect torch.distributed to the job's own store.
+    # The variables of the launcher would connect torch.distributed to the store of the job.
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         environment.pop(name, None)
     return await asyncio.create_subprocess_exec(
@@ -236,11 +236,11 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     _kill(process)
     if process.stdin is not None:
         process.stdin.close()
-    with contextlib.suppress(TimeoutError):  # stuck in the kernel: no signal ends it
+    with contextlib.suppress(TimeoutError):  # it is blocked in the kernel, and no signal ends it
         async with asyncio.timeout(END_S):
             await process.wait()
 
 
 def _has_gpu() -> bool:
-    """Return True if a GPU's driver is present; without torch, whose import takes seconds."""
+    """Return True if the driver of a GPU is present, without importing torch, which takes seconds."""
     return any(Path("/dev").glob("nvidia[0-9]*"))

@@ -1,4 +1,4 @@
-"""Record the results of tests in the ledger, and read the priors of a session from the records."""
+"""Record the results of tests in the ledger, and compute priors for the next session from them."""
 
 from collections.abc import Iterable
 
@@ -8,7 +8,7 @@ from holdfast.recover.localise.session import Report
 
 
 def priors_of(names: Iterable[str], known: Iterable[NodeRecord], now_s: float) -> dict[str, float]:
-    """Return the prior of each node from earlier tests, which weigh less with time.
+    """Return the prior of each node from earlier tests, which count less the older they are.
 
     Args:
         names: the names of the nodes to test.
@@ -28,14 +28,14 @@ def priors_of(names: Iterable[str], known: Iterable[NodeRecord], now_s: float) -
 def keep_verdicts(
     report: Report, ledger: Ledger, *, by: str, at_s: float, cordons: bool
 ) -> list[str]:
-    """Record a report's verdicts; return the names of the nodes that the verdicts cordon.
+    """Record the verdicts of a report; return the names of the nodes that were cordoned.
 
     Args:
         report: the report of a session.
         ledger: the ledger for the records.
-        by: the run or the user that started the session.
+        by: the id of the run, or the name of the user, that started the session.
         at_s: the time of the verdicts, in Unix seconds.
-        cordons: True if bad nodes must be cordoned.
+        cordons: True to cordon bad nodes.
 
     Raises:
         LedgerError: the ledger cannot be written.

@@ -1,10 +1,10 @@
 """Run the tests of one node that need torch: the matrix product and group tests.
 
-`python -m holdfast.recover.localise.worker PARENT_PID` imports torch once, prints a line, reads
-orders from standard input, a JSON object a line, and prints an answer a line. A fork, which is
-killed at a limit, carries out each order. So a failed test does not disturb the next test, and no
-test waits for an import. The process itself starts no thread and opens no GPU, so that a fork is
-safe.
+`python -m holdfast.recover.localise.worker PARENT_PID` imports torch once and prints a line. Then
+it reads orders from standard input, one JSON object per line, and prints one answer per line. Each
+order is carried out in a fork, which is killed at a time limit. So a failed test does not disturb
+the next one, and no test waits for imports. The process itself starts no threads and opens no GPU,
+so that forking is safe.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ def main() -> None:
     """Serve orders until standard input ends."""
     die_with_parent(int(sys.argv[1]))
     answers = _own_output()
-    with contextlib.suppress(ImportError):  # the answers report a missing torch
+    with contextlib.suppress(ImportError):  # a missing torch is reported in the answers
         import torch.distributed  # noqa: F401 - for the forks
     os.write(answers, solo.READY)
     for line in sys.stdin:
@@ -34,9 +34,9 @@ def main() -> None:
 
 
 def _own_output() -> int:
-    """Return a copy of standard output for the answers, and discard all other standard output.
+    """Return a copy of standard output for answers, and discard everything else that is printed.
 
-    NCCL and other libraries print to standard output, in this process and in its forks.
+    This is necessary because NCCL and other libraries print to standard output.
     """
     answers = os.dup(1)
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -46,7 +46,7 @@ def _own_output() -> int:
 
 
 def _in_a_fork(order: dict[str, Any]) -> dict[str, Any]:
-    """Carry out one order; return the answer, or the reason why there is none."""
+    """Carry out one order in a fork; return the answer, or the reason why there is none."""
     reads, writes = os.pipe()
     own = os.getpid()
     pid = os.fork()
@@ -55,7 +55,7 @@ def _in_a_fork(order: dict[str, Any]) -> dict[str, Any]:
             die_with_parent(own)
             os.close(reads)
             nowhere = os.open(os.devnull, os.O_RDONLY)
-            os.dup2(nowhere, 0)  # a test must not read the next orders
+            os.dup2(nowhere, 0)  # the test must not read the next orders
             os.write(writes, json.dumps(_carried_out(order)).encode())
         finally:
             os._exit(0)

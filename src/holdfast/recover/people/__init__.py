@@ -2,10 +2,10 @@
 
 | module | one idea |
 |---|---|
-| `modes` | the decisions to carry out at once, to propose, and only to record |
-| `decisions` | one record of each decision, and the approvals that come through the run's folder |
-| `signals` | the signals that were read after a failure, and the signals that could not be read |
-| `messages` | the incidents for which a message is due, and the text of the message |
+| `modes` | which decisions are carried out at once, proposed to a person, or only recorded |
+| `decisions` | records each decision once, and reads approvals from the run's folder |
+| `signals` | lists the signals that were read after a failure, and those that could not be read |
+| `messages` | for which incidents a message is due, and the text of the message |
 | `notifier` | sends the messages without delaying the supervision |
 | `sender` | the process in which Apprise sends one message |
 """

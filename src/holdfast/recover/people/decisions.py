@@ -1,8 +1,8 @@
-"""Record each decision once, and read the approvals from the run's folder.
+"""Record each decision once, and read approvals from the run's folder.
 
-A record holds the policy's input (state, finding), the policy's decision (plan, rule) and the mode.
-The form of the record is the same in all modes. The record is written after the decided action has
-begun, so that the ledger delays no restart.
+A record contains the input of the policy (state, finding), its decision (plan, rule) and the mode.
+It has the same form in all modes. It is written after the decided action has begun, so that the
+ledger does not delay a restart.
 """
 
 import secrets
@@ -21,7 +21,7 @@ from holdfast.recover.spec import RunSpec
 
 ENDING = (policy.Phase.FAILING, policy.Phase.DIAGNOSING)
 PROPOSALS = ("proposal", "approved", "withdrawn")
-"""The kinds of the events of a proposal."""
+"""The kinds of events about proposals."""
 READ_BYTES = 64
 NUMBERS = 1_000_000_000
 KINDS: Mapping[type[Any], str] = {
@@ -34,13 +34,13 @@ KINDS: Mapping[type[Any], str] = {
     policy.NodesMissing: "nodes_missing",
     modes.Approved: "approved",
 }
-"""The name of a finding in a decision's record."""
+"""The name of each kind of finding in the record of a decision."""
 NOT_DONE = "Nothing is done, since the mode is observe."
 FOLLOWED = "another supervisor has taken over, and looks anew."
 
 
 class Decisions:
-    """The decisions of one run, in its mode."""
+    """The decisions of one run."""
 
     def __init__(
         self,
@@ -50,14 +50,15 @@ class Decisions:
         observe: Callable[[str, Mapping[str, Any]], None],
         coverage: Callable[[], Mapping[str, list[str]]] = dict,
     ) -> None:
-        """Begin without a decision.
+        """Store the collaborators; there is no decision yet.
 
         Args:
             spec: the specification of the run.
             recorder: the recorder of the run.
-            approved: the file to which `holdfast runs approve` writes the number of a proposal.
+            approved: the file to which `holdfast runs approve` writes the number of the approved
+                proposal.
             observe: receives the events of the run.
-            coverage: returns the sources of the nodes' signals, see `signals_of`.
+            coverage: a function that returns the sources of the nodes' signals (see `signals_of`).
         """
         self._coverage = coverage
         self._spec = spec
@@ -66,12 +67,12 @@ class Decisions:
         self._observe = observe
         self._held: modes.Held | None = None
         self._anomaly: Anomaly | None = None
-        """The first broken loss of the decision that is held."""
+        """The first broken loss that the held decision is about."""
         self._number: int | None = None
         """The number of the proposal that waits for an approval."""
 
     def take_up(self) -> None:
-        """Go on with the broken loss that an earlier supervisor held, if there is one."""
+        """Continue to hold the broken loss that an earlier supervisor held, if there is one."""
         if self._spec.mode == "observe":
             seen = [
                 data.get("anomaly")
@@ -89,7 +90,7 @@ class Decisions:
             self._recorder.event("withdrawn", {"number": open_one.get("number"), "why": FOLLOWED})
 
     def _hold_loss(self, found: Mapping[str, Any] | None) -> bool:
-        """Hold the broken loss of a record; return True if there is one."""
+        """Hold the broken loss in a record; return True if the record has one."""
         if found is None:
             return False
         self._anomaly = anomaly = Anomaly.of_json(found)
@@ -99,12 +100,12 @@ class Decisions:
 
     @property
     def holds_hang(self) -> bool:
-        """True if the decision about a job that stands still is held."""
+        """True if a decision about a hang is held, which means not carried out yet."""
         return self._held is not None and isinstance(self._held.finding, policy.JobFrozen)
 
     @property
     def holds_loss(self) -> bool:
-        """True if the decision about a broken loss is held."""
+        """True if a decision about a broken loss is held, which means not carried out yet."""
         return self._held is not None and isinstance(self._held.finding, policy.LossBroken)
 
     def is_approved(self) -> bool:
@@ -121,7 +122,7 @@ class Decisions:
     def decide(
         self, view: AttemptView, state: policy.State, event: modes.Event, now_s: float
     ) -> modes.Verdict:
-        """Return the result of an event; see `modes.decide`."""
+        """Decide on an event (see `modes.decide`)."""
         held = self._held
         verdict = modes.decide(self._spec.mode, self._spec.restarts, state, held, event, now_s)
         self._held = verdict.held
@@ -140,7 +141,7 @@ class Decisions:
         verdict: modes.Verdict,
         now_s: float,
     ) -> None:
-        """Record the decision after an event, if there was a decision."""
+        """Record the decision on an event, if there was one."""
         for action in verdict.actions:
             match action:
                 case modes.Propose() | modes.Note():
@@ -172,7 +173,7 @@ class Decisions:
     def _hold(self, view: AttemptView, action: modes.Propose | modes.Note) -> None:
         anomaly = self._anomaly = view.anomaly
         text = proposal_text(view, action.finding)
-        number = secrets.randbelow(NUMBERS)  # so that no approval of another proposal fits
+        number = secrets.randbelow(NUMBERS)  # so that approvals of other proposals do not match
         data = {
             "number": number,
             "text": text,
@@ -191,11 +192,11 @@ class Decisions:
 def open_proposal(
     events: list[tuple[str, int, dict[str, Any]]], attempt: int
 ) -> dict[str, Any] | None:
-    """Return the data of the proposal that waits for an approval.
+    """Return the data of the proposal that waits for an approval; None if there is none.
 
     Args:
-        events: the kind, attempt and data of each event of the kinds `PROPOSALS`, in order.
-        attempt: the newest attempt; a proposal about an earlier attempt is over.
+        events: the kind, attempt and data of all events of the kinds `PROPOSALS`, in order.
+        attempt: the newest attempt. A proposal about an earlier attempt is no longer valid.
     """
     kind, proposed, data = events[-1] if events else ("", 0, {})
     return data if (kind, proposed) == ("proposal", attempt) else None
@@ -270,7 +271,7 @@ def _plan(
 
 
 def _ending(before: policy.State, event: modes.Event, verdict: modes.Verdict) -> tuple[str, str]:
-    """Return the decision about a running job, and the rule of the decision."""
+    """Return the decision about a running job, and the rule that made it."""
     actions = verdict.actions
     if any(isinstance(one, modes.Propose) for one in actions):
         return "propose to end the attempt", "propose"

@@ -1,11 +1,11 @@
 """Find the incidents for which a message is due, and write the message: pure functions.
 
-The first incident has a message of its own as soon as the incident is over, or after `STUCK_S`
-without a step. Incidents within `STORM_S` of a message are a storm. One message sums up the
-incidents of a storm after `STORM_S` without a new incident, at least every `STORM_MAX_S`, and when
-the run ends. A message about a proposal, or about a finding that is only observed, is sent at once,
-unless a message of the same kind was sent within the last `STORM_S`: a job that stands still again
-and again is a storm, too.
+A single incident has its own message, as soon as the incident is over or after `STUCK_S` without a
+step. Incidents within `STORM_S` of a message are a storm. One message summarizes the incidents of a
+storm: after `STORM_S` without a new incident, at least every `STORM_MAX_S`, and when the run ends.
+A message about a proposal, or about a finding that is only observed, is sent at once. The exception
+is that a message of the same kind was sent within the last `STORM_S`, since a job that hangs again
+and again is also a storm.
 """
 
 from collections import Counter
@@ -19,32 +19,35 @@ from holdfast.core.explanation.telling import lost_line
 STORM_S = 600.0
 STORM_MAX_S = 3600.0
 STUCK_S = 600.0
-"""Seconds after which a message is due about an incident if the job does not train yet."""
+"""A message about an incident is due after this number of seconds, even if the job does not train
+yet.
+"""
 COSTS_UNKNOWN = "Lost: the run has made too many steps to add that up here."
 EVIDENCE_SENT = 3
 INCIDENTS_SENT = 10
-"""The number of last incidents of a storm that have a line of their own."""
+"""The message about a storm has a separate line for this number of last incidents."""
 BODY_LIMIT = 4000
-"""The most characters of a message."""
+"""The largest number of characters in a message."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """The facts of one incident on which messages depend. Times are Unix seconds."""
+    """The facts about one incident that determine messages. Times are in Unix seconds."""
 
     incident_id: int
     detected_at_s: float
     over_at_s: float | None
-    """The time at which the job trained again or failed again, or the run ended; None before."""
+    """The time at which the job trained again or failed again, or the run ended; None before that.
+    """
 
 
 def due(
     unsent: Sequence[Known], *, last_sent_s: float | None, now_s: float, is_over: bool
 ) -> tuple[tuple[int, ...], float | None]:
-    """Return the incidents for which one message is due now, else the time when it will be due.
+    """Return the incidents for which a message is due now, or the time at which one will be due.
 
     Args:
-        unsent: the incidents without a message, in order.
+        unsent: the incidents about which no message was sent, in order.
         last_sent_s: the time of the last message.
         now_s: the present time.
         is_over: True if the run has ended.
@@ -64,7 +67,7 @@ def due(
     in_storm = last_sent_s is not None and unsent[0].detected_at_s < last_sent_s + STORM_S
     due_at_s = min(map(_ripe_s, ripe)) + STORM_MAX_S
     if len(ripe) == len(unsent):
-        is_calm = ripe[-1].over_at_s is None  # the job has not trained for long enough
+        is_calm = ripe[-1].over_at_s is None  # the job has not trained for `STUCK_S`
         last_s = _ripe_s(ripe[-1])
         due_at_s = min(due_at_s, last_s + STORM_S if in_storm and not is_calm else last_s)
     ids = tuple(one.incident_id for one in ripe)
@@ -78,7 +81,7 @@ def _ripe_s(one: Known) -> float:
 def proposal_due_s(kind: str, sent: Sequence[tuple[str, float]]) -> float:
     """Return the earliest Unix time, in seconds, for a message about a finding of `kind`.
 
-    `sent` holds the kind and the time of each earlier message about a finding.
+    `sent` contains the kind and the time of each earlier message about a finding.
     """
     return max((at_s + STORM_S for before, at_s in sent if before == kind), default=0.0)
 
@@ -95,7 +98,7 @@ def compose(
 
     Args:
         story: the story of the run.
-        incident_ids: the incidents that the message is about.
+        incident_ids: the ids of the incidents that the message is about.
         proposals: the texts of the proposals that wait for an approval.
         notes: the texts of the findings that are only observed.
         has_costs: True if the costs of the incidents are known.

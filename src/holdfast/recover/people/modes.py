@@ -1,10 +1,14 @@
-"""Choose by the mode which decisions are carried out: a pure function over the policy.
+"""Choose by the mode which of the policy's decisions are carried out, as a pure function.
 
-`act` carries out each decision at once. Some decisions touch a job that still runs (a job that
-stands still, a broken loss, a rank that left the others with code 0, a node to be left). `propose`
-proposes these decisions to a person, and carries them out after an approval; `observe` only records
-them. If a rank or a node of a job has failed, `act` and `propose` start the job again; in `observe`
-the run ends as the job has ended. The policy decides the same in all three modes.
+The policy decides the same in all three modes:
+
+- `act` carries out each decision at once.
+- `propose` proposes a decision to a person if it would end a job that still runs, and carries it
+  out after an approval. Reasons for such decisions are a hang, a broken loss, a rank that left the
+  others with exit code 0, and a node that the job must leave. If a rank or a node has failed, the
+  job is restarted at once.
+- `observe` only records the decisions about a running job. If a rank or a node has failed, the run
+  ends.
 """
 
 from dataclasses import dataclass
@@ -15,10 +19,10 @@ from holdfast.recover import policy
 Mode = Literal["act", "propose", "observe"]
 MODES: tuple[Mode, ...] = ("act", "propose", "observe")
 APART_STEPS = 64
-"""Steps after the last broken loss within which a further broken loss is the same finding."""
+"""A broken loss within this number of steps of the last one counts as the same finding."""
 
 Finding = policy.JobFrozen | policy.LossBroken | policy.RankFailed | policy.NodeToLeave
-"""A finding about a job that still runs, see `_of_running_job`."""
+"""A finding about a job that still runs (see `_of_running_job`)."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +32,12 @@ class Approved:
 
 @dataclass(frozen=True)
 class WentOn:
-    """The job that stood still makes steps again."""
+    """The job that hung makes steps again."""
 
 
 @dataclass(frozen=True)
 class Propose:
-    """Request a person's approval before the running job is ended."""
+    """Request a person's approval to end the running job."""
 
     finding: Finding
 
@@ -47,7 +51,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Withdraw:
-    """The proposal is not valid any more."""
+    """Withdraw the proposal, which is no longer valid."""
 
     why: str
 
@@ -58,14 +62,14 @@ Action = policy.Action | Propose | Note | Withdraw
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """A decision that is not carried out: it waits for an approval, or is only recorded."""
+    """A decision that is not carried out, because it waits for an approval or is only recorded."""
 
     finding: Finding
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of an event."""
+    """The result of a decision: the next state, the held decision and the actions."""
 
     state: policy.State
     held: Held | None
@@ -86,7 +90,7 @@ def decide(
         mode: the mode of the run.
         limits: the limits of the policy.
         state: the state of the policy.
-        held: the decision that was held before the event.
+        held: the decision that was held before the event; None if there was none.
         event: the event.
         now_s: the present time, in monotonic seconds.
     """
@@ -127,9 +131,10 @@ def _hold(
     after: policy.State,
 ) -> Verdict:
     if after.phase is policy.Phase.RUNNING:
-        return Verdict(after, held, ())  # the policy itself goes on with the training
+        return Verdict(after, held, ())  # the policy itself lets the training continue
     if held is not None and isinstance(event, policy.RankFailed | policy.NodeToLeave):
-        # The rank has left for good, and each launch leaves the node: the other finding goes first.
+        # The other finding is more urgent, because the rank has left for good, and any launch
+        # leaves the node.
         return Verdict(state, held, ())
     now_held = Held(finding=event)
     if held is not None and _is_same(held.finding, event):

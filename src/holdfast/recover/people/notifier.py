@@ -1,7 +1,7 @@
 """Send a message about each incident after its end, without delaying the supervision.
 
-The ledger holds all the input of the notifier, so that the supervisor after a killed one sends the
-messages that are left. A message that was sent but not recorded before the kill is sent once more.
+All input of the notifier is in the ledger. So if a supervisor is killed, the next one sends the
+remaining messages. A message that was sent but not recorded before the kill is sent a second time.
 """
 
 import asyncio
@@ -21,32 +21,33 @@ from holdfast.recover.people.decisions import PROPOSALS, open_proposal
 from holdfast.recover.people.messages import Known, due, proposal_due_s
 
 SEND_LIMIT_S = 30.0
-"""Seconds that one try may take."""
+"""The seconds that one attempt to send may take."""
 RETRIES_S = (2.0, 15.0)
-"""Seconds to wait before the second try and before the last try."""
+"""The seconds to wait before the second and before the last attempt to send."""
 CLOSE_S = 30.0
-"""Seconds that the end of a run may wait for the run's last message."""
+"""The seconds that the end of a run may wait for its last message."""
 LAST_WAIT_S = 1.0
-"""The most seconds to wait before another try after the end of the run."""
+"""The largest number of seconds to wait before another attempt to send, after the end of the run.
+"""
 JOURNAL_BYTES = 8 << 20
-"""Bytes read from the end of the journal of steps for a message; 0 after a try that took too
-long."""
+"""The number of bytes that are read from the end of the journal of steps for a message; 0 after an
+attempt that took too long."""
 LOOK_S = 60.0
-"""The most seconds between two looks at the time, since clocks jump."""
+"""The largest number of seconds between two looks at the clock, which may jump."""
 WAKING = ("incident", "resolved", "resumed", "anomaly_class", "proposal", "observed", "ended")
-"""The kinds of the observer's events after which a message may be due."""
+"""The kinds of observed events after which a message may be due."""
 TOLD = ("notified", "notify_failed")
 NOTE = "observed"
 REPLAYS = ("replay", "anomaly_class")
 READ = ("notify_on", *TOLD, *PROPOSALS, NOTE, *REPLAYS)
-"""The kinds of the events on which messages depend."""
+"""The kinds of recorded events on which messages depend."""
 
 Send = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
-"""A function that sends one message; see `sender.send`."""
+"""A function that sends one message (see `sender.send`)."""
 
 
 async def send_in_process(order: dict[str, Any]) -> dict[str, Any]:
-    """Send one message in a process of its own, for a limited time; see `sender.send`."""
+    """Send one message in a separate process with a time limit (see `sender.send`)."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "holdfast.recover.people.sender", str(os.getpid())),
         stdin=asyncio.subprocess.PIPE,
@@ -73,7 +74,7 @@ async def send_in_process(order: dict[str, Any]) -> dict[str, Any]:
 
 
 class Notifier:
-    """The messages of one run."""
+    """The messages to people about one run."""
 
     def __init__(
         self,
@@ -85,15 +86,15 @@ class Notifier:
         clock: Clock | None = None,
         send: Send = send_in_process,
     ) -> None:
-        """Begin without sending.
+        """Store the destinations; `start` begins to send.
 
         Args:
-            urls: the destinations of messages; empty: no message is sent.
+            urls: the destinations of messages; if empty, no message is sent.
             paths: the paths of the run.
             ledger: the ledger that holds the run.
-            observe: receives a report of each trouble.
+            observe: a function that receives a report of each problem.
             clock: the clock of the records.
-            send: sends one message.
+            send: a function that sends one message.
         """
         self._urls = list(urls)
         self._paths = paths
@@ -104,19 +105,21 @@ class Notifier:
         self._wake = asyncio.Event()
         self._over = asyncio.Event()
         self._done: set[tuple[str, int]] = set()
-        """The incidents and proposals handled here, even if the ledger could not record them."""
+        """The incidents and proposals that were handled here, even if the ledger could not record
+        this.
+        """
         self._about: dict[str, Any] | None = None
         """The incidents and proposals of the message that is being sent."""
         self._why = ""
-        """The reason why the last try of the present message failed."""
+        """The reason why the last attempt to send the present message failed."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self, *, anew: bool) -> None:
         """Begin to send.
 
         Args:
-            anew: True if a person has started or resumed the run, so that no message is due about
-                earlier incidents.
+            anew: True if a person has started or resumed the run, so that no message about earlier
+                incidents is due.
         """
         if not self._urls:
             return
@@ -127,16 +130,16 @@ class Notifier:
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
-        if error is not None:  # the run goes on without messages
+        if error is not None:  # the run continues without messages
             self._complain(repr(error))
 
     def observed(self, kind: str) -> None:
-        """Look for due messages if this kind of event may make one due."""
+        """Look for due messages, if an event of this kind can make one due."""
         if kind in WAKING:
             self._wake.set()
 
     async def close(self, *, leads: bool) -> None:
-        """Send the messages that are left, for a limited time; none if another supervisor leads."""
+        """Send the remaining messages within a time limit; send none if another supervisor leads."""
         if self._task is None:
             return
         if leads:
@@ -157,7 +160,7 @@ class Notifier:
             is_over = self._over.is_set()
             try:
                 incidents, waiting, next_s = await asyncio.to_thread(self._due, is_over)
-            except HoldfastError as error:  # the ledger cannot be read for a while
+            except HoldfastError as error:  # the ledger cannot be read now
                 self._observe("trouble", {"text": f"Messages cannot be prepared yet: {error}"})
                 incidents, waiting, next_s = (), _Waiting(), None
             if incidents or waiting.texts:
@@ -246,7 +249,7 @@ class Notifier:
             await asyncio.to_thread(self._record, "notified", about)
 
     async def _pause(self, wait_s: float) -> None:
-        """Wait before a try; wait only briefly after the end of the run."""
+        """Wait before an attempt to send, but only briefly after the end of the run."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 await self._over.wait()
@@ -279,7 +282,7 @@ class Notifier:
 
 @dataclass(frozen=True, kw_only=True)
 class _Waiting:
-    """The proposal, or the finding that is only observed, for which no message was sent."""
+    """A proposal, or a finding that is only observed, about which no message was sent."""
 
     number: int | None = None
     proposals: tuple[str, ...] = ()
@@ -295,12 +298,12 @@ class _Waiting:
 
 
 def _waiting(events: Sequence[Event], newest: int) -> tuple[_Waiting, float]:
-    """Return the proposal or finding without a message, and the earliest time for the message.
+    """Return the proposal or finding without a message, and the earliest time for a message.
 
     The time is in Unix seconds.
 
     Args:
-        events: the events of the run of the kinds `READ`.
+        events: the events of the run with the kinds `READ`.
         newest: the number of the newest attempt.
     """
     found = [(one.kind, one.attempt, one.data) for one in events if one.kind in PROPOSALS]

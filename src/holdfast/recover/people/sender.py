@@ -1,8 +1,9 @@
-"""Send one message by Apprise, in a process of its own.
+"""Send one message by Apprise, in a separate process.
 
-So a service's plugin cannot harm the supervisor. The process reads its order from standard input:
-the order holds URLs with secrets, and every user can read command lines. The output names a URL
-only by its place in the list and its scheme.
+The process is separate so that the plugin of a service cannot harm the supervisor. It reads its
+order from standard input instead of the command line, which every user of the host can read, since
+the order contains URLs with secrets. The output identifies a URL only by its place in the list and
+its scheme.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ SCHEME_LIMIT = 20
 
 
 def main() -> None:
-    """Run `sender PARENT_PID`, which the notifier starts."""
+    """Run the command `sender PARENT_PID`, which the notifier starts."""
     die_with_parent(int(sys.argv[1]))
     order = json.load(sys.stdin)
     with contextlib.redirect_stdout(sys.stderr):  # a plugin may print
@@ -39,7 +40,8 @@ def send(order: dict[str, Any]) -> dict[str, Any]:
             `journal_bytes` (the bytes that are read from the end of the journal of steps), `urls`.
 
     Returns:
-        `failed`: the places of the URLs to which the message could not be sent; `why`: a sentence.
+        `failed`, which lists the places of the URLs to which the message could not be sent, and
+        `why`, which is a sentence.
     """
     urls = [str(url) for url in order["urls"]]
     try:
@@ -67,7 +69,7 @@ def send(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_urls(urls: Sequence[str]) -> None:
-    """Check that Apprise can send to each URL, without sending.
+    """Check that Apprise can send to each URL, without sending anything.
 
     Raises:
         BadUse: Apprise is not installed, or has no service for a URL.
@@ -85,7 +87,7 @@ def check_urls(urls: Sequence[str]) -> None:
 def _sent(url: str, title: str, body: str) -> bool:
     apprise = _apprise()
     service = apprise.Apprise()
-    # As plain text: text from logs must not be read as markup.
+    # The message is plain text, since text from logs must not be interpreted as markup.
     return bool(service.add(url)) and bool(
         service.notify(title=title, body=body, body_format=apprise.NotifyFormat.TEXT)
     )
@@ -96,7 +98,7 @@ def _apprise() -> Any:
         import apprise
     except ImportError as error:
         raise BadUse("--notify needs Apprise. Run: pip install 'holdfast[notify]'") from error
-    # Its log lines may hold parts of a URL.
+    # Log lines of Apprise may contain parts of a URL.
     logging.getLogger("apprise").handlers = [logging.NullHandler()]
     logging.getLogger("apprise").propagate = False
     return apprise

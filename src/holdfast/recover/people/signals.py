@@ -1,21 +1,21 @@
-"""List the signals that the supervisor could read at a failure, and the others with the reason."""
+"""List the signals that the supervisor could read at a failure, and the others with reasons."""
 
 from collections.abc import Collection, Mapping
 
 from holdfast.recover.attempt import AttemptView
 
 NAMED = 8
-"""The most ranks that are named; of more ranks, the number is given."""
+"""Up to this number of ranks are listed; if there are more, only their number is given."""
 
 
 def signals_of(
     view: AttemptView, *, healthy_after: int, nodes: Mapping[str, list[str]] | None = None
 ) -> dict[str, list[str]]:
-    """Return the signals that were read (`looked_at`) and the others (`not_seen`), a phrase each.
+    """Return the signals that were read (`looked_at`) and the others (`not_seen`), as phrases.
 
     Args:
         view: the view of the failed attempt.
-        healthy_after: 0 if losses are not watched.
+        healthy_after: the value of `RunSpec.healthy_after`; 0 if losses are not watched.
         nodes: the sources of the nodes' signals that were read, and the others.
     """
     ranks = set(range(view.world_size or 0))

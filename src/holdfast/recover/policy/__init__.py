@@ -1,31 +1,36 @@
-"""Decide what to do next: a pure function over an explicit table.
+"""Decide what to do next, by a pure function over an explicit table.
 
-`decide(limits, state, event, now_s) -> (state, actions)`. The supervisor passes on each event and
-carries the actions out; the function runs in the same way under a virtual clock. `TABLE` holds all
-the rules: a pair of phase and event that is not in the table changes nothing. `events` and `state`
-define the input and the output; `history` counts gains; `nodes` decides about single nodes.
+The function is `decide(limits, state, event, now_s) -> (state, actions)`. The supervisor calls it
+with each event and carries out the returned actions; simulations call it under a virtual clock.
+`TABLE` contains all rules. If it has no rule for a pair of phase and event, nothing changes.
+`events` and `state` define the input and the output; `history` counts gains; `nodes` decides about
+single nodes.
 
-If a node must be left, the ranks save their state, and the next attempt begins on other nodes. The
-time for that follows from the longest save of the run, since a kill would lose the steps since the
-last checkpoint.
+If the job must leave a node, the ranks save their state, and the next attempt starts on other
+nodes. The time limit for this save follows from the longest save of the run. It is generous, since
+a kill would lose the steps since the last checkpoint.
 
-A broken loss ends the attempt. The next attempt goes on from a healthy checkpoint and runs the same
-steps again, on other ranks where it can (a replay, see `replay.classes`). If the loss breaks again
-with the same numbers, the attempt after that leaves out the batches that led to the loss, if the
-ranks report them (`skipping.plan`). If no more batches can
-be left out, a spike of the loss that comes again at about the same step is caused by the data or
-the settings. The training then goes on from the spike, as it does if there is no healthy
-checkpoint. A loss that is not finite again, at the same step or before a newer checkpoint was
-healthy, ends the run.
+A broken loss ends the attempt. The next attempt is a replay: it continues from a healthy checkpoint
+and runs the same steps again, if possible with each rank on another node or GPU (see
+`replay.classes`). If the loss breaks again with the same numbers, the following attempt leaves out
+the batches that led to the broken loss, if the ranks report batches (see `skipping.plan`). If no
+more batches can be left out, the loss breaks because of the data or the settings. Then a spike of
+the loss at about the same step is accepted, and training continues from the spike; the same is done
+if there is no healthy checkpoint. If the loss is not finite again, at the same step or before a
+newer checkpoint was healthy, the run ends.
 
-The job is restarted if three conditions hold: the diagnosis finds that a restart helps, the budget
-is not spent, and the same root has not struck at the same place since the last gain. There are two
-places: before and after the first step of an attempt. The budget counts the restarts in a row that
-gained nothing; a run that gains goes on for ever. The first restart after a gain is immediate; each
-further restart waits twice as long as the one before. Three kinds of root may strike a few times
-without a gain: a cause outside the job (storage, network), since waiting can mend it; a kill from
-outside, since two kills can hit one stretch between checkpoints; and any root of a job that reports
-neither steps nor checkpoints, since the gains of that job cannot be seen.
+After a failure, the job is restarted if three conditions hold: the diagnosis finds that a restart
+helps, the budget is not spent, and the same root has not struck at the same place since the last
+gain. A gain is progress of the run (see `history`). There are two places: before and after the
+first step of an attempt. The budget limits the number of consecutive restarts without a gain, so a
+run that makes progress is never stopped by it. The first restart after a gain is immediate; each
+further restart waits twice as long as the one before.
+
+Three kinds of root may strike a few times without a gain:
+
+- a cause outside the job, such as storage or network, since it may end by itself
+- a kill from outside, since two kills can come between the same two checkpoints
+- any root in a job that reports neither steps nor checkpoints, since its gains cannot be seen
 """
 
 from holdfast.recover.policy.events import (

@@ -9,47 +9,51 @@ from holdfast.recover.skipping.plan import Skip
 
 @dataclass(frozen=True)
 class Begin:
-    """Start a run, or go on with a run."""
+    """A run starts, or is resumed."""
 
 
 @dataclass(frozen=True)
 class Adopted:
-    """Go on with an attempt that the previous supervisor launched."""
+    """A new supervisor has taken over an attempt that the previous supervisor launched."""
 
     in_place: bool
-    """True if that attempt began below the launchers of the attempt before."""
+    """True if the attempt began below the launchers of an earlier attempt."""
     moves: bool = False
-    """True if that attempt was to save its state and end, for a launch on other nodes."""
+    """True if the attempt had been ordered to save its state and end, for a launch on other nodes.
+    """
     save_s: float | None = None
-    """Seconds of the longest save in the record of the move; None without a save."""
+    """The seconds of the run's longest save, as recorded with the move; None if there was no save.
+    """
 
 
 @dataclass(frozen=True)
 class NodesMissing:
-    """There have been too few nodes for a launch for too long."""
+    """For too long there have been too few nodes for a launch."""
 
     outcome: str
-    """The number of missing nodes, as a sentence."""
+    """A sentence with the number of missing nodes."""
     queued: bool = False
-    """True if the run is queued again, and goes on in another job of its scheduler."""
+    """True if the run was queued again, and will continue in another job of its scheduler."""
 
 
 @dataclass(frozen=True)
 class NodesBack:
-    """The job runs on fewer nodes than it is to, and there are enough nodes for more now."""
+    """The job runs on fewer nodes than it should, and now there are enough nodes for more."""
 
 
 @dataclass(frozen=True)
 class RankFailed:
-    """A rank ended by a signal or with a code other than 0, or left the others with code 0."""
+    """A rank was ended by a signal, ended with a code other than 0, or left the others with code 0."""
 
     others_run: bool = False
-    """True if the rank left with code 0, so that the processes of the other ranks still run."""
+    """True if the rank left the others with code 0, so that the processes of the other ranks still
+    run.
+    """
 
 
 @dataclass(frozen=True)
 class JobFrozen:
-    """The job stands still."""
+    """The job hangs."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ class Saved:
     """A checkpoint is durable."""
 
     save_s: float
-    """Seconds from the call of `save` until the checkpoint was durable."""
+    """The seconds from the call of `save` until the checkpoint was durable."""
 
 
 @dataclass(frozen=True)
@@ -65,80 +69,86 @@ class LossBroken:
     """The loss shows that the state of the training is broken."""
 
     step: int
-    """The step at which the broken state was certain."""
+    """The step at which the broken state became certain."""
     is_spike: bool
-    """True if the loss is a finite number; the training can go on from it."""
+    """True if the loss is a finite number, so that training can continue from it."""
     can_go_back: bool = True
     """True if there is a healthy checkpoint."""
     batches: tuple[int, int] | None = None
-    """The first and the last of the batches that led to the loss; None if the ranks report none."""
+    """The first and the last of the batches that led to the broken loss; None if ranks report no
+    batches.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeToLeave:
-    """The job must go on without a node, which has not failed the job."""
+    """The job must leave a node, which has not failed yet."""
 
     node: str
     why: str
-    """The evidence."""
+    """The evidence, as a sentence."""
     rule: str = ""
-    """The finding that decides, see `nodes.plan_for`."""
+    """The finding that led to the decision (see `nodes.plan_for`)."""
 
 
 @dataclass(frozen=True)
 class JobExited:
-    """Every trainer ended, and so did every process that a trainer had started."""
+    """All trainers have ended, and all processes that they had started."""
 
     returncode: int
-    """0 if every trainer returned 0."""
+    """The exit code: 0 if every trainer returned 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosed:
-    """The cause of the job's failure."""
+    """The failure of the job was diagnosed."""
 
     fingerprint: str
-    """The identity of the root: equal for equal roots."""
+    """The identity of the root cause, which is equal for equal roots."""
     step: int | None
-    """Steps completed before the failure; None if the job reports none."""
+    """The number of steps completed before the failure; None if the job reports no steps."""
     has_stepped: bool = False
-    """True if the attempt completed a step."""
+    """True if the attempt completed at least one step."""
     checkpoint_step: int | None = None
-    """The step of the newest checkpoint that the attempt made durable; None if there is none."""
+    """The step of the newest checkpoint that the attempt made durable; None if it made none."""
     summary: str
     """The cause, as a sentence."""
     mitigation: str
     """The advice for a person, as a sentence."""
     restart_helps: bool
     work_done: bool = False
-    """True if the job had done its work and failed only on ending."""
+    """True if the job had completed its work and failed only while it was ending."""
     waits_for_outside: bool = False
     killed_from_outside: bool = False
     """True if a signal from outside ended a rank or the launcher, and the logs show no other
     root."""
     advises_only_restart: bool = True
-    """True if `mitigation` is advice for a restarted run only; it is left out if the run ends."""
+    """True if `mitigation` is advice only for a run that was restarted, and is left out if the run
+    ends.
+    """
     restored_step: int | None = None
-    """Steps completed in the state from which the attempt went on; None if unknown."""
+    """The number of steps in the state from which the attempt continued; None if unknown."""
     healthy_step: int | None = None
-    """For a broken loss, the step of the checkpoint to go back to: only healthy steps are a
+    """For a broken loss, the step of the checkpoint to go back to. Only steps up to it can be a
     gain."""
     batches: tuple[int, int] | None = None
     """For a broken loss, the first and the last of the batches that led to the loss; None if
     unknown."""
     replays: bool = False
-    """For a broken loss, True if the same steps are to run again before batches are left out."""
+    """For a broken loss, True if the same steps must run again before batches are left out."""
     is_hardware: bool = False
-    """For a broken loss, True if the same steps gave other numbers on the same data and weights."""
+    """For a broken loss, True if the same steps gave different numbers with the same data and
+    weights.
+    """
     is_checkpoint: bool = False
     """For a broken loss, True if a damaged checkpoint is the cause."""
     because: str = ""
-    """The evidence that a restart helps, as a sentence: of the class of a broken loss, or of a start on fewer
-    nodes."""
+    """Why a restart helps, as a sentence; set for the class of a broken loss, or for a failed start
+    on fewer nodes."""
 
     @property
     def reached(self) -> int | None:
-        """Return the step by which gains are counted."""
+        """The step by which gains are counted."""
         return self.step if self.healthy_step is None else self.healthy_step
 
 
@@ -151,17 +161,17 @@ class StopAsked:
 
 @dataclass(frozen=True)
 class StateSaved:
-    """Every rank has saved its state for the stop, and ends now."""
+    """All ranks have saved their state for a stop or a move, and end now."""
 
 
 @dataclass(frozen=True)
 class CannotSave:
-    """No rank has an active Checkpointer, so there is nothing to wait for."""
+    """No rank has an active Checkpointer, so no state can be saved."""
 
 
 @dataclass(frozen=True)
 class Tick:
-    """Time passed."""
+    """Time has passed."""
 
 
 Event = (
@@ -190,9 +200,10 @@ class Launch:
     """Start the job's processes."""
 
     in_place: bool = False
-    """True if the present launcher is kept, and only the trainers below it are started again."""
+    """True if the present launchers are kept, and only the trainers below them are started again.
+    """
     moves_ranks: bool = False
-    """True if each rank is to run on another node or GPU than before, for a replay."""
+    """True if each rank must run on another node or GPU than before, for a replay."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +213,7 @@ class Replay:
 
 @dataclass(frozen=True)
 class Kill:
-    """End every process of the job at once."""
+    """Kill all processes of the job immediately."""
 
 
 @dataclass(frozen=True)
@@ -212,30 +223,30 @@ class Terminate:
 
 @dataclass(frozen=True)
 class Diagnose:
-    """Find the cause of the job's failure; the answer is `Diagnosed`."""
+    """Find the cause of the job's failure; the event `Diagnosed` follows."""
 
 
 @dataclass(frozen=True)
 class AskRanksToSave:
-    """Have all ranks save at the same step and leave.
+    """Have all ranks save their state at the same step, and end.
 
-    The answer is `StateSaved` or `CannotSave`.
+    The event `StateSaved` or `CannotSave` follows.
     """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resolve:
-    """Record the action taken for the incident just diagnosed."""
+    """Record the action for the incident that was just diagnosed."""
 
     action: str
     explanation: str
     rule: str = ""
-    """The name of the rule that decides; see `core.explanation.plain_words.RULES`."""
+    """The name of the rule that decided (see `core.explanation.plain_words.RULES`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """The run is over."""
+    """End the run."""
 
     state: str
     exit_code: int

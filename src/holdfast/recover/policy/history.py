@@ -1,9 +1,9 @@
-"""See whether the attempts of a run gain anything.
+"""Decide if the attempts of a run have gained anything.
 
-An attempt has gained something when it reached a higher step than every attempt before it, or when
-a newer checkpoint became durable. If an attempt began from an older checkpoint than the newest
-known one, the newest one is lost, and gains count from the older one. If a job reports neither
-steps nor checkpoints, an attempt that lived for `blind_gain_s` has gained something.
+An attempt has gained something if it reached a higher step than all earlier attempts, or made a
+newer checkpoint durable. If an attempt began from an older checkpoint than the newest known one,
+the newest one is lost, and gains are counted from the older one. If a job reports neither steps nor
+checkpoints, an attempt has gained something if it lived for `blind_gain_s`.
 """
 
 from dataclasses import replace
@@ -13,7 +13,7 @@ from holdfast.recover.policy.state import RestartLimits, State
 from holdfast.recover.skipping.plan import Skip
 
 BROKEN_SLACK = 3
-"""Steps by which a loss that breaks again may be certain later than before."""
+"""If a loss breaks again, this may become certain up to this number of steps later than before."""
 
 
 def after_failure(
@@ -25,24 +25,25 @@ def after_failure(
     skip: Skip | None = None,
     replays: bool = False,
 ) -> State:
-    """Return `state` after a failure at `now_s` of the attempt that began at `state.launched_at_s`.
+    """Return the state after a failure of the present attempt.
 
     Args:
         limits: the limits of the policy.
         state: the state before the failure.
         failure: the failure.
         now_s: the time of the failure, in monotonic seconds.
-        skip: a range that is left out because of the failure.
+        skip: a range of batches that is left out because of the failure; None if there is none.
         replays: True if the next attempt runs the same steps again to find the cause.
     """
     state = _rolled_back(state, failure)
     gained = not state.roots_since_gain or _has_gained(limits, state, failure, now_s)
     lived_s = now_s - state.launched_at_s
-    # Time alone shows no gain for sure: a blind job that fails again within `window_s` waits.
+    # The lifetime is no certain sign of a gain. So if a blind job fails again within `window_s`,
+    # the restart must wait.
     in_doubt = (
         bool(state.roots_since_gain) and is_blind(state, failure) and lived_s < limits.window_s
     )
-    # Else the next attempt trains on other data, or finds the cause, and has not failed yet.
+    # Otherwise, the next attempt trains on other data, or finds the cause, and has not failed yet.
     counts = skip is None and not replays
     return replace(
         state,
@@ -62,23 +63,25 @@ def after_failure(
 
 
 def _rolled_back(state: State, failure: Diagnosed) -> State:
-    """Count gains from the start of the attempt if newer checkpoints are lost."""
+    """If newer checkpoints are lost, count gains from the start of the attempt."""
     restored, newest = failure.restored_step, state.best_checkpoint_step
-    # A second loss down to the same step shows that the gains since the first loss did not last.
+    # If checkpoints are lost down to the same step twice, the gains since the first time did not
+    # last.
     if restored is None or newest is None or restored >= newest or restored == state.rolled_back_to:
         return state
     if failure.reached is not None and failure.reached + 1 >= (state.best_step or 0):
-        return state  # the attempt reached the best step again, and is compared with that step
+        return state  # the attempt reached the best step again
     return replace(
         state, best_step=restored, best_checkpoint_step=restored, rolled_back_to=restored
     )
 
 
 def place(failure: Diagnosed) -> tuple[str, bool]:
-    """Return the root of a failure, and True if the attempt had completed a step.
+    """Return the root and the place of a failure; the place is True after a first step.
 
     Two failures count as the same if both values are equal. A failure at the start and a failure in
-    the loop differ, since two kills from outside may hit one of each.
+    the training loop are different, since one kill from outside may hit the start and another one
+    the loop.
     """
     return failure.fingerprint, failure.has_stepped
 
@@ -97,18 +100,19 @@ def _has_gained(limits: RestartLimits, state: State, failure: Diagnosed, now_s: 
         state.best_checkpoint_step or 0
     ):
         return True
-    # One step more is the same step: a rank's last report may die with it.
+    # One step more counts as the same step, since a rank's last report may be lost when the rank
+    # dies.
     return failure.reached is not None and failure.reached > (state.best_step or 0) + 1
 
 
 def is_blind(state: State, failure: Diagnosed) -> bool:
-    """Return True if neither steps nor checkpoints of the job are known."""
+    """Return True if the job has reported neither steps nor checkpoints."""
     known = (state.best_step, state.best_checkpoint_step, failure.step, failure.checkpoint_step)
     return all(step is None for step in known)
 
 
 def allowed_retries(limits: RestartLimits, failed: State, event: Diagnosed) -> int:
-    """Return how often the root of a failure may come back at its place without a gain."""
+    """Return how often the root of a failure may recur at the same place without a gain."""
     if is_blind(failed, event):
         return limits.blind_retries
     is_outside = event.waits_for_outside or event.killed_from_outside

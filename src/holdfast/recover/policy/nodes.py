@@ -1,8 +1,8 @@
-"""Choose the action on a node from the findings about the node, by a table without side effects.
+"""Choose the action on a node from a finding about it, by a table without side effects.
 
-A healthy job is touched in two cases only: two independent signals show that a node is faulty, or a
-notice gives the time at which a node will be taken away. One signal on a healthy node is recorded,
-and counts at the next failure.
+A job that works is disturbed only in two cases: two independent signals show that a node is faulty,
+or a notice states the time at which a node will be taken away. If a single signal appears while the
+job works, it is recorded, and counts at the next failure.
 """
 
 from dataclasses import dataclass
@@ -11,21 +11,21 @@ from typing import Literal
 Finding = Literal["suspect", "faulty", "confirmed", "leaving", "leaving_at", "cannot_launch"]
 """The class of a finding.
 
-- `suspect`: only signals that corroborate.
-- `faulty`: a decisive signal of one source.
-- `confirmed`: a second, independent source agrees.
-- `leaving`: a notice without a time.
-- `leaving_at`: a notice with a time.
+- `suspect`: there are only corroborating signals.
+- `faulty`: one source has a decisive signal.
+- `confirmed`: a second, independent source agrees with a decisive signal.
+- `leaving`: there is a notice that states no time.
+- `leaving_at`: there is a notice that states a time.
 - `cannot_launch`: the launcher could not be started on the node.
 """
 Job = Literal["healthy", "failed"]
 NodePlan = Literal["record", "test", "exclude", "move"]
 """The action on a node.
 
-- `record`: record the finding only.
+- `record`: only record the finding.
 - `test`: test the nodes before the next launch.
-- `exclude`: launch nothing on the node any more.
-- `move`: save the state, and go on without the node at once.
+- `exclude`: do not launch anything on the node any more.
+- `move`: save the state now, and continue without the node.
 """
 
 _PLANS: dict[tuple[Finding, Job], NodePlan] = {
@@ -41,17 +41,17 @@ _PLANS: dict[tuple[Finding, Job], NodePlan] = {
     ("leaving_at", "failed"): "exclude",
     ("cannot_launch", "failed"): "exclude",
 }
-"""The plan for each finding if a spare is free and no other node has such a finding."""
+"""The action for each finding, if a spare is free and no other node has such a finding."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Around:
-    """The circumstances of a finding."""
+    """The circumstances in which a finding is made."""
 
     has_spare: bool
     """True if a free node can take the place of this node."""
     is_single: bool = False
-    """True if the run has one node."""
+    """True if the run has only one node."""
     is_due: bool = False
     """True if the state must be saved now, before the node is taken away."""
     is_only_one: bool = True
@@ -62,7 +62,7 @@ class Around:
 
 
 def plan_for(finding: Finding, job: Job, around: Around) -> NodePlan:
-    """Return the plan for a node."""
+    """Return the action on a node."""
     plan = _PLANS.get((finding, job), "record")
     if plan == "test" and not around.is_only_one:
         return "record"

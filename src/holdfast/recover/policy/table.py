@@ -45,9 +45,9 @@ REPLAYS = (
     "same numbers, the data or the model is the cause."
 )
 MAX_REPLAYS = 4
-"""The most replays in a row without a gain."""
+"""The largest number of consecutive replays without a gain."""
 MAX_DOUBLINGS = 30
-"""The most times that a wait is doubled; the wait reaches its limit long before."""
+"""A wait is doubled at most this often. The wait reaches its limit long before."""
 
 Decision = tuple[State, tuple[Action, ...]]
 
@@ -87,10 +87,11 @@ def _adopt(limits: RestartLimits, state: State, event: Event, now_s: float) -> D
     running = replace(state, phase=Phase.RUNNING, launched_at_s=now_s, in_place=event.in_place)
     if not event.moves:
         return running, ()
-    # The votes of the ranks are lost: the ranks may leave with code 0, which is not the end of the
-    # training.
+    # The votes of the ranks are lost. The ranks may still end with code 0, which is not the end of
+    # the training.
     leaving = replace(running, phase=Phase.LEAVING, grows=True, save_s=event.save_s)
-    # Ranks that have voted wait for a decision that does not come: a first save is not waited for.
+    # Ranks that have voted wait for a decision that never comes, so there is no point in waiting
+    # for a first save.
     return replace(leaving, deadline_s=now_s + move_grace_s(limits, event.save_s or 0.0)), ()
 
 
@@ -116,7 +117,7 @@ def _cannot_save(limits: RestartLimits, state: State, event: Event, now_s: float
 
 
 def _fail_stopping(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
-    if state.is_moving:  # nobody has asked to stop: the failure is one like any other
+    if state.is_moving:  # no stop was requested: treat it like any other failure
         return _await_teardown(limits, state.staying(), event, now_s)
     return _terminate(limits, state, event, now_s)
 
@@ -129,7 +130,7 @@ def _freeze_stopping(limits: RestartLimits, state: State, event: Event, now_s: f
 
 def _stop_again(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
     assert isinstance(event, StopAsked)
-    if state.is_moving:  # the ranks save their state already
+    if state.is_moving:  # the ranks are already saving
         latest_s = now_s + limits.stop_grace_s
         deadline_s = None if state.deadline_s is None else min(state.deadline_s, latest_s)
         return replace(state.staying(), stop_by=event.by, deadline_s=deadline_s), ()
@@ -137,7 +138,7 @@ def _stop_again(limits: RestartLimits, state: State, event: Event, now_s: float)
 
 
 def _end_saving(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
-    """Return the decision after an end of the job before all ranks had saved."""
+    """Return the decision if the job ended before all ranks had saved."""
     if state.is_moving:
         return _exited(limits, replace(state.staying(), phase=Phase.RUNNING), event, now_s)
     return _stopped_now(limits, state, event, now_s)
@@ -168,7 +169,7 @@ def _leave_broken_state(
     known = state.spike_step is not None and event.step <= state.spike_step + BROKEN_SLACK
     in_vain = known and state.skipping.next_skip(event.batches) is None
     if event.is_spike and (in_vain or not event.can_go_back):
-        return state, ()  # the same data cause the spike again: the training goes on from the spike
+        return state, ()  # the same data cause the same spike again: continue from the spike
     spike_step = event.step if event.is_spike else state.spike_step
     failing = replace(state, phase=Phase.FAILING, deadline_s=None, spike_step=spike_step)
     return failing, (Kill(),)
@@ -259,9 +260,10 @@ def _diagnosed(limits: RestartLimits, state: State, event: Event, now_s: float) 
 
 
 def _replays(state: State, event: Diagnosed) -> bool:
-    """Return True if the same steps run again, to find the class of a broken loss.
+    """Return True if the same steps must run again, to find the class of a broken loss.
 
-    Data that have broken a loss before need no replay. Replays in a row without a gain are limited.
+    Data that have broken a loss before need no replay. The number of consecutive replays without a
+    gain is limited.
     """
     is_known = state.skipping.is_near(event.batches)
     return event.replays and not is_known and state.replays_in_vain < MAX_REPLAYS
@@ -310,7 +312,7 @@ def _stop_failing(_limits: RestartLimits, state: State, event: Event, _now_s: fl
 
 def _stop_diagnosing(_limits: RestartLimits, state: State, event: Event, _now_s: float) -> Decision:
     assert isinstance(event, StopAsked)
-    if state.stop_by is not None:  # a second stop request: do not wait for the diagnosis
+    if state.stop_by is not None:  # a second request: do not wait for the diagnosis
         return finish(state, _stopped(state))
     return replace(state, stop_by=event.by), ()
 
@@ -322,7 +324,7 @@ def _stop_waiting(_limits: RestartLimits, state: State, event: Event, _now_s: fl
 
 def _stopped_now(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
     assert isinstance(event, JobExited)
-    if state.is_moving:  # other nodes need other launchers
+    if state.is_moving:  # other nodes need new launchers
         return _launch(limits, replace(state, has_stepped=False), event, now_s)
     return finish(state, _stopped(state))
 
@@ -345,7 +347,7 @@ def _resolved(state: State, end: End, why: str, *, rule: str) -> Decision:
 
 
 def finish(state: State, how: End) -> Decision:
-    """Return the state of a run that is over, and the action that ends the run."""
+    """Return the state of an ended run, and the action that ends the run."""
     return replace(state, phase=Phase.ENDED, deadline_s=None), (how,)
 
 

@@ -2,7 +2,7 @@
 
 | module | one idea |
 |---|---|
-| `traces` | what each attempt has reported, from the ledger and the journal of steps |
-| `classes` | the class of a broken loss: a pure function of the traces |
-| `replays` | the replay that is going on, and the record of its result |
+| `traces` | reads what each attempt has reported, from the ledger and the journal of steps |
+| `classes` | finds the class of a broken loss, as a pure function of the traces |
+| `replays` | watches the present replay, and records its result |
 """

@@ -1,19 +1,21 @@
-"""Find the class of a broken loss from the reports of a run's attempts: pure functions.
+"""Find the class of a broken loss from the reports of attempts, by pure functions.
 
-The attempt after a broken loss is a replay: it trains on the same data from a healthy checkpoint,
-if possible on other ranks.
+The class is the kind of cause. To find it, the attempt after a broken loss is a replay: it trains
+on the same data from a healthy checkpoint, if possible with each rank on another node or GPU. The
+class follows from the result:
 
-- The loss breaks again with the same numbers: the data or the model.
-- The replay passes these steps: the hardware on which the loss broke.
-- The loss broke in the first steps after the restore of a file, and a replay from an older file
-  passes these steps: the checkpoint. Conversely, a file is good if an earlier attempt has trained
-  past its step with the same numbers.
-- The replay begins with other losses: the training does not repeat itself, and the cause is
-  unknown. If a replay breaks again, only its first loss is compared: this loss depends on the
-  weights and the data, and on no gradient.
+- The loss breaks again with the same numbers. The cause is the data or the model.
+- The replay passes these steps without a broken loss. The cause is the hardware on which the loss
+  broke.
+- The loss broke in the first steps after a checkpoint file was restored, and a replay from an older
+  file passes these steps. The cause is the checkpoint. Conversely, a file is good if an earlier
+  attempt trained past its step with the same numbers.
+- The replay begins with different losses. The training is not reproducible, and the cause is
+  unknown. If a replay breaks again, only its first loss is compared, since this loss depends only
+  on the weights and the data, and not on gradients.
 
-A training repeats itself exactly if the first steps that two attempts have in common agree to the
-last bit. Otherwise numbers are the same within a tolerance.
+Training is exactly reproducible if the first steps that two attempts have in common agree to the
+last bit. Otherwise, numbers count as the same within a tolerance.
 """
 
 import math
@@ -26,20 +28,24 @@ from holdfast.recover.replay.traces import Numbers, Trace
 AnomalyClass = Literal["data_or_model", "hardware", "checkpoint", "cannot_tell"]
 
 LEADING: Final = 3
-"""The first common steps of two attempts, which show how exactly the training repeats itself."""
+"""The number of first common steps of two attempts that are compared, to find out how reproducible
+the training is.
+"""
 NOISE: Final = 0.01
-"""The largest relative difference of the first common losses in a training that repeats itself."""
+"""If the first common losses differ by more than this share, the training is not reproducible."""
 TOLERANCE: Final = 0.02
-"""The least relative difference of two differing numbers, in a training that repeats itself
-roughly."""
+"""If the training is only roughly reproducible, two numbers count as different from this relative
+difference on."""
 ANOMALY_TOLERANCE: Final = 0.1
-"""The largest relative difference of the same broken step, in a training that repeats itself
-roughly."""
+"""If the training is only roughly reproducible, a broken step counts as the same up to this
+relative difference."""
 SLACK_STEPS: Final = 3
-"""Steps by which a loss may break earlier or later, in a training that repeats itself roughly."""
+"""If the training is only roughly reproducible, the loss may break this number of steps earlier or
+later.
+"""
 DIRECT_STEPS: Final = 2
-"""The most steps from the restore of a damaged file to different numbers: the optimizer's state
-shows only in the second loss."""
+"""A damaged file leads to different numbers within this number of steps after its restore. One step
+is not enough, since the optimizer's state affects only the second loss."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,18 +53,18 @@ class Finding:
     """The class of a broken loss, or the replay that is needed to find the class."""
 
     kind: AnomalyClass | None = None
-    """None before a replay."""
+    """The class of the broken loss; None if a replay is needed first."""
     evidence: str = ""
     """The reason, as a sentence."""
     suspects: tuple[str, ...] = ()
     """The names of the nodes on which the loss broke, if the hardware is the cause."""
     before_step: int | None = None
-    """The step before which the next checkpoint must be, since the file of this step may be
-    damaged."""
+    """The next replay must start from a checkpoint before this step, since the file of this step
+    may be damaged."""
 
     @property
     def replays(self) -> bool:
-        """Return True if the same steps must run again."""
+        """True if the same steps must run again."""
         return self.kind is None
 
     def to_json(self) -> dict[str, Any]:
@@ -67,11 +73,11 @@ class Finding:
 
 
 def of_failure(now: Trace, earlier: Sequence[Trace]) -> Finding:
-    """Return the class of the broken loss that has ended an attempt, or the needed replay.
+    """Return the class of the broken loss that ended an attempt, or the replay that is needed.
 
     Args:
-        now: the attempt, with its anomaly.
-        earlier: the earlier attempts, in order.
+        now: the trace of the attempt, including its anomaly.
+        earlier: the traces of the earlier attempts, in order.
     """
     assert now.anomaly is not None
     alike = [one for one in earlier if one.left_out == now.left_out]
@@ -102,12 +108,12 @@ def of_failure(now: Trace, earlier: Sequence[Trace]) -> Finding:
 
 
 def of_passed(broken: Trace, now: Trace, earlier: Sequence[Trace]) -> Finding:
-    """Return the class of a broken loss after an attempt has passed its steps with ordinary losses.
+    """Return the class of a broken loss after another attempt has passed its steps.
 
     Args:
-        broken: the attempt that the broken loss has ended.
-        now: the attempt that has passed the steps.
-        earlier: all attempts before that, in order.
+        broken: the trace of the attempt that the broken loss ended.
+        now: the trace of the attempt that has passed the steps with ordinary losses.
+        earlier: the traces of all attempts before `now`, in order.
     """
     assert broken.anomaly is not None
     file = broken.restored_step
@@ -134,7 +140,7 @@ def of_passed(broken: Trace, now: Trace, earlier: Sequence[Trace]) -> Finding:
 
 
 def comes_again(before: Trace, now: Trace) -> bool:
-    """Return True if two attempts have broken at the same step with the same numbers."""
+    """Return True if two attempts broke at the same step with the same numbers."""
     one, two = before.anomaly, now.anomaly
     assert one is not None
     assert two is not None
@@ -143,7 +149,7 @@ def comes_again(before: Trace, now: Trace) -> bool:
     apart = [_difference(before.numbers[step], now.numbers[step]) for step in common]
     if repeats_exactly(before, now) and common:
         return max(apart) == 0.0
-    # Later steps of an anomaly amplify every difference.
+    # Only the first steps are compared, since later steps of an anomaly amplify every difference.
     is_alike = not common or apart[0] <= ANOMALY_TOLERANCE
     is_near = abs(one.first_step - two.first_step) <= SLACK_STEPS
     return one.kind == two.kind and is_near and is_alike
@@ -152,16 +158,16 @@ def comes_again(before: Trace, now: Trace) -> bool:
 def noise_of(one: Trace, other: Trace, *, steps: int = 1) -> float | None:
     """Return the largest relative difference of the first ordinary losses of two attempts.
 
-    Only steps that both attempts have in common are compared. After a restore the first loss
-    depends on the weights and the data alone, even if the gradients break.
+    Only steps that both attempts have are compared. After a restore, the first loss depends only on
+    the weights and the data, even if the gradients are broken.
 
     Args:
-        one: an attempt.
-        other: another attempt.
-        steps: the number of steps that are compared.
+        one: the trace of an attempt.
+        other: the trace of another attempt.
+        steps: the number of steps to compare.
 
     Returns:
-        None if the attempts have no such step in common.
+        The difference; None if the attempts have no such step in common.
     """
     return max(
         (
@@ -181,7 +187,7 @@ def repeats_exactly(one: Trace, other: Trace) -> bool:
 
 
 def first_apart(one: Trace, other: Trace, *, exactly: bool) -> int | None:
-    """Return the first common step at which two attempts' numbers differ; None without one."""
+    """Return the first common step at which the numbers of two attempts differ, or None."""
     limit = 0.0 if exactly else TOLERANCE
     return next(
         (
@@ -194,7 +200,10 @@ def first_apart(one: Trace, other: Trace, *, exactly: bool) -> int | None:
 
 
 def _first_time(now: Trace, alike: Sequence[Trace]) -> Finding:
-    """Return the finding about a first broken loss; earlier attempts may have passed its steps."""
+    """Return the finding about a loss that broke for the first time.
+
+    Earlier attempts may have passed its steps.
+    """
     clean = _clean(now, alike)
     if clean is None:
         return Finding()
@@ -215,7 +224,7 @@ def _first_time(now: Trace, alike: Sequence[Trace]) -> Finding:
 
 
 def _clean(now: Trace, alike: Sequence[Trace]) -> Trace | None:
-    """Return the last attempt that has passed the steps at which the loss of `now` broke."""
+    """Return the last attempt that passed the steps at which the loss of `now` broke."""
     assert now.anomaly is not None
     first, last = now.anomaly.first_step, now.anomaly.step
     passed = (
@@ -229,7 +238,11 @@ def _clean(now: Trace, alike: Sequence[Trace]) -> Trace | None:
 
 
 def _is_good(file: int, now: Trace, alike: Sequence[Trace]) -> bool:
-    """Return True if an attempt has trained past a file's step with the numbers after the file."""
+    """Return True if a checkpoint file is good.
+
+    This is so if an earlier attempt trained past the step of the file, with the same numbers as the
+    attempt that restored the file.
+    """
     after = range(file + 1, file + DIRECT_STEPS + 1)
     return any(
         one.start_step < file
@@ -240,7 +253,7 @@ def _is_good(file: int, now: Trace, alike: Sequence[Trace]) -> bool:
 
 
 def _ordinary(one: Trace, other: Trace) -> list[int]:
-    """Return the steps that two attempts have in common before either breaks."""
+    """Return the steps that two attempts have in common before the loss of either breaks."""
     ends = [each.anomaly.first_step for each in (one, other) if each.anomaly is not None]
     return [step for step in _common(one, other) if not ends or step < min(ends)]
 
@@ -252,7 +265,7 @@ def _common(one: Trace, other: Trace) -> list[int]:
 def _difference(one: Numbers, other: Numbers) -> float:
     """Return the largest relative difference of two steps' numbers.
 
-    Equal numbers differ by 0.0, and so do NaN and NaN.
+    The difference of equal numbers is 0.0, and so is the difference of NaN and NaN.
     """
     largest = 0.0
     for left, right in zip(one, other, strict=False):
@@ -265,10 +278,10 @@ def _difference(one: Numbers, other: Numbers) -> float:
 
 
 def _suspects(broken: Trace, now: Trace) -> tuple[str, ...]:
-    """Return the nodes of the attempts that broke."""
+    """Return the nodes on which the loss broke."""
     names = dict.fromkeys(broken.nodes)
     if now.anomaly is not None:
-        # A faulty node took part both times.
+        # If the loss broke twice, only nodes that took part both times are suspects.
         names = dict.fromkeys(one for one in names if one in now.nodes) or names
     return tuple(names)
 

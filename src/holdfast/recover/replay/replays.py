@@ -1,4 +1,4 @@
-"""Watch the present replay, and record the class of the broken loss."""
+"""Watch the present replay, and record the class of the broken loss that follows from it."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -14,12 +14,12 @@ from holdfast.recover.replay.classes import Finding, of_failure, of_passed
 from holdfast.recover.replay.traces import KINDS, Trace, steps_of, traces_of
 
 REPLAY = "replay"
-"""The kind of the event that records the decision for a replay; its data: `incident_id` and
+"""The kind of the event that records the decision for a replay. Its data are `incident_id` and
 `anomaly`."""
 CLASSIFIED = "anomaly_class"
-"""The kind of the event that records the class.
+"""The kind of the event that records the class of a broken loss.
 
-Its data: `incidents`, `attempts`, and the values of `Finding.to_json`.
+Its data are `incidents`, `attempts`, and the values of `Finding.to_json`.
 """
 CANNOT_READ = "The records of the steps cannot be read, so that the cause cannot be told."
 
@@ -34,7 +34,7 @@ class Replays:
         *,
         observe: Callable[[str, Mapping[str, Any]], None] = lambda _kind, _data: None,
     ) -> None:
-        """Go on with the replay of an earlier supervisor, if there is one.
+        """Continue with the replay of an earlier supervisor, if there is one.
 
         Args:
             recorder: the recorder of the run.
@@ -55,7 +55,7 @@ class Replays:
                 self._replayed = attempt, data.get("incident_id"), Anomaly.of_json(data["anomaly"])
 
     def begin(self, incident_id: int | None, anomaly: Anomaly) -> None:
-        """Record that the next attempt runs the steps of a broken loss again."""
+        """Record that the next attempt is a replay of the steps of a broken loss."""
         self._replayed = self._recorder.attempt, incident_id, anomaly
         self._recorder.event(REPLAY, {"incident_id": incident_id, "anomaly": anomaly.to_json()})
 
@@ -64,7 +64,7 @@ class Replays:
         return await asyncio.to_thread(self._of_failure, attempt)
 
     def passed(self, step: int) -> None:
-        """Record that a replay has completed a step without a sign of a broken loss."""
+        """Record that a replay has completed a step, and shows no sign of a broken loss."""
         if self._replayed is None or self._deciding is not None:
             return
         attempt, _, anomaly = self._replayed
@@ -74,13 +74,13 @@ class Replays:
         self._decide(lambda: self._of_passed(attempt, now))
 
     def accepted(self, anomaly: Anomaly) -> None:
-        """Record that a loss has broken in a replay, and that the training goes on from there."""
+        """Record that a loss has broken in a replay, but training continues from there."""
         if self._replayed is not None and self._deciding is None:
             now = self._recorder.attempt
             self._decide(lambda: self._of_failure(now, anomaly))
 
     def found(self, finding: Finding, incident_id: int | None, attempt: int) -> None:
-        """Record the class of an attempt's broken loss, and of the loss before its replay."""
+        """Record the class of an attempt's broken loss; it also applies to the loss before a replay."""
         attempts, incidents = [attempt], [incident_id]
         if self._replayed is not None:
             attempts.insert(0, self._replayed[0])
@@ -88,12 +88,12 @@ class Replays:
         self._record(finding, attempts, incidents)
 
     def take_suspects(self) -> list[str]:
-        """Return the names of nodes whose hardware may have broken a loss since the last call."""
+        """Return the nodes whose hardware may have broken a loss since the last call."""
         names, self._suspects = list(self._suspects), {}
         return names
 
     def close(self) -> None:
-        """Stop all decisions."""
+        """Stop making findings."""
         if self._deciding is not None:
             self._deciding.cancel()
 
@@ -131,7 +131,7 @@ class Replays:
 
         Args:
             attempt: the attempt.
-            anomaly: an anomaly that has not ended the attempt.
+            anomaly: an anomaly that did not end the attempt, if it is not in the trace.
         """
         try:
             traces = {one.attempt: one for one in self._traces()}
@@ -165,7 +165,7 @@ class Replays:
 def without_an_older_file(finding: Finding, step: int | None) -> Finding:
     """Return the finding for a job that can only go back to `step`.
 
-    Without an older file, no replay can show that a file is damaged.
+    If there is no older file, a replay cannot show that a file is damaged.
     """
     file = finding.before_step
     if not finding.replays or file is None or (step is not None and step < file):

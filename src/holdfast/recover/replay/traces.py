@@ -1,4 +1,4 @@
-"""Read the reports of each attempt of a run: the numbers of each step, and the first step."""
+"""Read what each attempt of a run has reported: its start step, and the numbers of each step."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,12 +12,14 @@ from holdfast.recover.detectors.anomaly import Anomaly
 
 GRAD_NORM = "grad_norm"
 JOURNAL_BYTES = 16 * 2**20
-"""The last bytes of the journal that are read: some hundred thousand steps."""
+"""The number of bytes at the end of the journal that are read, which hold some hundred thousand
+steps.
+"""
 KINDS = ("begun", "restored", "leave_out", "launched", "ending")
 """The kinds of the events from which traces are made."""
 
 Numbers = tuple[float, ...]
-"""The loss of a step, and the norm of the gradient where the script reports one."""
+"""The loss of a step, and the norm of the gradient if the script reports it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,19 +28,21 @@ class Trace:
 
     attempt: int
     numbers: Mapping[int, Numbers]
-    """The numbers of each step, by the steps completed, in order."""
+    """The numbers of each step, by the number of steps completed, in order."""
     restored_step: int | None = None
     """The step of the checkpoint file that the attempt began from; None without a file."""
     anomaly: Anomaly | None = None
-    """The broken loss that ended the attempt."""
+    """The broken loss that ended the attempt, if one did."""
     left_out: frozenset[tuple[int, int]] = frozenset()
-    """The left-out ranges of batches: with other ranges, steps train on other data."""
+    """The ranges of batches that were left out. Attempts with different ranges train on different
+    data.
+    """
     nodes: tuple[str, ...] = field(default=())
     """The names of the nodes, in the order of their ranks."""
 
     @property
     def start_step(self) -> int:
-        """Return the steps completed in the state that the attempt began from."""
+        """The number of steps completed in the state from which the attempt began."""
         return self.restored_step or 0
 
 
@@ -47,11 +51,11 @@ def traces_of(
     events: Iterable[tuple[str, int, dict[str, Any]]],
     steps: Iterable[StepRecord],
 ) -> list[Trace]:
-    """Return the traces of the attempts since a person has last started the run, in order.
+    """Return the traces of all attempts since a person last started the run, in order.
 
     Args:
         attempts: the attempts of the run.
-        events: the kind, attempt and data of the run's events of the kinds `KINDS`, in order.
+        events: the kind, attempt and data of the run's events with the kinds `KINDS`, in order.
         steps: the steps of the journal.
 
     Raises:

@@ -1,22 +1,25 @@
-"""Give each rank of a node another GPU than before.
+"""Assign each rank of a node to another GPU than before.
 
-A rank takes the visible GPU whose place is its local rank.
+A rank uses the visible GPU whose index is its local rank. So changing the order of the visible GPUs
+moves the ranks.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
 
 ENV_TURN_GPUS = "HOLDFAST_TURN_GPUS"
-"""The variable that is set if the ranks of an attempt use other GPUs than in the attempt before."""
+"""The environment variable that is set if the ranks must use other GPUs than in the previous
+attempt.
+"""
 ENV_VISIBLE = "CUDA_VISIBLE_DEVICES"
 DRIVER = Path("/proc/driver/nvidia/gpus")
-"""The folder in which the driver has a folder for each GPU."""
+"""The folder in which NVIDIA's driver lists each GPU as a folder."""
 
 
 def turned(environment: Mapping[str, str], *, driver: Path = DRIVER) -> dict[str, str]:
-    """Return the variable that moves the ranks of a node by one GPU.
+    """Return the environment variable that moves each rank of a node to the next GPU.
 
-    The result is empty if the ranks stay, or cannot move.
+    The result is empty if the ranks do not have to move, or cannot.
 
     Args:
         environment: the environment of a rank.

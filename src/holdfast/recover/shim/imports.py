@@ -1,4 +1,4 @@
-"""Record the modules that a trainer imports, so that a warm process can import them early."""
+"""Record the modules that a trainer imports, so that a warm process can import them in advance."""
 
 import contextlib
 import importlib
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, Self
 
 ENV_FOLDER = "HOLDFAST_IMPORTS"
-"""The folder with each rank's list of imported modules."""
+"""The folder with the list of imported modules of each rank."""
 LIBRARY_VARIABLES: Final = (
     "CUBLAS_",
     "CUDA_",
@@ -29,7 +29,7 @@ LIBRARY_VARIABLES: Final = (
     "TORCH_",
     "TRITON_",
 )
-"""The prefixes of environment variables that libraries read at their import."""
+"""The prefixes of environment variables that libraries read when they are imported."""
 HARMLESS_DEVICES: Final = (
     "/dev/null",
     "/dev/zero",
@@ -39,22 +39,23 @@ HARMLESS_DEVICES: Final = (
     "/dev/shm/",
     "/dev/tty",
 )
-"""Devices that a fork may share with its parent; a GPU is none of them."""
+"""Devices that a fork may share with its parent. GPUs are not among them."""
 LATER_IMPORTS = ("torch._dynamo",)
-"""Modules that torch imports at the first backward pass or step of an optimizer."""
+"""Modules that torch imports only at the first backward pass, or at the first step of an optimizer.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Imports:
-    """A trainer's imported modules, and its script's changes of libraries' variables."""
+    """The modules that a trainer has imported, and its changes of environment variables."""
 
     modules: tuple[str, ...]
-    """In the order of their import.
+    """The imported modules, in the order of their import.
 
-    Of installed packages alone, since the user's own files may change.
+    Only modules of installed packages are listed, since the user's own files may change.
     """
     environment: dict[str, str | None]
-    """None: the variable was removed."""
+    """The changed environment variables of libraries; None if the variable was removed."""
 
     @classmethod
     def of_this_process(cls) -> Self:
@@ -74,11 +75,11 @@ class Imports:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Return what `write` wrote.
+        """Read imports from a file that `write` wrote.
 
         Raises:
-            OSError, ValueError, KeyError, TypeError: the file does not exist, or `write` did not
-                write it.
+            OSError, ValueError, KeyError, TypeError: the file does not exist, or was not written by
+                `write`.
         """
         plain = json.loads(path.read_text())
         return cls(
@@ -86,7 +87,7 @@ class Imports:
         )
 
     def write(self, path: Path) -> None:
-        """Write to a file.
+        """Write the imports to a file.
 
         Raises:
             OSError: the file cannot be written.
@@ -100,7 +101,7 @@ class Imports:
         the module.
 
         Raises:
-            Exception: an import failed half-way, so that this process has a part of a package.
+            Exception: an import failed half-way, so that only a part of a package is imported.
         """
         for variable, value in self.environment.items():
             if value is None:
@@ -122,7 +123,10 @@ def imports_path(rank: int) -> Path:
 
 
 def can_fork() -> bool:
-    """Return True if a fork of this process would lack no thread, and so can replace a new one."""
+    """Return True if a fork of this process would work like a new process.
+
+    This is so if there is only one thread, since a fork lacks all other threads.
+    """
     if threading.active_count() > 1:
         return False
     # Libraries such as OpenBLAS end their threads before a fork and restart them on demand.
@@ -134,9 +138,9 @@ def can_fork() -> bool:
 
 
 def has_device() -> bool:
-    """Return whether this process has opened a device, such as a GPU, which a fork cannot use."""
+    """Return True if this process has opened a device that a fork cannot use, such as a GPU."""
     for descriptor in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # the descriptor of this very listing is closed by now
+        with contextlib.suppress(OSError):  # the descriptor that listed the folder is closed by now
             file = str(descriptor.readlink())
             if file.startswith("/dev/") and not file.startswith(HARMLESS_DEVICES):
                 return True

@@ -1,18 +1,18 @@
-"""Run one rank's trainers, one after the other, below PyTorch's launcher.
+"""Run the trainers of one rank, one after the other, below PyTorch's launcher.
 
 torchrun starts the shim in place of Python (`PYTHON_EXEC`, or `--no-python` before any command).
-The shim starts the rank's real command as its child, keeps the output in a bounded log, and reports
-the exact end of the command. Then the supervisor sends `start` or `leave`. After `start` the shim
-starts the trainer of the next attempt, and the launcher sees no change. After `leave` the shim ends
-in the way the trainer ended. The supervisor also sends orders for a SIGTERM or a SIGKILL, which the
-shim sends to its trainer; the launcher's own SIGTERM is blocked (see `guard`).
+The shim starts the rank's real command as its child, keeps the output in a log of limited size, and
+reports how the command ended. Then the supervisor sends `start` or `leave`. After `start`, the shim
+starts the trainer of the next attempt, which the launcher does not notice. After `leave`, the shim
+ends in the same way as the trainer ended. On the supervisor's order, the shim also sends SIGTERM or
+SIGKILL to its trainer. A SIGTERM from the launcher is blocked (see `guard`).
 
-The first trainer is a new interpreter with the user's own command. Later trainers are forked from a
-warm process that has imported the modules of the first trainer (`warm`), or else are new
-interpreters that run `trainer`.
+The first trainer is a new interpreter with the user's command. A later trainer is forked from a
+warm process, which has imported the modules of the first trainer in advance; if this is not
+possible, it is a new interpreter that runs `trainer`.
 
-The shim adopts every orphan below it, and kills the processes that a trainer leaves before it
-reports `swept`. The shim does not import torch.
+The shim becomes the parent of all orphaned processes below it. It kills the processes that a
+trainer has left, and then reports `swept`. The shim does not import torch.
 """
 
 import contextlib
@@ -51,19 +51,23 @@ ENV_LOG_MAX_BYTES = "HOLDFAST_LOG_MAX_BYTES"
 ENV_ECHO = "HOLDFAST_ECHO"
 ENV_PYTHON = "HOLDFAST_PYTHON"
 ENV_PYTHON_EXEC = "PYTHON_EXEC"
-"""torchrun's variable for the program that runs in place of Python."""
+"""The environment variable from which torchrun reads the program to run in place of Python."""
 
 CHUNK_BYTES = 256 * 1024
 DRAIN_S = 1.0
-"""Seconds of further reading after the rank ended, while a child of the rank still holds the
-pipe."""
+"""The seconds for which output is read after the rank has ended, if a child of the rank still has
+the pipe open."""
 ECHO_BYTES = 8 * 1024 * 1024
-"""The most bytes that wait for the terminal; a blocked terminal must not block training."""
+"""The largest number of bytes that wait for the terminal. Further output is not shown, since a
+blocked terminal must not block training.
+"""
 READY_TIMEOUT_S = 60.0
-"""Seconds for the imports of a warm process after they are needed; an import may wait for ever."""
+"""The seconds to wait for the imports of a warm process when it is needed. An import could take
+forever.
+"""
 WRITING_S = 10.0
-"""Seconds for a dead trainer's writing process to go on; storage that hangs must not block the next
-start of the job."""
+"""The seconds for which the writing process of a dead trainer may continue. The time is limited so
+that storage that hangs does not block the next start of the job."""
 
 
 def main() -> None:
@@ -71,7 +75,7 @@ def main() -> None:
     die_with_parent()
     become_subreaper()
     arguments = sys.argv[1:]
-    # Python's own options come first only if torchrun runs this program in place of Python.
+    # Options of Python come first only if torchrun runs this program in place of Python.
     python = [os.environ.get(ENV_PYTHON, sys.executable)] if arguments[0].startswith("-") else []
     command = [*python, *arguments]
     peer = Peer.of_this_process("shim")
@@ -83,7 +87,7 @@ def main() -> None:
 
 
 class Trainer(Protocol):
-    """The process that trains."""
+    """A process that trains."""
 
     pid: int
 
@@ -91,7 +95,8 @@ class Trainer(Protocol):
         """Wait until the process ends.
 
         Returns:
-            The return code (negative: the signal), and the moment of the end in monotonic seconds.
+            The return code (negative: the number of a signal), and the time of the end in monotonic
+            seconds.
         """
         ...
 
@@ -141,14 +146,14 @@ class Forked:
 
 
 class Warm:
-    """A process of `trainer`, with or without modules to import first.
+    """A process that runs `trainer`, with or without modules to import first.
 
-    The rank's command is among its arguments, so that lists of processes show the purpose.
+    Its arguments include the rank's command, so that lists of processes show its purpose.
     """
 
     def __init__(self, command: Sequence[str], imports: Path | None = None) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # -P: files of the working directory are not imported in place of packages.
+        # -P prevents that files in the working directory are imported in place of packages.
         module = [sys.executable, "-P", "-m", "holdfast.recover.shim.trainer"]
         with theirs:
             self.process = subprocess.Popen(
@@ -162,16 +167,16 @@ class Warm:
         self._forks: bool | None = None
 
     def receive(self) -> dict[str, Any] | None:
-        """Receive the next message; None if the process is gone."""
+        """Receive the next message; return None if the process is gone."""
         received = trainer.receive(self._control)
         return None if received is None else received[0]
 
     def start(
         self, script: Script, environment: dict[str, str], prefix: str, output: int
     ) -> Trainer | None:
-        """Start the trainer after the imports.
+        """Wait for the imports, and then start the trainer.
 
-        Without a trainer, end the process and return None.
+        If this fails, kill the process and return None.
         """
         self._control.settimeout(READY_TIMEOUT_S)
         if self._forks is None and (ready := self.receive()) is not None:
@@ -195,27 +200,27 @@ class Warm:
         return Child(self.process)
 
     def end(self) -> None:
-        """Kill the process. The kernel then kills the trainer that the process has forked."""
+        """Kill the process. The kernel then also kills the trainer that the process has forked."""
         self.process.kill()
         self.process.wait()
         self._control.close()
 
     @property
     def starts_again(self) -> bool:
-        """Return True if another trainer can be started from here."""
+        """True if another trainer can be started from this process."""
         return bool(self._forks) and self.process.poll() is None
 
 
 @dataclass
 class Attempt:
-    """The part of this rank in one attempt of the job."""
+    """This rank's part in one attempt of the job."""
 
     number: int
     logs: Path
 
 
 class RankShim:
-    """One rank: its trainers, one after the other."""
+    """Run the trainers of one rank, one after the other."""
 
     def __init__(self, command: list[str], peer: Peer, client: ChannelClient) -> None:
         self._command = command
@@ -228,12 +233,12 @@ class RankShim:
         self._warm: Warm | None = None
         self._warming = threading.Lock()
         self._sent: list[dict[str, Any]] = []
-        """The messages about the present attempt that were sent."""
+        """The messages that were sent about the present attempt."""
         self._orders_before_start: int | None = None
-        """The last signal that the supervisor ordered since its last `start`."""
+        """The last signal that the supervisor has ordered since its last `start`."""
 
     def run(self) -> int:
-        """Run trainers until `leave` or the loss of the supervisor; return the last return code."""
+        """Run trainers until the order `leave` or the loss of the supervisor; return the last code."""
         log = self._open_log()
         output, theirs = os.pipe()
         try:
@@ -253,7 +258,7 @@ class RankShim:
         threading.Thread(target=self._obey, daemon=True).start()
         returncode = self._watch(Child(process), output, log)
         while (order := self._orders.get()) is not None and order["kind"] == "start":
-            if int(order["attempt"]) <= self._attempt.number:  # repeated, see `supervisor`
+            if int(order["attempt"]) <= self._attempt.number:  # a repeated order, see `supervisor`
                 continue
             self._attempt = Attempt(int(order["attempt"]), Path(order["logs"]))
             log = self._open_log()
@@ -288,7 +293,7 @@ class RankShim:
             return Warm(self._command).start(self._script, environment, prefix, output)
 
     def _watch(self, began: Trainer, output: int, log: RotatingLog) -> int:
-        """Report the trainer's start and end; kill the processes that the trainer leaves."""
+        """Report the start and the end of the trainer, and kill the processes that it leaves."""
         self._trainer = began
         if (number := self._orders_before_start) is not None:
             began.send_signal(number)
@@ -302,11 +307,11 @@ class RankShim:
         returncode, ended_at_s = began.wait()
         with self._warming:
             self._trainer = (
-                None  # from here on, nothing is started that the sweep would take for left over
+                None  # from here on nothing may be started, since the sweep would kill it
             )
         self._send("exited", pid=began.pid, returncode=returncode, at_monotonic_s=ended_at_s)
-        # A snapshot that a dead trainer has left is written to its end, so that the copied state is
-        # not lost with the trainer.
+        # If a dead trainer has left a snapshot, its writing is completed, so that the copied state
+        # is not lost.
         kill_descendants(
             spared=WRITER_MODULE,
             spared_s=WRITING_S,
@@ -337,13 +342,13 @@ class RankShim:
                 kind, began = message["kind"], self._trainer
                 if kind in ("terminate", "kill"):
                     if message.get("attempt", self._attempt.number) != self._attempt.number:
-                        continue  # for an attempt that is over
+                        continue  # the attempt is over
                     number = signal.SIGKILL if kind == "kill" else signal.SIGTERM
                     self._orders_before_start = number
                     if began is not None:
                         began.send_signal(number)
                 elif kind == "warm":
-                    with contextlib.suppress(OSError):  # no process or memory is left
+                    with contextlib.suppress(OSError):  # the host has no process or memory to spare
                         self._warm_up()
                 elif kind in ("start", "leave"):
                     self._orders_before_start = None
@@ -360,8 +365,8 @@ class RankShim:
     def _send(self, kind: str, **fields: object) -> None:
         message = {"kind": kind, "attempt": self._attempt.number, **fields}
         self._sent = [message] if kind == "started" else [*self._sent, message]
-        # If this agent is gone, the next agent receives all of these messages; without a node, the
-        # guard ends this process.
+        # If this agent is gone, the next agent receives all of these messages. If the node's
+        # process is gone, the guard ends this process.
         with contextlib.suppress(OSError):
             self._client.send(message)
 
@@ -387,9 +392,9 @@ def _keep(stream: IO[bytes], log: RotatingLog, echo: "_Echo | None") -> None:
 
 
 class _Echo:
-    """A display of a rank's lines on the launcher's standard output.
+    """Show the lines of a rank on the launcher's standard output.
 
-    Lines that the terminal does not take are dropped.
+    Lines that the terminal does not accept are dropped.
     """
 
     def __init__(self, peer: Peer) -> None:
@@ -433,7 +438,7 @@ class _Echo:
                 sys.stdout.buffer.write(line)
                 sys.stdout.buffer.flush()
             except OSError:
-                return  # the terminal was closed; the log goes on
+                return  # the terminal was closed; the log continues
 
 
 if __name__ == "__main__":

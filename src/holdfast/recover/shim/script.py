@@ -1,6 +1,6 @@
-"""Run a Python script in this process as the interpreter would.
+"""Run a Python script in this process in the same way as the interpreter would.
 
-The script's process groups get a prefix of their own in the launcher's store.
+The keys of the script's process groups get a separate prefix in the launcher's store.
 """
 
 import builtins
@@ -17,7 +17,7 @@ from typing import Any, Self
 
 RENDEZVOUS = "torch.distributed.rendezvous"
 MOST_CHARACTERS = 16_384
-"""The longest command that fits one message to a waiting process."""
+"""The largest size of a command, in bytes, that fits into one message to a waiting process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,21 +25,21 @@ class Script:
     """The script or module of a Python command."""
 
     target: str
-    """A path, or the name of a module."""
+    """The path of a script, or the name of a module."""
     is_module: bool
     arguments: tuple[str, ...]
 
     @classmethod
     def of_command(cls, command: Sequence[str]) -> Self | None:
-        """Return the script of a command whose program is this interpreter.
+        """Return the script in a command whose program is this interpreter.
 
         Args:
             command: the program and its arguments.
 
         Returns:
-            None if the program is another one, if the command is very long or has options of Python
-            other than `-u`, or if a file beside the script hides a module of the standard library,
-            which this process has imported.
+            The script; None if the program is another one, if the command is very long or has
+            options of Python other than `-u`, or if a file beside the script hides a module of the
+            standard library that this process has already imported.
         """
         program, *words = command
         if not _is_this_interpreter(program):
@@ -56,7 +56,7 @@ class Script:
 
     @classmethod
     def from_json(cls, plain: dict[str, Any]) -> Self:
-        """Return the script that `to_json` wrote."""
+        """Convert plain JSON values from `to_json` to a script."""
         return cls(
             target=plain["target"],
             is_module=plain["is_module"],
@@ -64,7 +64,7 @@ class Script:
         )
 
     def hides(self, modules: Collection[str]) -> bool:
-        """Return True if a file beside the script shadows one of the modules."""
+        """Return True if a file beside the script hides one of the modules."""
         folder = Path.cwd() if self.is_module else Path(self.target).resolve().parent
         try:
             return any(
@@ -79,7 +79,7 @@ class Script:
         return asdict(self)
 
     def run(self) -> None:
-        """Run the script as `__main__`. What the script raises passes through."""
+        """Run the script as `__main__`. Exceptions of the script are not caught."""
         sys.argv = [self.target, *self.arguments]
         sys.excepthook = functools.partial(_show_without_own_frames, sys.excepthook)
         if self.is_module:
@@ -102,7 +102,7 @@ class Script:
 
 
 def _is_this_interpreter(program: str) -> bool:
-    # Two environments may share one binary, so the folders must be the same too.
+    # Two virtual environments may share one binary, so the folders must be the same, too.
     here = Path(sys.executable)
     try:
         return Path(program).samefile(here) and Path(program).parent.samefile(here.parent)
@@ -116,9 +116,9 @@ def _show_without_own_frames(
     error: BaseException,
     traceback: TracebackType | None,
 ) -> None:
-    """Show an exception as the interpreter shows it, from the user's first frame on."""
+    """Show an exception like the interpreter, beginning with the first frame of the user's code."""
     shown = traceback
-    for is_before in (True, False):  # what called this module, and its own frames
+    for is_before in (True, False):  # skip the callers of this module, and its own frames
         while shown is not None and _is_own(shown.tb_frame.f_code.co_filename) is not is_before:
             shown = shown.tb_next
     show(kind, error.with_traceback(shown), shown)
@@ -131,7 +131,7 @@ def _is_own(file: str) -> bool:
 def give_store_prefix(prefix: str) -> None:
     """Put a prefix before the keys of this process's process groups in the launcher's store.
 
-    The store lives as long as the launcher, so it still holds the addresses of ranks of earlier
+    The store lives as long as the launcher, so it still contains the addresses of ranks in earlier
     attempts.
     """
     if RENDEZVOUS in sys.modules:
@@ -141,10 +141,10 @@ def give_store_prefix(prefix: str) -> None:
 
 
 class _RendezvousFinder(importlib.abc.MetaPathFinder):
-    """Change torch's rendezvous when the script imports torch.
+    """Set the prefix in torch's rendezvous as soon as the script imports torch.
 
-    The script may set variables that torch reads when torch is imported, so torch must not be
-    imported sooner.
+    torch must not be imported sooner, since the script may set environment variables that torch
+    reads during its import.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -169,7 +169,8 @@ class _RendezvousFinder(importlib.abc.MetaPathFinder):
 
 
 def _prefix_stores(rendezvous: ModuleType, prefix: str) -> None:
-    # torch has no public place for a prefix: `env://` and `tcp://` both make their store here.
+    # torch has no public interface for a prefix. Both `env://` and `tcp://` create their store
+    # here.
     create = rendezvous._create_c10d_store
 
     @functools.wraps(create)

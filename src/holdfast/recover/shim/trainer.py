@@ -1,17 +1,20 @@
-"""Wait for an order, and then become a rank's trainer or fork the trainer.
+"""Wait for an order, and then become a rank's trainer, or fork the trainer.
 
-`trainer FD IMPORTS COMMAND …`: FD is a socket to the shim, IMPORTS a file of modules to import
-first, or nothing. If only one thread runs after the imports, the process forks a trainer at each
-order, so that the next trainer need not import again. Without imports, or with several threads, the
-process becomes the trainer itself. The process ends if the imports failed half-way, opened a GPU,
-or imported a module that a file beside the script hides: the shim then starts a new process without
-imports. COMMAND only appears in lists of processes; the order names the script.
+The command is `trainer FD IMPORTS COMMAND …`. FD is a socket to the shim. IMPORTS is a file with
+modules to import first, or empty. COMMAND is there only to be seen in lists of processes; the order
+names the script.
+
+If only one thread runs after the imports, the process forks a trainer at each order, so that the
+next trainer does not have to import the modules again. Without imports, or with several threads,
+the process itself becomes the trainer. The process ends if an import failed half-way, opened a GPU,
+or imported a module that a file beside the script hides. The shim then starts a new process without
+imports.
 
 | from | `kind` | fields |
 |---|---|---|
-| trainer | `ready` | `forks`: whether an order forks |
-| shim | `start` | `script`; `environment`: added to its own; `prefix`: in the launcher's store; and the output's pipe |
-| trainer | `started` | `pid`; and, of a fork, a descriptor of the process |
+| trainer | `ready` | `forks`: True if an order forks the trainer |
+| shim | `start` | `script`; `environment`: variables to add; `prefix`: for the launcher's store; a pipe for output |
+| trainer | `started` | `pid`; and a process file descriptor, if the trainer is a fork |
 | trainer | `exited` | `returncode` (negative: the signal), `at_monotonic_s`; only from a process that forks |
 """
 
@@ -33,7 +36,7 @@ from holdfast.recover.shim.imports import Imports, can_fork, has_device
 from holdfast.recover.shim.script import Script, give_store_prefix
 
 MAX_MESSAGE_BYTES = 64 * 1024
-"""A message is one datagram."""
+"""The largest size of a message in bytes; a message is one datagram."""
 
 
 def send(control: socket.socket, message: dict[str, Any], *descriptors: int) -> None:
@@ -46,7 +49,7 @@ def send(control: socket.socket, message: dict[str, Any], *descriptors: int) -> 
 
 
 def receive(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Receive a message and its descriptors; None if the sender is gone or silent too long."""
+    """Receive a message and its file descriptors; None if the sender is gone or silent for too long."""
     with contextlib.suppress(ConnectionError, TimeoutError):
         body, descriptors, _, _ = socket.recv_fds(control, MAX_MESSAGE_BYTES, 1)
         if body:
@@ -56,11 +59,11 @@ def receive(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """The command to run, and the files of its output."""
+    """The command to run, and the destination of its output."""
 
     script: Script
     environment: dict[str, str]
-    """Variables that are added to those that this process began with."""
+    """Environment variables to add to those with which this process began."""
     prefix: str
     output: int
 
@@ -72,14 +75,14 @@ def main() -> None:
     began = dict(os.environ)
     imports = sys.argv[2]
     if imports:
-        # Whatever an import does, the next start is then a slower one, and no failure.
+        # If an import fails in any way, the next start is only slower, and does not fail.
         try:
             Imports.read(Path(imports)).load()
         except BaseException:
             os._exit(1)
         if has_device():
             os._exit(1)
-    # Without imports a fork saves nothing.
+    # Without imports, a fork would save nothing.
     order = _await_order(control, forks=bool(imports) and can_fork())
     if order is not None:
         _become(order, began)
@@ -87,10 +90,10 @@ def main() -> None:
 
 
 def _await_order(control: socket.socket, *, forks: bool) -> Order | None:
-    """Return the order for this process or this fork of it; None if the shim is gone."""
+    """Return the order that this process, or this fork of it, must run; None if the shim is gone."""
     send(control, {"kind": "ready", "forks": forks})
     if forks:
-        gc.freeze()  # so that the collector of a fork does not copy every page of what is imported here
+        gc.freeze()  # otherwise, the garbage collector of a fork would copy all imported pages
     while (received := receive(control)) is not None:
         message, (output,) = received
         order = Order(
@@ -112,7 +115,8 @@ def _await_order(control: socket.socket, *, forks: bool) -> Order | None:
             control.close()
             return order
         os.close(output)
-        # Opened before the fork is waited for, so that it stays the fork's.
+        # The descriptor is opened before the end of the fork is awaited, so that it cannot refer to
+        # another process.
         watched = os.pidfd_open(pid)
         send(control, {"kind": "started", "pid": pid}, watched)
         _report_end(control, pid, watched)
@@ -123,7 +127,7 @@ def _report_end(control: socket.socket, pid: int, watched: int) -> None:
     ended, _, _ = select.select([watched, control.fileno()], [], [])
     os.close(watched)
     if watched not in ended:
-        sys.exit(0)  # the shim is gone: the kernel ends the fork with this process
+        sys.exit(0)  # the shim is gone; the kernel ends the fork with this process
     _, status = os.waitpid(pid, 0)
     ended_at_s = time.monotonic()
     returncode = os.waitstatus_to_exitcode(status)
@@ -131,13 +135,14 @@ def _report_end(control: socket.socket, pid: int, watched: int) -> None:
 
 
 def _become(order: Order, began: dict[str, str]) -> None:
-    """Set output, environment, signals and seeds as a new interpreter would have them.
+    """Set output, environment, signals and seeds to the state of a new interpreter.
 
     Args:
-        order: the order to start a trainer.
-        began: the environment that this process began with.
+        order: what to run.
+        began: the environment with which this process began.
     """
-    # What was sent to the waiting process was not for the trainer: ignoring the signal discards it.
+    # A signal that was sent to the waiting process was not meant for the trainer. Ignoring the
+    # signal discards it.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # the guard blocked it
@@ -147,7 +152,7 @@ def _become(order: Order, began: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(began | order.environment)
     if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed()  # Python's own generator is seeded anew by each fork
+        numpy.random.seed()  # Python itself seeds its generator anew in each fork
     give_store_prefix(order.prefix)
 
 

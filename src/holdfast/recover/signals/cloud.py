@@ -1,8 +1,8 @@
-"""Read the notices of a cloud about this virtual machine: preemption and maintenance.
+"""Read the notices of a cloud about preemption and maintenance of this virtual machine.
 
-The firmware names the cloud, so that a host outside of these clouds sends no request. Each cloud
-has a metadata service at a link-local address, without a name to resolve. A request has two
-seconds.
+Each cloud has a metadata service at a link-local address, so no name must be resolved. The firmware
+of the machine names the cloud, so that a host outside of these clouds sends no requests. A request
+may take two seconds.
 """
 
 import json
@@ -19,38 +19,48 @@ from holdfast.recover.signals.facts import TEXT_LIMIT, CannotSee, Fact, Notice, 
 ADDRESS: Final = "http://169.254.169.254"
 TIMEOUT_S: Final = 2.0
 PERIOD_S: Final = 5.0
-"""AWS gives two minutes, GCE and Azure thirty seconds before a preemption."""
+"""The seconds between two requests. They are few, since AWS announces a preemption two minutes
+before, and GCE and Azure thirty seconds before.
+"""
 UNSEEN_PERIOD_S: Final = 300.0
-"""Seconds between two tries where the service does not answer, as in a pod behind a firewall."""
+"""The seconds between two requests if the service does not answer, for example because the pod is
+behind a firewall.
+"""
 MOST_BYTES: Final = 1024 * 1024
 TOKEN_S: Final = "60"
 GCE_PREEMPTION_S: Final = 30.0
-"""Compute Engine, Preemptible VM instances: the time from the notice to the end."""
+"""The seconds from a notice of preemption to the end (Compute Engine, Preemptible VM instances)."""
 GCE_GPU_MAINTENANCE_S: Final = 3600.0
-"""Compute Engine, Handling GPU host maintenance events: the notice of machines with GPUs."""
+"""The seconds from a notice of maintenance to the end, for machines with GPUs (Compute Engine,
+Handling GPU host maintenance events).
+"""
 _LEAVING: Final[Mapping[str, NoticeKind]] = {
     "Preempt": "preemption",
     "Terminate": "maintenance",
     "Reboot": "maintenance",
     "Redeploy": "maintenance",
 }
-"""Azure's events that take the machine away; `Freeze` is a pause of some seconds."""
+"""The events of Azure that take the machine away. `Freeze` is not among them, since it is a pause
+of a few seconds.
+"""
 
 
 @dataclass(frozen=True)
 class _Told:
-    """A notice in a cloud's words."""
+    """A notice as the cloud words it."""
 
     kind: NoticeKind
     text: str
     until_s: float | None = None
-    """Unix seconds; None if the cloud names no moment."""
+    """The Unix time in seconds at which the machine is taken away; None if the cloud states no
+    time.
+    """
     left_s: float | None = None
-    """Seconds from the notice on, where the cloud names no moment and documents the time."""
+    """If the cloud states no time, the documented number of seconds from the notice on."""
 
 
 class Cloud:
-    """The metadata service of the cloud that this host belongs to."""
+    """The notices in the metadata service of the cloud to which this host belongs."""
 
     name = "the cloud's notices"
 
@@ -60,10 +70,10 @@ class Cloud:
         address: str = ADDRESS,
         clock: Clock | None = None,
     ) -> None:
-        """Send no request yet.
+        """Store what `read` needs.
 
         Args:
-            firmware: the folder with the words of the machine's firmware.
+            firmware: the folder with the texts of the machine's firmware.
             address: the URL of the metadata service.
             clock: the clock of this host.
         """
@@ -71,7 +81,8 @@ class Cloud:
         self._service = _Service(address)
         self._clock = clock or SystemClock()
         self._first_s: dict[str, float] = {}
-        """For each notice without a moment, the first look that saw the notice, in Unix seconds."""
+        """For each notice that states no time, the Unix time in seconds at which it was first read.
+        """
         self._has_answered = False
 
     @property
@@ -87,7 +98,7 @@ class Cloud:
         self._has_answered = True
         now_s = self._clock.now_s()
         self._first_s = {one.text: self._first_s.get(one.text, now_s) for one in notices}
-        facts: dict[str, Fact] = {}  # a kind is one notice, whose first moment counts
+        facts: dict[str, Fact] = {}  # one notice per kind, with its first time
         for one in sorted(notices, key=self._until_s, reverse=True):
             until_s = self._until_s(one)
             facts[one.kind] = Notice(
@@ -105,21 +116,21 @@ class Cloud:
 
 
 class _Service:
-    """The metadata service."""
+    """A client of the metadata service."""
 
     def __init__(self, address: str) -> None:
         self._address = address
 
     def get(self, path: str, *, method: str = "GET", **headers: str) -> str:
-        """Return the body; empty if there is none of that name.
+        """Return the body of a response; an empty text if the path does not exist.
 
         Raises:
-            CannotSee: the service does not answer, or refuses.
+            CannotSee: the service does not answer, or refuses the request.
         """
-        import urllib.error  # most hosts are in no cloud, and send no request
+        import urllib.error  # most hosts are in no cloud, and need no client
         import urllib.request
 
-        # A proxy would answer for another machine.
+        # A proxy would be answered for another machine.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         request = urllib.request.Request(self._address + path, headers=named, method=method)
@@ -148,7 +159,7 @@ def _reader_of(firmware: Path) -> Callable[[_Service], Iterator[_Told]] | None:
         return _aws
     if word("product_name") == "Google Compute Engine":
         return _gce
-    # Hyper-V elsewhere has the same vendor; the tag is that of Azure's machines alone.
+    # All Hyper-V machines have the same vendor, but only those of Azure have this tag.
     if word("chassis_asset_tag") == "7783-7084-3265-9085-8269-3286-77":
         return _azure
     return None
@@ -156,7 +167,7 @@ def _reader_of(firmware: Path) -> Callable[[_Service], Iterator[_Told]] | None:
 
 def _aws(service: _Service) -> Iterator[_Told]:
     """Read the action on a spot instance, and scheduled events (EC2 user guide, IMDSv2)."""
-    # A token for each look, so that none is too old.
+    # Each read requests a new token, so that no token is too old.
     token = service.get(
         "/latest/api/token", method="PUT", X_aws_ec2_metadata_token_ttl_seconds=TOKEN_S
     )
@@ -180,7 +191,7 @@ def _gce(service: _Service) -> Iterator[_Told]:
     if service.get(f"{place}/preempted", Metadata_Flavor="Google").strip() == "TRUE":
         yield _Told("preemption", "the instance is preempted", left_s=GCE_PREEMPTION_S)
     event = service.get(f"{place}/maintenance-event", Metadata_Flavor="Google").strip()
-    if event == "TERMINATE_ON_HOST_MAINTENANCE":  # a live migration takes nothing away
+    if event == "TERMINATE_ON_HOST_MAINTENANCE":  # a live migration does not take the machine away
         yield _Told("maintenance", f"host maintenance: {event}", left_s=GCE_GPU_MAINTENANCE_S)
 
 
@@ -222,10 +233,10 @@ def _iso(moment: object) -> float | None:
 
 
 def _mail_date(moment: object) -> float | None:
-    """Return the Unix seconds of a date such as "21 Jan 2019 09:00:43 GMT"."""
+    """Convert a date such as "21 Jan 2019 09:00:43 GMT" to Unix seconds."""
     from email.utils import parsedate_to_datetime
 
     try:
         return parsedate_to_datetime(str(moment)).timestamp()
-    except ValueError:  # empty, once the event has begun
+    except ValueError:  # empty when the event has begun
         return None

@@ -1,4 +1,4 @@
-"""Read what the disks of a node say of their own health (SMART), by `smartctl`."""
+"""Read the health that the disks of a node report themselves (SMART), by `smartctl`."""
 
 import json
 import subprocess
@@ -12,17 +12,17 @@ TIMEOUT_S: Final = 20.0
 
 
 class Disks:
-    """The disks that `smartctl --scan` finds; most systems let root alone read them."""
+    """The disks that `smartctl --scan` finds. On most systems, only root can read them."""
 
     name = "the disks' own health"
     period_s = PERIOD_S
 
     def __init__(self, command: str = "smartctl", *, timeout_s: float = TIMEOUT_S) -> None:
-        """Run nothing yet.
+        """Store what `read` needs.
 
         Args:
             command: the program of smartmontools 7 or newer.
-            timeout_s: seconds after which the program is killed, for each disk.
+            timeout_s: the seconds per disk after which the program is killed.
         """
         self._command = command
         self._timeout_s = timeout_s
@@ -69,7 +69,7 @@ class Disks:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 timeout=self._timeout_s,
-                check=False,  # the bits of the exit code are in the output too
+                check=False,  # the bits of the exit code are also in the output
             ).stdout
             content = json.loads(out)
         except OSError as error:

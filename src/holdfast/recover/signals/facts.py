@@ -5,15 +5,15 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol, get_args
 
 TEXT_LIMIT = 300
-"""The most characters of the evidence of a fact."""
+"""The largest number of characters in the evidence of a fact."""
 
 NoticeKind = Literal["preemption", "maintenance", "drain"]
 
 
 class CannotSee(Exception):
-    """A source cannot be read; the message states the reason.
+    """A source cannot be read; the message states why.
 
-    This is no sign of good or bad health.
+    This is neither a sign of good health nor of bad health.
     """
 
 
@@ -22,22 +22,22 @@ class NodeSignal:
     """A fact about a node's hardware or operating system."""
 
     source: str
-    """The name of the source: signals of two sources are independent of each other."""
+    """The name of the source. Signals of different sources are independent of each other."""
     name: str
-    """The kind of the fact, such as `xid-79` or `link-down`; see `detectors.node.MEANINGS`."""
+    """The kind of the fact, such as `xid-79` or `link-down` (see `detectors.node.MEANINGS`)."""
     text: str
     """The evidence: a line of a log, or figures."""
     where: str = ""
-    """The device, such as the PCI address of a GPU; empty for the whole node."""
+    """The device, such as the PCI address of a GPU; empty if the fact is about the whole node."""
     count: int = 1
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """Return the identity: equal for a later count of the same fact."""
+        """The identity of the fact, which is equal for a later count of the same fact."""
         return self.source, self.name, self.where
 
     def to_json(self) -> dict[str, Any]:
-        """Return the signal as it is sent and recorded."""
+        """Return the signal as JSON, for messages and records."""
         return asdict(self)
 
     @classmethod
@@ -69,13 +69,14 @@ class Notice:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """Return the identity: equal for a notice whose time has moved."""
+        """The identity of the notice, which is equal if the same notice has a new time."""
         return self.source, self.kind, ""
 
     def to_json(self, now_s: float) -> dict[str, Any]:
-        """Return the notice in the form of a message.
+        """Return the notice as JSON for a message.
 
-        The message has the seconds left at `now_s`, since clocks of nodes differ.
+        Instead of the time, the message has the seconds left at `now_s`, since the clocks of nodes
+        differ.
         """
         left_s = None if self.until_s is None else self.until_s - now_s
         return {"source": self.source, "kind": self.kind, "text": self.text, "left_s": left_s}
@@ -108,12 +109,12 @@ class Source(Protocol):
 
     @property
     def name(self) -> str:
-        """Return the name of the source, such as "the kernel's log"."""
+        """The name of the source, such as "the kernel's log"."""
         ...
 
     @property
     def period_s(self) -> float:
-        """Return the seconds between two reads."""
+        """The seconds between two reads."""
         ...
 
     def read(self) -> Sequence[Fact]:

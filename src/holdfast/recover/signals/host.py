@@ -13,10 +13,12 @@ from holdfast.recover.signals.facts import CannotSee, Fact, NodeSignal, Notice
 LOCAL: Final = frozenset(
     {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "overlay"}
 )
-"""The file systems that are read: a network file system may block the reading process."""
+"""The types of file systems that are read. Network file systems are not, since they may block the
+reading process.
+"""
 FULL_SHARE = 0.01
 FULL_BYTES = 1024**3
-"""A file system with less than this share and this size free is full."""
+"""A file system counts as full if less than this share and less than this size are free."""
 JUMP_S = 1.0
 _UNSYNCHRONISED = 0x40  # STA_UNSYNC of linux/timex.h
 
@@ -32,11 +34,12 @@ class FileSystems:
         mounts: Path = Path("/proc/self/mountinfo"),
         free: Callable[[str], tuple[int, int]] | None = None,
     ) -> None:
-        """Read nothing yet.
+        """Store what `read` needs.
 
         Args:
             mounts: the mounts, in the form of /proc/self/mountinfo.
-            free: returns the bytes that are free and all bytes of a mount point.
+            free: a function that returns the number of free bytes, and of all bytes, of a mount
+                point.
         """
         self._mounts = mounts
         self._free = free or _free
@@ -55,7 +58,8 @@ class FileSystems:
             dash = words.index("-") if "-" in words else len(words)
             if len(words) < dash + 4 or words[dash + 1] not in LOCAL:
                 continue
-            # The device's own state: a read-only mount of a writable device is intended.
+            # The state of the device counts, since a read-only mount of a writable device is
+            # intended.
             seen.setdefault(words[2], words[4])
             if "ro" not in words[dash + 3].split(","):
                 self._were_writable.add(words[2])
@@ -85,7 +89,7 @@ def _free(point: str) -> tuple[int, int]:
 
 
 class Memory:
-    """The memory of this node: kills for lack of memory, and errors from the memory controllers."""
+    """The memory of this node: kills for lack of memory, and errors of memory controllers."""
 
     name = "the memory"
     period_s = 5.0
@@ -95,11 +99,12 @@ class Memory:
         vmstat: Path = Path("/proc/vmstat"),
         controllers: Path = Path("/sys/devices/system/edac/mc"),
     ) -> None:
-        """Read nothing yet.
+        """Store what `read` needs.
 
         Args:
             vmstat: the counters of the kernel's memory management.
-            controllers: the folder with a folder for each memory controller; absent without EDAC.
+            controllers: the folder with a folder for each memory controller. It does not exist
+                without EDAC.
         """
         self._vmstat = vmstat
         self._controllers = controllers
@@ -139,7 +144,7 @@ class Memory:
 
 
 class Clocks:
-    """The wall clock of this node: its jumps, and its synchronisation."""
+    """The wall clock of this node: whether it jumps, and whether it is synchronised."""
 
     name = "the clock"
     period_s = 5.0
@@ -150,12 +155,13 @@ class Clocks:
         running_s: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
         status: Callable[[], int | None] | None = None,
     ) -> None:
-        """Read nothing yet.
+        """Store what `read` needs.
 
         Args:
-            wall_s: returns the wall clock, in Unix seconds.
-            running_s: returns seconds that also pass while the machine is suspended.
-            status: returns the status of `adjtimex`; None if the status cannot be read.
+            wall_s: a function that returns the wall-clock time in Unix seconds.
+            running_s: a function that returns a monotonic time in seconds, which also advances
+                while the machine is suspended.
+            status: a function that returns the status of `adjtimex`; None if it cannot be read.
         """
         self._wall_s = wall_s
         self._running_s = running_s
@@ -187,13 +193,13 @@ class Clocks:
 
 
 def clock_is_synchronised() -> bool | None:
-    """Return True if the kernel calls its clock synchronised; None if that cannot be read."""
+    """Return True if the kernel's clock is synchronised; None if this cannot be read."""
     status = _status()
     return None if status is None else not status & _UNSYNCHRONISED
 
 
 class _Timex(ctypes.Structure):
-    # struct timex of linux/timex.h, up to the status; the rest is room for the kernel.
+    # struct timex of linux/timex.h, up to the status. The rest is space that the kernel fills.
     _fields_ = (
         ("modes", ctypes.c_uint),
         ("offset", ctypes.c_long),
@@ -207,7 +213,7 @@ class _Timex(ctypes.Structure):
 
 def _status() -> int | None:
     """Return the status of the kernel's clock; None if it cannot be read."""
-    status = _Timex()  # modes 0: nothing is changed
+    status = _Timex()  # modes = 0 changes nothing
     try:
         code = ctypes.CDLL(None).adjtimex(ctypes.byref(status))
     except (OSError, AttributeError):
@@ -222,7 +228,7 @@ class Shutdown:
     period_s = 5.0
 
     def __init__(self, path: Path = Path("/run/systemd/shutdown/scheduled")) -> None:
-        """Read nothing yet; `path` is the file that systemd keeps while a shutdown is planned."""
+        """Store `path`, the file that exists while systemd has a shutdown planned."""
         self._path = path
 
     def read(self) -> Sequence[Fact]:

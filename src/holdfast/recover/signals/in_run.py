@@ -1,4 +1,4 @@
-"""Keep the signals and notices of a run's nodes, and have the policy decide on them."""
+"""Collect the signals and notices of a run's nodes, and have the policy decide on them."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -22,33 +22,33 @@ from holdfast.recover.spec import RunSpec
 
 LOOK_TICKS = 10
 MOST_KEPT = 256
-"""The most signals of one node that are kept."""
+"""The largest number of signals that are kept of a node."""
 FAULTY = 0.99
 """The probability that a node is faulty after a decisive signal."""
 CANNOT_LAUNCH = (126, 127)
-"""The exit codes of a guard whose launcher cannot be started; shells use these codes too."""
+"""The exit codes of a guard if its launcher cannot be started. Shells use the same codes."""
 POD_ENDS = "Kubernetes ends its pod"
 DUE_S = 30.0
-"""Spare seconds between a saved state and the moment at which a node is taken away."""
+"""A margin in seconds between the end of a save and the time at which a node is taken away."""
 
 Phase = policy.Phase
 
 
 class Records(Protocol):
-    """The recorder of signals."""
+    """The interface of the recorder that this module needs."""
 
     def event(self, kind: str, data: dict[str, Any], rank: int | None = None) -> None:
         """Record an event before this method returns."""
 
     def event_soon(self, kind: str, data: dict[str, Any], rank: int | None = None) -> None:
-        """Record an event soon, without a wait for the ledger."""
+        """Record an event soon, without waiting for the ledger."""
 
     def events(self, *kinds: str) -> list[tuple[str, int, dict[str, Any]]]:
-        """Return the events of some kinds."""
+        """Return the events of the given kinds."""
 
 
 class Case(Protocol):
-    """The incident that is being handled."""
+    """The interface of the present incident that this module needs."""
 
     @property
     def incident(self) -> Incident | None:
@@ -62,11 +62,11 @@ class Case(Protocol):
 class _Recorded:
     seen: node.Seen
     recorded_count: int
-    """The count in the last record; each doubling is recorded."""
+    """The count when the signal was last recorded; each doubling is recorded."""
 
 
 class NodeHealth:
-    """The health of one run's nodes, as far as it is visible."""
+    """The health of one run's nodes, as far as it is known."""
 
     def __init__(
         self,
@@ -80,18 +80,19 @@ class NodeHealth:
         tell: Callable[[policy.NodeToLeave], None],
         states: slurm.SlurmStates | None = None,
     ) -> None:
-        """Begin without a signal.
+        """Store the collaborators; there are no signals yet.
 
         Args:
             run_id: the run.
             spec: the specification of the run.
             nodes: the nodes of the run.
-            tests: the tests of the nodes; they also leave nodes out of the launches.
+            tests: the tests of the nodes, which also leave nodes out of launches.
             records: the recorder of the run.
             clock: the clock of this host.
-            observe: receives the events of the run.
-            tell: passes an event to the policy.
-            states: reads the states that the scheduler gives the nodes; called in a thread.
+            observe: a function that receives the events of the run.
+            tell: a function that passes an event to the policy.
+            states: a function that reads the states of the nodes in the scheduler; called in a
+                thread.
         """
         self._run_id = run_id
         self._spec = spec
@@ -104,12 +105,13 @@ class NodeHealth:
         self._seen: dict[tuple[str, str, str, str], _Recorded] = {}
         self._notices: dict[str, dict[tuple[str, str, str], Notice]] = {}
         self._sources: dict[str, dict[str, str]] = {}
-        """For each node that has reported: its sources, each with the reason why it cannot be read;
-        empty if it was read."""
+        """For each node that has reported, its sources, each with the reason why it cannot be read.
+        The reason is empty if the source was read."""
         self._aside: dict[str, NodeRecord] = {}
-        """The nodes on which this run launches nothing, without a cordon in the ledger."""
+        """The nodes on which this run launches nothing, although the ledger has no cordon for them.
+        """
         self._broken: set[str] = set()
-        """The nodes without a cordon on which the launcher cannot be started."""
+        """The nodes without a cordon whose launcher could not be started."""
         self._to_leave: set[str] = set()
         self._states = states
         self._states_due_s = clock.monotonic_s()
@@ -127,10 +129,11 @@ class NodeHealth:
         tests.health = self
 
     def remember(self) -> None:
-        """Leave out the nodes that an earlier supervisor has left out.
+        """Leave out the nodes that an earlier supervisor left out.
 
         Only records since a person last started the run count. Only nodes with a broken launcher
-        are read from the ledger: for all other nodes, the agents send their notices again.
+        are read from the ledger. This is enough, since agents send the notices about all other
+        nodes again.
         """
         for kind, _, data in self._records.events("begun", "node_set_aside"):
             if kind == "begun":
@@ -143,7 +146,7 @@ class NodeHealth:
     # Messages of the agents
 
     def signalled(self, name: str, message: Mapping[str, Any]) -> None:
-        """Record a message `node_signal`, `notice` or `cannot_see` of the node `name`.
+        """Record a message `node_signal`, `notice` or `cannot_see` from the node `name`.
 
         Raises:
             KeyError, TypeError, ValueError: the message is malformed.
@@ -166,7 +169,7 @@ class NodeHealth:
         key = (name, *signal.key)
         before = self._seen.get(key)
         if before is not None and (is_over or before.seen.signal == signal):
-            if not is_over:  # the signal holds on; a past signal counts on for a while
+            if not is_over:  # the signal still holds; a past signal counts for a while
                 later = replace(before.seen, at_s=max(at_s, before.seen.at_s))
                 self._seen[key] = replace(before, seen=later)
             return
@@ -215,7 +218,7 @@ class NodeHealth:
     # States of the scheduler
 
     def _look_at_scheduler(self) -> None:
-        """Read the scheduler's states of the nodes in a thread, when they are due."""
+        """Read the states of the nodes in the scheduler, in a thread, if it is time."""
         now_s = self._clock.monotonic_s()
         if self._states is None:
             return
@@ -238,7 +241,7 @@ class NodeHealth:
             self._sources.setdefault(name, {})[slurm.NAME] = why
 
     def take_states(self, by_node: Mapping[str, Sequence[Fact]]) -> None:
-        """Record the facts that the scheduler has about the nodes now."""
+        """Record the facts about the nodes that follow from their states in the scheduler."""
         now_s = self._clock.monotonic_s()
         for name in {*by_node, *self._of_scheduler}:
             facts = by_node.get(name, ())
@@ -254,7 +257,7 @@ class NodeHealth:
     # Decisions
 
     def tick(self, view: AttemptView, state: policy.State) -> None:
-        """Look at the nodes of a job that runs."""
+        """Decide on the health of the nodes while a job runs."""
         self._ticks += 1
         if self._ticks % LOOK_TICKS or state.phase is not Phase.RUNNING:
             return
@@ -279,7 +282,7 @@ class NodeHealth:
                 return
 
     def leave(self, node_id: str) -> bool:
-        """Have the policy go on without the node of an ending pod; return False without a spare."""
+        """Have the policy leave the node of an ending pod; return False if there is no spare."""
         one = next((one for one in self._nodes.launched if one.node_id == node_id), None)
         if one is None or one.launched is None or not self._around().has_spare:
             return False
@@ -289,7 +292,7 @@ class NodeHealth:
         return True
 
     def failed(self, failure: policy.Diagnosed, case: Case) -> policy.Diagnosed:
-        """Return the diagnosis of a failed job as the policy must see it, by the nodes' health."""
+        """Return the diagnosis of a failed job, adapted for the policy to the health of the nodes."""
         self._sentences = []
         failure = self._without_broken_launchers(failure)
         found = list(self._findings())
@@ -319,11 +322,11 @@ class NodeHealth:
         return failure
 
     def explain(self, case: Case) -> None:
-        """Add the nodes' findings to the incident's explanation, once an action is decided."""
+        """Add the findings about nodes to the incident's explanation, once an action is decided."""
         case.add(self._sentences)
 
     def _without_broken_launchers(self, failure: policy.Diagnosed) -> policy.Diagnosed:
-        """Leave out nodes whose launcher could not be started, if others can take their places."""
+        """Leave out nodes whose launcher could not be started, if other nodes can replace them."""
         broken = [
             one
             for one in self._nodes.launched
@@ -352,7 +355,7 @@ class NodeHealth:
         return Around(has_spare=bool(spares), is_single=self._spec.nnodes == 1, is_due=is_due)
 
     def _findings(self) -> list[tuple[str, Finding, str, float | None]]:
-        """Return each finding with its node, evidence and seconds left, the worst first."""
+        """Return all findings, each with its node, evidence and seconds left, the worst first."""
         found: list[tuple[str, Finding, str, float | None]] = []
         seen = [one.seen for one in self._seen.values()]
         for one in node.look(seen, self._clock.monotonic_s()):
@@ -392,16 +395,16 @@ class NodeHealth:
 
     @property
     def must_leave(self) -> bool:
-        """Return True if the next launch must leave a node, and another node can take its place."""
+        """Return True if the next launch must leave a node, and another node can replace it."""
         is_there = any(one.is_leaving or one.name in self._to_leave for one in self._nodes.launched)
         return is_there and self._around().has_spare
 
     def aside(self) -> Mapping[str, NodeRecord]:
-        """Return the nodes that this run leaves out without a cordon in the ledger."""
+        """Return the nodes that this run leaves out although the ledger has no cordon for them."""
         return self._aside
 
     def suspicion(self) -> Mapping[str, float]:
-        """Return the least prior of the nodes with signals, for the tests of the nodes."""
+        """Return, for each node with signals, the minimum of its prior probability of a fault."""
         return {name: MAX_PRIOR for name, kind, _, _ in self._findings() if "leaving" not in kind}
 
     # Coverage
@@ -424,7 +427,7 @@ class NodeHealth:
             for source, why in sources.items():
                 if not why:
                     self._could_see.add((name, source))
-                elif (name, source) in self._could_see:  # a source that was never read is not there
+                elif (name, source) in self._could_see:  # a source never read is absent
                     hidden[f"{source} on {name}"] = why
         for detector, why in self._liveness.changes(hidden).items():
             self._records.event_soon("cannot_see", {"detector": detector, "why": why})
@@ -432,7 +435,7 @@ class NodeHealth:
             self._observe("trouble", {"text": f"{text[:1].upper()}{text[1:]}."})
 
     def coverage(self) -> dict[str, list[str]]:
-        """Return the read sources of the job's nodes (`looked_at`) and the others (`not_seen`)."""
+        """Return the sources of the job's nodes: the read ones (`looked_at`), and the others."""
         names = [one.name for one in self._nodes.launched]
         silent = [name for name in names if name not in self._sources]
         looked_at, not_seen = [], []

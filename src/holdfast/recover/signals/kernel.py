@@ -1,4 +1,4 @@
-"""Read the lines of the kernel's log that report a fault of the node."""
+"""Find lines in the kernel's log that report a fault of the node."""
 
 import os
 import re
@@ -10,14 +10,19 @@ from typing import Final
 from holdfast.recover.signals.facts import TEXT_LIMIT, CannotSee, Fact, NodeSignal
 
 READ_BYTES = 16 * 1024
-"""The read size, more than the longest record of /dev/kmsg: the kernel refuses a smaller buffer."""
+"""The read size in bytes. It is larger than the longest record of /dev/kmsg, since the kernel
+refuses a smaller buffer.
+"""
 READS = 20_000
-"""The most reads at a time; the rest of a flooded log is read at the next look."""
+"""The largest number of reads per look. If the log is flooded, the rest is read at the next look.
+"""
 DEVICE_PERIOD_S = 2.0
 JOURNAL_PERIOD_S = 30.0
 JOURNAL_TIMEOUT_S = 20.0
 SINCE_S = 120
-"""Seconds of the journal that are read each time; lines that were read before are left out."""
+"""Each look reads this number of last seconds of the journal. Lines that were read before are left
+out.
+"""
 JOURNAL: Final = ("journalctl", "--dmesg", "--quiet", "--no-pager", "--output=short-monotonic")
 _RECORD = re.compile(r"\d+,\d+,(?P<stamp_us>\d+),[^;]*;(?P<text>.*)")
 _JOURNAL_LINE = re.compile(r"\[\s*(?P<stamp_s>\d+\.\d+)\] \S+ kernel: (?P<text>.*)")
@@ -38,15 +43,15 @@ PATTERNS: Final = tuple(
         ("cpu-lockup", r"watchdog: BUG: soft lockup|NMI watchdog: .*hard LOCKUP"),
     )
 )  # fmt: skip
-"""The name of each fault, and the line that reports the fault."""
+"""The name of each fault, with the pattern of the lines that report it."""
 HOT: Final = re.compile(
     r"Xid|NVRM|nvme|I/O error|EXT4-fs|BTRFS|XFS|Hardware Error|EDAC|mce:|mlx5_core|NETDEV WATCHDOG|watchdog:"
 )
-"""Every line of `PATTERNS` has one of these words."""
+"""Every line that a pattern in `PATTERNS` matches has one of these words."""
 
 
 def fault_in(line: str) -> tuple[str, str] | None:
-    """Return the name of the fault that a line reports and its device; None for another line."""
+    """Return the name and the device of the fault that a line reports; None if it reports none."""
     if HOT.search(line) is None:
         return None
     for name, pattern in PATTERNS:
@@ -58,7 +63,7 @@ def fault_in(line: str) -> tuple[str, str] | None:
 
 
 class KernelLog:
-    """The kernel's log from a moment on: /dev/kmsg, or the journal if it is not readable."""
+    """The kernel's log from a certain time on: /dev/kmsg, or the journal if that is not readable."""
 
     name = "the kernel's log"
 
@@ -69,13 +74,13 @@ class KernelLog:
         path: Path = Path("/dev/kmsg"),
         journal: Sequence[str] = JOURNAL,
     ) -> None:
-        """Open nothing yet.
+        """Store what `read` needs.
 
         Args:
-            since_s: monotonic seconds; older lines are left out, so that a start replays no old
-                fault.
-            path: the device, or a file of the same form.
-            journal: the command that prints the journal's lines, for a user who may not read the
+            since_s: a time in monotonic seconds. Older lines are left out, so that old faults are
+                not reported again at a start.
+            path: the device, or a file in the same format.
+            journal: the command that prints lines of the journal, for users who may not read the
                 device.
         """
         self._since_us = since_s * 1e6
@@ -106,7 +111,7 @@ class KernelLog:
         return list(self._found.values())
 
     def _open(self) -> str:
-        """Open the device; return the reason if it cannot be opened."""
+        """Open the device; return the reason if this fails."""
         try:
             self._fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
@@ -121,7 +126,7 @@ class KernelLog:
             except BlockingIOError:
                 return
             except BrokenPipeError:
-                continue  # the kernel has overwritten unread records: go on with the oldest
+                continue  # the kernel has overwritten unread records; continue with the oldest
             except OSError as error:
                 raise CannotSee(f"{self._path}: {error.strerror}") from error
             if not chunk:

@@ -1,4 +1,4 @@
-"""Turn the conditions of this pod and its node in Kubernetes into signals and notices."""
+"""Convert the conditions of this pod and its node in Kubernetes to signals and notices."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
@@ -7,7 +7,7 @@ from holdfast.cluster import Look, read_facts
 from holdfast.recover.signals.facts import TEXT_LIMIT, CannotSee, Fact, NodeSignal, Notice
 
 _PRESSURES: Final = frozenset({"MemoryPressure", "DiskPressure", "PIDPressure"})
-"""The conditions of a node that lacks resources: no sign of broken hardware."""
+"""The conditions of a node that lacks resources, which is no sign of broken hardware."""
 
 
 class Kubernetes:
@@ -17,7 +17,7 @@ class Kubernetes:
     period_s = 15.0
 
     def __init__(self, read: Callable[[], Look] = read_facts) -> None:
-        """Read nothing yet; `read` requests the conditions from the API server."""
+        """Store `read`, which requests the conditions from the API server."""
         self._read = read
 
     def read(self) -> Sequence[Fact]:
@@ -33,12 +33,12 @@ class Kubernetes:
                 continue
             text = (f"{one.kind}: {one.detail}" if one.detail else one.kind)[:TEXT_LIMIT]
             if one.subject == "pod" and one.kind == "deleted":
-                # The moment of the deletion is the end of the pod's time to leave.
+                # The time of deletion is the end of the pod's grace period.
                 yield Notice(source=self.name, kind="preemption", text=text, until_s=one.since_s)
             elif one.subject == "pod" and one.kind == "DisruptionTarget":
                 yield Notice(source=self.name, kind="preemption", text=text)
             elif one.subject == "pod":
-                continue  # a pod that is not ready is no sign about its node
+                continue  # a pod that is not ready says nothing about its node
             elif one.kind in ("cordoned", "taint"):
                 yield Notice(source=self.name, kind="drain", text=text)
             else:

@@ -1,4 +1,4 @@
-"""Read the network links of a node and their error counters, below /sys/class."""
+"""Read the network links of a node and their error counters in /sys/class."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -6,9 +6,9 @@ from pathlib import Path
 from holdfast.recover.signals.facts import CannotSee, Fact, NodeSignal
 
 ERRORS = 100
-"""New errors of a link, since the first look, that are a fact.
+"""This number of new errors of a link since the first look is reported as a fact.
 
-From there on each doubling is one.
+After that, each doubling is reported.
 """
 _ETHERNET = ("statistics/rx_errors", "statistics/tx_errors")
 _INFINIBAND = (
@@ -27,10 +27,12 @@ class Links:
     period_s = 5.0
 
     def __init__(self, root: Path = Path("/sys/class")) -> None:
-        """Read nothing yet; `root` is the folder with `net` and `infiniband`."""
+        """Store `root`, the folder with `net` and `infiniband`."""
         self._root = root
         self._were_up: set[str] = set()
-        """The links that were up at any look: a port without a cable is no fault."""
+        """The links that were up at any look. Others do not count, since a port without a cable is
+        no fault.
+        """
         self._first: dict[str, int] = {}
         self._first_downs: dict[str, int] = {}
 
@@ -58,7 +60,7 @@ class Links:
     def _ethernet(self) -> Iterator[tuple[str, bool, int, int]]:
         for link in sorted((self._root / "net").iterdir()):
             if not (link / "device").exists():
-                continue  # a virtual one: of a container, a tunnel
+                continue  # a virtual link of a container or a tunnel
             is_up = _text(link / "operstate") == "up"
             errors = sum(_count(link / each) for each in _ETHERNET)
             yield link.name, is_up, errors, _count(link / "carrier_down_count")

@@ -1,7 +1,7 @@
-"""Turn the states that Slurm gives the nodes into signals and notices.
+"""Convert the states of nodes in Slurm to signals and notices.
 
-The supervisor reads the states of all its nodes by one request: a request from each node would
-burden slurmctld.
+The supervisor reads the states of all its nodes by one request, since a request from each node
+would burden slurmctld.
 """
 
 import os
@@ -23,17 +23,17 @@ NAME: Final = "the state in Slurm"
 PERIOD_S = 30.0
 _MAINTENANCE = frozenset({"MAINT", "MAINTENANCE", "REBOOT", "REBOOT_REQUESTED"})
 _HIDDEN = frozenset({"COMPLETING", "IDLE", "ALLOCATED", "MIXED", "PLANNED"})
-"""The states that are no sign of the health of a node."""
+"""The states that say nothing about the health of a node."""
 
 SlurmStates = Callable[[Collection[str]], Mapping[str, Sequence[Fact]]]
-"""A function that returns the facts of the nodes with these names; raises CannotSee."""
+"""A function that returns the facts about the nodes with the given names, or raises CannotSee."""
 
 
 def slurm_states(
     names: Collection[str],
     read: Callable[[Collection[str]], Mapping[str, SlurmNode]] = read_slurm_nodes,
 ) -> dict[str, Sequence[Fact]]:
-    """Return the facts about each node that Slurm has; blocks for some seconds at most.
+    """Return the facts about each node that Slurm knows; block for a few seconds at most.
 
     Raises:
         CannotSee: Slurm does not answer.
@@ -45,7 +45,7 @@ def slurm_states(
 
 
 def facts_of(node: SlurmNode) -> Sequence[Fact]:
-    """Return the facts in the state of a node; a drain that Holdfast has requested is no fact."""
+    """Return the facts in the state of a node. A drain that Holdfast requested is no fact."""
     words = "+".join(sorted(node.states - _HIDDEN)).lower()
     text = (f"{words}: {node.reason}" if node.reason else words)[:TEXT_LIMIT]
     if node.is_lost:
@@ -57,5 +57,5 @@ def facts_of(node: SlurmNode) -> Sequence[Fact]:
 
 
 def states_here() -> SlurmStates | None:
-    """Return the reader of the states if this process is part of a Slurm job."""
+    """Return a function that reads the states, if this process is part of a Slurm job; else None."""
     return slurm_states if "SLURM_JOB_ID" in os.environ else None

@@ -1,4 +1,4 @@
-"""Read the sources of one node, each in its own thread: one that hangs hides no other."""
+"""Read the sources of one node, each in its own thread, so that a hanging one blocks no other."""
 
 import asyncio
 import os
@@ -17,9 +17,10 @@ from holdfast.recover.signals.kernel import KernelLog
 from holdfast.recover.signals.links import Links
 
 STUCK_S = 60.0
-"""A read that lasts longer hides its source."""
+"""If a read takes more than this number of seconds, its source counts as unreadable."""
 REFRESH_S = 120.0
-"""The time after which a lasting state is sent again: only recent signals count."""
+"""The seconds after which a state that still holds is sent again, since only recent signals count.
+"""
 STATES = frozenset(
     {
         "disk-failing",
@@ -33,16 +34,18 @@ STATES = frozenset(
         "row-remap-pending",
     }
 )
-"""The signals that are a state; lines of the kernel's log and counts are events, of one moment."""
+"""The kinds of signals that are states. Lines of the kernel's log and counts are not, but are
+events at one moment.
+"""
 MOST_FACTS = 256
-"""The most facts of one source; later ones are left out."""
+"""The largest number of facts from one source; further facts are left out."""
 
 
 def sources_of_this_host(*, since_s: float) -> list[Source]:
-    """Return the sources of this host.
+    """Return all sources of facts about this host.
 
     Args:
-        since_s: monotonic seconds; lines of the kernel's log from before are left out.
+        since_s: a time in monotonic seconds; earlier lines of the kernel's log are left out.
     """
     pod: list[Source] = []
     if "KUBERNETES_SERVICE_HOST" in os.environ:
@@ -64,16 +67,17 @@ def sources_of_this_host(*, since_s: float) -> list[Source]:
 
 
 class Watch:
-    """The sources of one node, for its agent. All methods are called from one event loop."""
+    """Read the sources of one node for its agent. Call all methods from one event loop."""
 
     def __init__(
         self, sources: Sequence[Source], send: Callable[[dict[str, Any]], None], clock: Clock
     ) -> None:
-        """Read nothing yet.
+        """Store the sources; `start` begins to read them.
 
         Args:
             sources: the sources to read.
-            send: sends a message to the supervisor, see `nodes`; not called before `start`.
+            send: a function that sends a message to the supervisor (see `nodes`); not called before
+                `start`.
             clock: the clock of this host.
         """
         self._sources = sources
@@ -82,12 +86,12 @@ class Watch:
         self._closed = threading.Event()
         self._reading_since_s: dict[str, float] = {}
         self._hidden: dict[str, str] = {}
-        """For each source that was read: why it cannot be seen, empty if it can."""
+        """For each source that was read, why it cannot be read; empty if it can."""
         self._facts: dict[str, dict[tuple[str, str, str], tuple[Fact, float]]] = {}
-        """For each source, the facts that hold and the moment at which each was seen."""
+        """For each source, the facts that hold, and when each was read."""
 
     def start(self) -> None:
-        """Start reading; the threads end with the process, since one that hangs cannot be ended."""
+        """Start reading. The threads end only with the process, since some may hang."""
         loop = asyncio.get_running_loop()
         for source in self._sources:
             work = threading.Thread(
@@ -96,16 +100,16 @@ class Watch:
             work.start()
 
     def close(self) -> None:
-        """Start no further read."""
+        """Start no further reads."""
         self._closed.set()
 
     def messages(self) -> list[dict[str, Any]]:
-        """Return all that holds now, for a supervisor that has received nothing yet."""
+        """Return messages with all present facts, for a supervisor that has received none yet."""
         facts = [self._message(*one) for known in self._facts.values() for one in known.values()]
         return [*facts, {"kind": "cannot_see", "sources": dict(self._hidden)}]
 
     def look(self) -> None:
-        """Report the sources whose read does not end."""
+        """Report the sources whose reads take too long."""
         now_s = self._clock.monotonic_s()
         for name, since_s in self._reading_since_s.items():
             if now_s - since_s > STUCK_S:
@@ -122,7 +126,7 @@ class Watch:
                     facts = tuple(source.read())[:MOST_FACTS]
                 except CannotSee as error:
                     why = str(error) or "no reason is given"
-                except Exception as error:  # a source that fails says nothing about the node
+                except Exception as error:  # a failing source says nothing about the node
                     why = f"{type(error).__name__}: {error}"
                 loop.call_soon_threadsafe(self._took, source.name, facts, why)
             except RuntimeError:  # the loop is closed
@@ -135,7 +139,7 @@ class Watch:
 
     def _took(self, name: str, facts: Sequence[Fact], why: str) -> None:
         self._reading_since_s.pop(name, None)
-        if not why:  # what cannot be seen now holds on
+        if not why:  # facts that cannot be read now still hold
             known = self._facts.setdefault(name, {})
             present = {fact.key: fact for fact in facts}
             for key, fact in present.items():
@@ -149,7 +153,7 @@ class Watch:
         self._see(name, why)
 
     def _is_due(self, source: str, fact: Fact, at_s: float) -> bool:
-        """Return True if a fact that holds is a state that was sent long ago."""
+        """Return True if a fact is a state that must be sent again."""
         is_state = isinstance(fact, NodeSignal) and fact.name in STATES and source != KernelLog.name
         return is_state and self._clock.monotonic_s() - at_s >= REFRESH_S
 

@@ -2,6 +2,6 @@
 
 | module | one idea |
 |---|---|
-| `trail` | the batches that led to a broken loss, from what the ranks report |
-| `plan` | the batches to leave out next: a pure function |
+| `trail` | finds the batches that led to a broken loss, from the reports of the ranks |
+| `plan` | decides which batches are left out next, as a pure function |
 """

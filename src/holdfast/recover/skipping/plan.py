@@ -1,10 +1,10 @@
-"""Decide which batches the next attempt leaves out: a pure function.
+"""Decide which batches the next attempt leaves out, by a pure function.
 
-The batches that led to a broken loss are left out. If the loss breaks again at about the same
-place, the range becomes twice as long: it grows at its end the first time, and at both ends from
-the second time on. The range then also contains the batches that broke the loss this time. After
-`MAX_DOUBLINGS` doublings of a range, no more batches are left out at that place. A range is never
-longer than `MAX_LENGTH`.
+The range of batches that led to a broken loss is left out. If the loss breaks again at about the
+same place, the range becomes twice as long, and also includes the batches that broke the loss this
+time. The first time, the range grows at its end; from the second time on, it grows at both ends.
+After `MAX_DOUBLINGS` doublings of a range, no more batches are left out at that place. A range is
+never longer than `MAX_LENGTH`.
 """
 
 from dataclasses import dataclass, replace
@@ -15,15 +15,15 @@ from holdfast.core.whole import whole_number
 
 MAX_DOUBLINGS: Final = 3
 MAX_LENGTH: Final = 4096
-"""The most batches in a range: a longer range points to a training that does not work, not to bad
-data."""
+"""The largest number of batches in a range. If a longer range were needed, the training itself
+would be broken, and not the data."""
 MAX_IN_VAIN: Final = 8
-"""The most times in a row that batches are left out without a gain."""
+"""The largest number of consecutive times that batches are left out without a gain."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Skip:
-    """Have all later attempts leave out a range of batches, both ends included."""
+    """A range of batches, including both ends, that all later attempts leave out."""
 
     first: int
     last: int
@@ -35,7 +35,7 @@ class Skip:
 
     @classmethod
     def of_json(cls, data: Any) -> Self:
-        """Read a skip from the ledger.
+        """Convert JSON from the ledger to a skip.
 
         Raises:
             KeyError, TypeError, ValueError: it is malformed.
@@ -48,15 +48,15 @@ class Skip:
 
 @dataclass(frozen=True, kw_only=True)
 class Skipping:
-    """The batches that the attempts of a run leave out."""
+    """All batches that the attempts of a run leave out."""
 
     skips: tuple[Skip, ...] = ()
-    """The ranges, in the order of the decisions: the latest range is the last one."""
+    """The ranges, in the order of the decisions, so that the latest range is the last one."""
     in_vain: int = 0
-    """The number of times in a row that batches were left out without a gain."""
+    """The number of consecutive times that batches were left out without a gain."""
 
     def next_skip(self, batches: tuple[int, int] | None) -> Skip | None:
-        """Return the range to leave out from now on; None if no more batches are left out.
+        """Return the range to leave out from now on; None if no more batches must be left out.
 
         Args:
             batches: the first and the last of the batches that led to a broken loss; None if
@@ -82,27 +82,27 @@ class Skipping:
         return longer if fits else None
 
     def is_near(self, batches: tuple[int, int] | None) -> bool:
-        """Return True if batches at about the same place are left out already."""
+        """Return True if batches at about the same place are already left out."""
         return batches is not None and bool(self._near(batches))
 
     def _near(self, batches: tuple[int, int]) -> list[Skip]:
         first, last = batches
-        # A loss may break some steps later than before; its batches then begin after that range.
+        # A loss may break some steps later than before, so that its batches begin after the range.
         length = last - first + 1
         return [one for one in self.skips if first <= one.last + length and last >= one.first]
 
     def after(self, skip: Skip | None, *, gained: bool) -> Self:
-        """Return the batches that are left out after a failure.
+        """Return a copy that is updated for a failure.
 
         Args:
-            skip: a range that is left out because of the failure.
+            skip: a range that is left out because of the failure; None if there is none.
             gained: True if the run has gained since the previous failure.
         """
         in_vain = (0 if gained else self.in_vain) + (skip is not None)
         return replace(self.with_skip(skip), in_vain=in_vain)
 
     def with_skip(self, skip: Skip | None) -> Self:
-        """Return a copy with a further range, which replaces the ranges within it."""
+        """Return a copy with an additional range, which replaces ranges that it contains."""
         if skip is None:
             return self
         others = tuple(one for one in self.skips if one.first < skip.first or one.last > skip.last)
@@ -110,5 +110,5 @@ class Skipping:
 
     @property
     def left_out(self) -> LeftOut:
-        """The batches that the ranges leave out together."""
+        """The union of all ranges."""
         return LeftOut.of((one.first, one.last) for one in self.skips)

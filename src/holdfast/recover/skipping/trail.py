@@ -1,10 +1,10 @@
-"""Find the batches that led to a broken loss, from the reports of the rank with that loss.
+"""Find the batches that led to a broken loss, from the reports of the rank with this loss.
 
-These are the batches of the last step whose loss was ordinary, and all later batches up to the step
-at which the anomaly was certain. They include the steps in a row for which the detector waits. They
-include the batches of the last ordinary step because the loss of a step is computed before the
-step's update: a batch whose gradient breaks the weights shows only in the loss of the next step. A
-step may have any number of batches, as with accumulated gradients.
+These are the batches of the last step with an ordinary loss, and all later batches up to the step
+at which the anomaly became certain. The last ordinary step is included because the loss of a step
+is computed before the step updates the weights. So if a batch's gradient breaks the weights, this
+is visible only in the loss of the next step. A step may have any number of batches, for example
+with accumulated gradients.
 """
 
 from collections import deque
@@ -16,14 +16,14 @@ from holdfast.core.whole import whole_number
 from holdfast.recover.detectors.anomaly import NOT_FINITE_STEPS, RISE_STEPS, SPIKE_STEPS
 
 _KEPT = RISE_STEPS + NOT_FINITE_STEPS + SPIKE_STEPS
-"""Steps with a loss that are kept for each rank: the steps in a row that show an anomaly, and the
-step before."""
+"""The number of steps with a loss that are kept for each rank: the consecutive steps that show an
+anomaly, and the step before."""
 
 
 class _Step(NamedTuple):
     step: int
     first: int
-    """The first batch since the report before this one."""
+    """The first batch since the previous report."""
     last: int
 
 
@@ -38,7 +38,7 @@ class Trail:
         self._steps.clear()
 
     def took(self, rank: int, message: Mapping[str, Any]) -> None:
-        """Record a rank's step report if it has a loss and batches.
+        """Record a rank's report of a step, if it has a loss and batches.
 
         Raises:
             ValueError: the batches in the report are not a valid range.
@@ -57,8 +57,8 @@ class Trail:
 
         Args:
             rank: the rank whose losses show the anomaly.
-            first_step: the first of the steps in a row that show the anomaly.
-            step: the step at which the anomaly was certain.
+            first_step: the first of the consecutive steps that show the anomaly.
+            step: the step at which the anomaly became certain.
         """
         steps = [one for one in self._steps.get(rank, ()) if one.step <= step]
         ordinary = [one for one in steps if one.step < first_step]

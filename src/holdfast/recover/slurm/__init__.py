@@ -1,6 +1,6 @@
-"""Run in an allocation of Slurm that Holdfast has submitted.
+"""Run in a Slurm job that Holdfast has submitted.
 
-`submission` submits the allocation and records the numbers of its jobs; `following` shows the run
-on the terminal that has submitted the run; `requeue` submits the next job when nodes are missing in
-the present job.
+`submission` submits a run as a job, and records the ids of the run's jobs. `following` shows the
+run on the terminal from which it was submitted. `requeue` submits the next job if nodes are missing
+in the present job.
 """

@@ -1,7 +1,7 @@
-"""Follow a run in its Slurm jobs, from the files in the run's folder and the queue of Slurm.
+"""Follow a run in its Slurm jobs, by the files in the run's folder and the queue of Slurm.
 
-The ledger is not read meanwhile: the run's first node writes the ledger, and SQLite's files are for
-one host.
+The ledger is not read in the meantime, because the run's first node writes it, and SQLite files
+must be used only on one host.
 """
 
 import time
@@ -17,11 +17,13 @@ from holdfast.recover.slurm.submission import Submission, logs_of
 
 LOOK_S = 0.5
 QUEUE_LOOK_S = 5.0
-"""Seconds between two look-ups in the queue: slurmctld serves every user of the cluster."""
+"""The seconds between two look-ups in the queue. They are many, since slurmctld serves all users of
+the cluster.
+"""
 
 
 class Following:
-    """One run that is followed."""
+    """Follow one run."""
 
     def __init__(
         self,
@@ -33,15 +35,16 @@ class Following:
         show: Callable[[int, bytes], None],
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Follow nothing yet.
+        """Store what `until_over` needs.
 
         Args:
             paths: the paths of the run.
             submission: the record of the run's jobs.
-            jobs: the jobs of Slurm.
-            say: receives a sentence about the queue.
-            show: receives 1 for output or 2 for errors, and whole lines of the present job.
-            sleep: waits for a number of seconds.
+            jobs: the interface to Slurm's jobs.
+            say: a function that receives sentences about the queue.
+            show: a function that receives whole lines of the present job, with 1 for output or 2
+                for errors.
+            sleep: a function that waits for a number of seconds.
         """
         self._paths = paths
         self._jobs = jobs
@@ -51,7 +54,7 @@ class Following:
         self._stops = 0
         self._printed = ""
         self.job_id = submission.jobs[-1]
-        """The number of the present job."""
+        """The id of the present Slurm job."""
         self.state = JobState()
         """The state of the present job at the last look."""
         self.has_begun = False
@@ -59,7 +62,7 @@ class Following:
         self._tails = self._open()
 
     def until_over(self) -> None:
-        """Follow until no job of the run waits or runs, or until a third stop request."""
+        """Follow until no job of the run waits or runs, or until the third stop request."""
         try:
             self._follow()
         finally:
@@ -80,7 +83,8 @@ class Following:
     def stop(self) -> None:
         """Accept a stop request.
 
-        The run saves its state and stops; at the second request it stops at once.
+        At the first request, the run saves its state and stops; at the second request, it stops at
+        once.
         """
         self._stops += 1
         if self._stops == 1:
@@ -97,7 +101,7 @@ class Following:
     def _is_over(self) -> bool:
         try:
             self.state = state = self._jobs.state(self.job_id)
-        except HoldfastError as error:  # the run goes on without slurmctld
+        except HoldfastError as error:  # the run continues without slurmctld
             self._print_once(f"{str(error).splitlines()[0]} The run is not affected; asking again.")
             return False
         if state.is_waiting:
@@ -136,7 +140,7 @@ class Following:
 
 
 class _Tail:
-    """The whole lines of a file that grows."""
+    """Read whole lines from a file that grows."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -144,7 +148,7 @@ class _Tail:
         self._rest = b""
 
     def read(self, *, is_last: bool) -> bytes:
-        """Return the new lines; with `is_last`, also a last line without a line end."""
+        """Return the new lines; with `is_last`, also an incomplete last line."""
         if self._file is None:
             try:
                 self._file = self._path.open("rb")

@@ -1,9 +1,9 @@
 """Queue a run again when nodes are missing in its Slurm job.
 
-A node that is gone does not come back into its job. The next job leaves out the nodes that are gone
-or cordoned. Slurm starts the next job only once the present job has ended, so the two never run
-together. With `--requeue=expedite` Slurm itself may start the present job again. Then the next job
-takes over only if the present job has ended for good.
+A node that is gone does not return to its job, so the run is queued again as a new job. The next
+job does not use nodes that are gone or cordoned. Slurm starts it only after the present job has
+ended, so the two never run at the same time. With `--requeue=expedite`, Slurm itself may start the
+present job again. In this case, the next job takes over only if the present job has finally ended.
 """
 
 import asyncio
@@ -18,30 +18,30 @@ from holdfast.core.paths import RunPaths
 from holdfast.recover.slurm.submission import ENV_JOB, Submission, submit
 
 PATIENCE_S = 300.0
-"""Seconds for a missing node that Slurm calls healthy to connect.
+"""The seconds that a missing node has to connect, if it is healthy according to Slurm.
 
-The default time after which Slurm itself gives a node up.
+By default, Slurm itself gives up a node after the same time.
 """
 RETRY_S = 60.0
-"""Seconds from a failed submission to the next try."""
+"""The seconds from a failed submission to the next attempt."""
 QUEUED_AGAIN = "queued_again"
-"""The kind of the event that records each next job."""
+"""The kind of the event that records that the run was queued again."""
 
 
 class Records(Protocol):
-    """The recorder of the run."""
+    """The interface of the recorder that this module needs."""
 
     def event(self, kind: str, data: dict[str, Any], rank: int | None = None) -> None:
         """Record an event."""
 
     def events(self, *kinds: str) -> list[tuple[str, int, dict[str, Any]]]:
-        """Return the kind, attempt and data of the run's events of some kinds."""
+        """Return the kind, attempt and data of the run's events with the given kinds."""
 
     @property
     def reached(self) -> int | None:
-        """Return the step of the newest checkpoint, else the highest step.
+        """The step of the newest checkpoint, or else the highest step.
 
-        None for a job that reports neither.
+        None if the job reports neither.
         """
 
 
@@ -54,15 +54,15 @@ def is_due(
     nnodes: int,
     waited_s: float,
 ) -> bool:
-    """Return True if a run with too few nodes leaves its job for the next one.
+    """Return True if a run with too few nodes must continue in another job.
 
     Args:
         allocation: the names of the job's nodes.
         connected: the names of the nodes whose agents are connected.
         cordoned: the names of nodes on which nothing is launched.
-        states: the states of the nodes, by Slurm.
+        states: the states of the nodes in Slurm.
         nnodes: the number of nodes that train.
-        waited_s: seconds for which nodes have been missing.
+        waited_s: the seconds for which nodes have been missing.
     """
     usable = set(allocation) - set(cordoned)
     here = usable & set(connected)
@@ -72,11 +72,11 @@ def is_due(
 
 
 def in_vain(requeues: Collection[Mapping[str, Any]], reached: int | None) -> int:
-    """Return the number of newest requeues in a row that gained nothing.
+    """Return how many of the newest requeues in a row gained nothing.
 
     Args:
-        requeues: the data of the events `QUEUED_AGAIN`, oldest first; each has the step `reached`
-            before the requeue.
+        requeues: the data of the events `QUEUED_AGAIN`, the oldest first. Each has `reached`, the
+            step that the run had reached before.
         reached: the step that the run has reached now.
     """
     count = 0
@@ -89,7 +89,7 @@ def in_vain(requeues: Collection[Mapping[str, Any]], reached: int | None) -> int
 
 
 class Requeue:
-    """A queue for the next job of a run, for the supervisor in the present job."""
+    """Queue the next job of a run, from the supervisor in the present job."""
 
     def __init__(
         self,
@@ -104,18 +104,18 @@ class Requeue:
         environment: Mapping[str, str] = os.environ,
         jobs: Callable[[], SlurmJobs] = SlurmJobs,
     ) -> None:
-        """Queue nothing yet.
+        """Store what `look` needs.
 
         Args:
             paths: the paths of the run.
             cwd: the working folder of the run.
             records: the recorder of the run.
-            observe: receives the events.
+            observe: a function that receives the events of the run.
             clock: the clock of this host.
             nnodes: the number of nodes that train.
-            limit: the most requeues in a row that may gain nothing.
-            environment: the variables of this process.
-            jobs: returns the jobs of Slurm.
+            limit: the largest number of consecutive requeues that may gain nothing.
+            environment: the environment variables of this process.
+            jobs: a function that returns the interface to Slurm's jobs.
         """
         self._paths = paths
         self._cwd = cwd
@@ -130,7 +130,7 @@ class Requeue:
         self._complaint = ""
         self._try_at_s = 0.0
         self.queued: str | None = None
-        """The sentence about the next job; None before there is a next job."""
+        """A sentence about the next job; None if there is no next job yet."""
 
     def enough(self) -> None:
         """Record that no node is missing."""
@@ -139,14 +139,15 @@ class Requeue:
     async def look(
         self, connected: Collection[str], cordoned: Collection[str], given_up: asyncio.Event
     ) -> bool:
-        """Queue the run again if a next job is due; return True if the run is queued.
+        """Queue the run again if this is due; return True if the run is queued.
 
-        A refusal or silence of Slurm is reported once; the next try is at a look `RETRY_S` later.
+        If Slurm refuses or does not answer, this is reported once, and tried again after `RETRY_S`.
 
         Args:
             connected: the names of the nodes whose agents are connected.
             cordoned: the names of the nodes on which nothing is launched.
-            given_up: set once the run is to stop; the next job is cancelled then.
+            given_up: an event that is set when the run must stop, in which case the next job is
+                cancelled.
         """
         now_s = self._clock.monotonic_s()
         self._since_s = now_s if self._since_s is None else self._since_s
@@ -194,13 +195,13 @@ class Requeue:
         return True
 
     def _withdraw(self) -> None:
-        """Cancel the next job of a run that was stopped while the job was submitted."""
+        """Cancel the next job, since the run was stopped while the job was being submitted."""
         submission = Submission.read(self._paths)
         assert submission is not None
         jobs = self._jobs()
         later = submission.jobs[submission.jobs.index(self._environment[ENV_JOB]) + 1 :]
         try:
-            # The answer to a submission may be lost, and with that the job's number.
+            # The answer to a submission, which has the job's id, may be lost.
             for job_id in (*later, *submission.lost_jobs(self._paths.run_id, jobs)):
                 jobs.end(job_id)
         except HoldfastError as error:
@@ -211,11 +212,11 @@ class Requeue:
     def _excluded(
         self, connected: Collection[str], cordoned: Collection[str], waited_s: float
     ) -> set[str] | None:
-        """Return the nodes that the next job leaves out; None if no next job is due."""
+        """Return the nodes that the next job must not use; None if no next job is due."""
         jobs = self._jobs()
         allocation = jobs.host_names(self._environment.get("SLURM_JOB_NODELIST", ""))
-        # All nodes, not `allocation` alone: a cordoned node may be outside of the allocation, and
-        # has to stay out, too.
+        # All nodes are checked, and not only `allocation`, because a cordoned node outside of the
+        # allocation must not be used, either.
         states = read_slurm_nodes(command=jobs.command)
         due = is_due(
             allocation, connected, cordoned, states, nnodes=self._nnodes, waited_s=waited_s
@@ -224,7 +225,7 @@ class Requeue:
         return (gone | set(cordoned)) & set(states) if due else None
 
     def _next(self, submission: Submission, excluded: Collection[str]) -> str:
-        """Submit the next job unless an earlier supervisor has done so; return the job's number."""
+        """Submit the next job unless an earlier supervisor has done so; return the id of the job."""
         own, jobs = self._environment[ENV_JOB], self._jobs()
         newest = submission.jobs[-1]
         if newest != own and not jobs.state(newest).is_over:

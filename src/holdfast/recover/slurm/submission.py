@@ -1,8 +1,8 @@
-"""Submit a run as a Slurm job, and record the numbers of the run's jobs in the run's folder.
+"""Submit a run as a Slurm job, and record the ids of the run's jobs in the run's folder.
 
-Each job starts `holdfast run --resume RUN` on each of its nodes: a job that Slurm starts again, and
-the next job of the run, go on from the state of the run. Only jobs that the record names, or whose
-name has the key of the record, are touched.
+Each job starts `holdfast run --resume RUN` on each of its nodes. So a job that Slurm starts again,
+and the next job of a run, continue from the state of the run. Only jobs are touched that are in the
+record, or whose name contains the key of the record.
 """
 
 import os
@@ -26,23 +26,25 @@ from holdfast.recover.runs import remove_run
 ENV_JOB, ENV_RESTARTS, ENV_NODE = "SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_NODEID"
 ENV_NAME = "SLURM_JOB_NAME"
 STEP = "srun --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0 --cpu-bind=none --export=ALL --input=none"
-# Without --cpus-per-task a step has all cores that the job has on a node; --cpu-bind must not
-# narrow them.
+# Without --cpus-per-task, a step has all cores of the job on a node. --cpu-bind must not reduce
+# them.
 END_TRIES, END_RETRY_S = 30, 20.0
-"""The most tries to end a job that has lost its batch script, and the seconds between two tries."""
+"""The largest number of attempts to end a job that has lost its batch script, and the seconds
+between two attempts.
+"""
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
-    """A run in the queue of Slurm.
+    """The record of a run that was submitted to Slurm.
 
     Attributes:
-        key: makes the names of the run's jobs unlike the names of other runs' jobs.
+        key: a text that distinguishes the names of the run's jobs from those of other runs.
         nodes: the number of nodes that train.
-        spares: the number of nodes that wait to replace others.
+        spares: the number of additional nodes, which wait to replace others.
         options: the user's options for sbatch.
-        command: the command of each node, as argv.
-        environment: variables of the job that may hold secrets.
-        jobs: the numbers of the submitted jobs, the present job last.
+        command: the command to run on each node, as a list of arguments.
+        environment: environment variables of the job, which may contain secrets.
+        jobs: the ids of the submitted jobs; the present job is the last one.
     """
 
     key: str
@@ -55,7 +57,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, paths: RunPaths) -> Self | None:
-        """Return the record of a run; None for a run that was not submitted.
+        """Return the record of a run; None if the run was not submitted.
 
         Raises:
             HoldfastError: the record cannot be read.
@@ -71,7 +73,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
             ) from error
 
     def following(self, last: "Submission") -> "Submission":
-        """Return this record with the key and the jobs of the last record of the same run."""
+        """Return a copy with the key and the jobs of an earlier record of the same run."""
         return msgspec.structs.replace(self, key=last.key, jobs=last.jobs)
 
     def job_name(self, run_id: str) -> str:
@@ -79,9 +81,9 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
         return f"holdfast-{run_id}-{self.key}"
 
     def lost_jobs(self, run_id: str, jobs: SlurmJobs) -> list[str]:
-        """Return the numbers of jobs that wait or run and are not recorded.
+        """Return the ids of jobs of this run that wait or run, but are not in the record.
 
-        Such a job's submitter ended before it had recorded the number.
+        This happens if the submitting process ended before it had recorded the id.
 
         Raises:
             HoldfastError: Slurm does not answer.
@@ -89,18 +91,18 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
         return [one for one in jobs.named(self.job_name(run_id)) if one not in self.jobs]
 
     def write(self, paths: RunPaths) -> None:
-        """Write the record, readable by its user alone."""
+        """Write the record to a file that only the user can read."""
         with replacing(_record(paths)) as record:
             record.touch(0o600)
             record.write_bytes(msgspec.json.encode(self))
 
     def is_own(self, environment: Mapping[str, str] = os.environ) -> bool:
-        """Return True in a job of this run."""
+        """Return True if this process is in a job of this run."""
         job_id = environment.get(ENV_JOB)
         return job_id is not None and job_id in self.jobs
 
     def is_expedited(self, environment: Mapping[str, str] = os.environ) -> bool:
-        """Return True if Slurm itself may start this job again, ahead of other jobs."""
+        """Return True if Slurm itself may start this job again, before other jobs."""
         return EXPEDITE in self.options and has_script(environment)
 
 
@@ -141,16 +143,18 @@ def submit(
     after: str | None = None,
     exclude: Collection[str] = (),
 ) -> Submission:
-    """Submit the next job of a run, and record the job; return the record.
+    """Submit the next job of a run and record it; return the new record.
 
-    A job whose submitter ended before it had recorded the job becomes the next job.
+    If there is a job whose submitting process ended before it had recorded the job, this job
+    becomes the next one.
 
     Args:
         submission: the record.
         paths: the paths of the run.
         cwd: the working folder of the run.
         jobs: the jobs of Slurm.
-        after: the number of a job that must have ended before the next job starts.
+        after: the id of a job that must have ended before the next job starts; None if there is
+            none.
         exclude: the names of nodes that the job must not use.
 
     Raises:
@@ -160,12 +164,12 @@ def submit(
     submission.write(paths)
     lost = submission.lost_jobs(paths.run_id, jobs)
     script = paths.root / "slurm-job.sh"
-    # A job that follows another job may have fewer nodes.
+    # A job that follows another one may have fewer nodes.
     spares = f"--spares $((SLURM_JOB_NUM_NODES - {submission.nodes}))"
     script.write_text(f"#!/bin/sh\nexec {STEP} {shlex.join(submission.command)} {spares}\n")
     job_id = lost[0] if lost else None
     total = submission.nodes + submission.spares
-    # Nodes that were lost may leave too few for all spares.
+    # After nodes were lost, there may be too few for all spares.
     nodes = str(total) if after is None else f"{submission.nodes}-{total}"
     if job_id is None:
         job_id = jobs.submit(
@@ -187,14 +191,14 @@ def submit(
 def submit_run(
     run: Run, submission: Submission, ledger_url: str, home: Path, jobs: SlurmJobs
 ) -> Submission:
-    """Queue a recorded run; return the record with the number of the run's job.
+    """Queue a recorded run; return the record with the id of its job.
 
-    The ledger is not open while Slurm may start the job, since the job's first node writes the
+    The ledger is closed before Slurm can start the job, since the first node of the job writes the
     ledger.
 
     Raises:
-        BadUse: a job of the run waits or runs, or Slurm refuses the job; a new run is forgotten
-            then.
+        BadUse: a job of the run already waits or runs, or Slurm refuses the job. In this case, a
+            new run is removed again.
     """
     paths = RunPaths(home, run.run_id)
     if submission.jobs and not jobs.state(submission.jobs[-1]).is_over:
@@ -205,7 +209,7 @@ def submit_run(
     is_new = not submission.jobs and run.state == "running"
     with Ledger.open(ledger_url) as ledger:
         ledger.set_run(run.run_id, state="queued", ended_at_s=None, exit_code=None, outcome="")
-        if run.state in ("stopped", "failed"):  # a person resumes: earlier failures count no more
+        if run.state in ("stopped", "failed"):  # a person resumes: earlier failures do not count
             newest = max((one.number for one in ledger.attempts(run.run_id)), default=0)
             now_s = time.time()
             ledger.add_event(Event(run_id=run.run_id, attempt=newest, at_s=now_s, kind="begun"))
@@ -226,7 +230,7 @@ def submit_run(
 
 
 def stop_queued(run: Run, ledger: Ledger, home: Path, jobs: SlurmJobs | None = None) -> None:
-    """End the job of a run that waits in the queue.
+    """Cancel the job of a run that waits in the queue.
 
     Raises:
         BadUse: the run was not submitted, or its job has begun meanwhile.
@@ -236,12 +240,12 @@ def stop_queued(run: Run, ledger: Ledger, home: Path, jobs: SlurmJobs | None = N
     if submission is None:
         raise BadUse(f"Run {run.run_id} waits for nothing that this command can end.")
     jobs = jobs or SlurmJobs()
-    # Of an expedited run, the job before the last may wait, too.
+    # If a run is expedited, the job before the last one may also wait.
     count = 2 if EXPEDITE in submission.options else 1
     due = [*submission.jobs[-count:], *submission.lost_jobs(run.run_id, jobs)]
     for job_id in due:
         state = jobs.state(job_id)
-        # A job that neither waits nor has ended runs, or Slurm is about to start the job again.
+        # A job that neither waits nor has ended is running, or Slurm is about to start it again.
         if not (state.is_waiting or state.is_over):
             does = "begins" if state.is_running else "changes its state"
             raise BadUse(
@@ -259,14 +263,14 @@ def stop_queued(run: Run, ledger: Ledger, home: Path, jobs: SlurmJobs | None = N
 
 
 def is_left(run: Run, home: Path, environment: Mapping[str, str] = os.environ) -> bool:
-    """Return True in a job whose run is over: a person stopped the run, or the run has ended.
+    """Return True if the run of this job has ended, or if a person stopped it.
 
-    A run that was stopped by Slurm itself goes on in the job that Slurm starts again.
+    A run that was stopped by Slurm itself continues when Slurm starts its job again.
     """
     submission = Submission.read(RunPaths(home, run.run_id))
     if submission is None:
         return False
-    # The submitter may have died before it had recorded the number of the job.
+    # The submitting process may have died before it had recorded the id of the job.
     is_named = environment.get(ENV_NAME) == submission.job_name(run.run_id)
     if not is_named and not submission.is_own(environment):
         return False
@@ -282,18 +286,18 @@ def settle_jobs(
     jobs: SlurmJobs | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[str]:
-    """End the jobs that a run does not need after its end in this job; return their numbers.
+    """End the jobs that a run does not need after its end in this job; return their ids.
 
-    - A run that is queued again does not need the present job; the next job waits for the end of
-      the present job. An expedited job ends by itself, so that Slurm may start it again.
-    - Any other run does not need a next job, which was submitted while nodes were missing.
-    - A job whose first node is gone has lost its batch script, and would keep its other nodes until
-      its time limit. Such a job is ended, too; while Slurm does not answer, this is tried again for
-      some minutes.
+    - If a run is queued again, the present job is ended, since the next job waits for its end.
+      However, an expedited job ends by itself, so that Slurm may start it again.
+    - If a run has ended, a next job that was submitted while nodes were missing is ended.
+    - If the first node of a job is gone, the job has lost its batch script, and would keep its
+      other nodes until its time limit. So it is ended, too. If Slurm does not answer, this is tried
+      again for some minutes.
 
     Raises:
-        HoldfastError: Slurm does not answer; the message has the command for a person if a job
-            keeps its nodes.
+        HoldfastError: Slurm does not answer. If a job keeps its nodes, the message contains the
+            command with which a person can end it.
     """
     submission = Submission.read(paths)
     if submission is None or not submission.is_own(environment):
@@ -318,13 +322,13 @@ def settle_jobs(
                     f"End it by: scancel {own}."
                 ) from error
         sleep(END_RETRY_S)
-    raise AssertionError  # the last try has returned or raised
+    raise AssertionError  # the last attempt has returned or raised
 
 
 def has_script(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return True on the first node of a job, which runs the batch script.
+    """Return True if this is the first node of a job, which runs the batch script.
 
-    Another node leads if the first node is gone.
+    If the first node is gone, another node leads the run.
     """
     return environment.get(ENV_NODE, "0") == "0"
 

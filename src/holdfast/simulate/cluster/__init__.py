@@ -1,19 +1,20 @@
-"""Replay a cluster's jobs under a scheduling policy: waits, use, and the effect of evaluation.
+"""Replay a cluster's jobs under a scheduling policy, to predict waits and GPU utilisation.
 
-The input is a trace in any form that `holdfast.trace` reads. The output is that of `holdfast
-simulate cluster`: waits by type beside the trace's own, the use of the GPUs, and how scattered the
-free GPUs are.
+The input is a trace in any form that `holdfast.trace` reads. The output is what `holdfast simulate
+cluster` prints: for each type of job, the simulated waits beside the waits in the trace; the
+utilisation of the GPUs; and the fragmentation, which is the number of free GPUs that lie scattered
+on partly used nodes. Optionally, a second replay shows the effect of decoupled evaluation.
 
 | module | one idea |
 |---|---|
 | `jobs` | the jobs as columns, and predicted run times |
-| `policy` | reserved quota, limits, evaluation at best effort |
-| `nodes` | nodes in buckets by their free GPUs |
+| `policy` | reserved quota, limits, best-effort evaluation |
+| `nodes` | nodes sorted into buckets by their number of free GPUs |
 | `engine` | the replay, event by event, with backfill |
-| `decoupled` | the evaluation coordinator in the place of a checkpoint's trials |
+| `decoupled` | one coordinator job in place of all evaluation jobs of a checkpoint |
 | `answers` | waits, distances from the trace, fragmentation |
-| `page` | the same as a page |
-| `formulas` | Erlang C, with which the replay must agree |
+| `page` | the answers as an HTML page |
+| `formulas` | closed forms of queueing theory (Erlang C), with which the replay must agree |
 """
 
 from holdfast.simulate.cluster.answers import Answer, answer, assumptions

@@ -1,4 +1,4 @@
-"""Answer how a policy changes a trace: waits by type, use, fragmentation, evaluation."""
+"""Compute how a policy changes the waits, utilisation, fragmentation and evaluations of a trace."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -17,7 +17,7 @@ from holdfast.simulate.cluster.policy import Flags, Policy, classes
 
 @dataclass(frozen=True, kw_only=True)
 class Waits:
-    """Waiting times of jobs, in seconds; None without jobs."""
+    """Statistics of the waiting times of jobs, in seconds; each is None if there are no jobs."""
 
     mean_s: float | None
     median_s: float | None
@@ -25,7 +25,7 @@ class Waits:
 
     @classmethod
     def of(cls, waits_s: Floats) -> "Waits":
-        """Sum up waits."""
+        """Compute the mean, the median and the 95 % quantile of `waits_s`."""
         if not len(waits_s):
             return cls(mean_s=None, median_s=None, p95_s=None)
         median_s, p95_s = np.quantile(waits_s, [0.5, 0.95]).tolist()
@@ -34,17 +34,22 @@ class Waits:
 
 @dataclass(frozen=True, kw_only=True)
 class Distance:
-    """The distance of simulated waits from the trace's, over the jobs whose wait the trace has."""
+    """The distance between simulated and recorded waits, over the jobs with a wait in the trace."""
 
     jobs: int
     ks: float
-    """Kolmogorov-Smirnov: the largest difference of the two distribution functions."""
+    """The Kolmogorov-Smirnov distance: the largest difference of the two distribution functions."""
     wasserstein_s: float
-    """The mean change of a wait that turns one distribution into the other, in seconds."""
+    """The mean change of a wait that would turn one distribution into the other, in seconds."""
 
     @classmethod
     def of(cls, ours_s: Floats, theirs_s: Floats) -> "Distance | None":
-        """Compare the simulated waits with as many of the trace; None without jobs."""
+        """Compare two equally long arrays of waits; return None if they are empty.
+
+        Args:
+            ours_s: the simulated waits in seconds.
+            theirs_s: the waits of the same jobs in the trace, in seconds.
+        """
         number = len(ours_s)
         if not number:
             return None
@@ -60,7 +65,7 @@ class Distance:
 
 @dataclass(frozen=True, kw_only=True)
 class OfType:
-    """The jobs of one type."""
+    """The figures for the jobs of one type."""
 
     type: str
     jobs: int
@@ -72,19 +77,19 @@ class OfType:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluations:
-    """The checkpoints' evaluations: batches of trials, or coordinators."""
+    """The figures for the evaluations of checkpoints, run as batches of trials or by coordinators."""
 
     checkpoints: int
     mean_s: float
-    """From a checkpoint's first submission to its last score."""
+    """The mean time from a checkpoint's first submission to its last score, in seconds."""
     median_s: float
     gpu_hours: float
-    """GPU time held for them, with the runs that made room."""
+    """GPU-hours held by the evaluations, including runs that were preempted and lost."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """One replay in figures."""
+    """The figures of one replay."""
 
     name: str
     jobs: int
@@ -96,29 +101,32 @@ class Variant:
     restarts: int
     backfilled: int
     partly_used_nodes: float
-    """Mean share of the nodes with some GPUs in use and some free, at whole hours."""
+    """The share of nodes with some GPUs in use and some free; the mean over all whole hours."""
     free_on_partly_used: float
-    """Mean number of free GPUs on these nodes."""
+    """The number of free GPUs on these partly used nodes; the mean over all whole hours."""
     largest_fit_median: float
     evaluations: Evaluations | None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Answer:
-    """The result of a trace under a policy."""
+    """The result of replaying a trace under a policy."""
 
     replayed: Replayed
     policy: Policy
     variants: tuple[Variant, ...]
-    """The replay as submitted; then, if requested, the replay with decoupled evaluation."""
+    """The replay of the jobs as submitted; then, if requested, the replay with decoupled
+    evaluation.
+    """
     outcomes: tuple[Outcome, ...]
     trace_utilisation: float | None
-    """The utilisation of the trace's own schedule; None if the trace has no waits."""
+    """The utilisation under the schedule that the trace recorded; None if the trace has no waits.
+    """
     coordinator: dict[str, float]
     """The figures of the coordinator's model."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return all figures, without the jobs."""
+        """Return all figures as plain JSON values, without the single jobs."""
         one = self.replayed
         return {
             "cluster": one.cluster,
@@ -147,7 +155,8 @@ def answer(
         policy: the reserved nodes, the limits and the best-effort jobs.
         decoupled: replay a second time, with a coordinator for each checkpoint's evaluation.
         seed: the seed of all random draws.
-        progress: called as jobs arrive.
+        progress: called from time to time with a description, the number of jobs that have arrived,
+            and the number of all jobs.
 
     Raises:
         BadUse: the policy does not suit the jobs, or there is no evaluation to decouple.
@@ -257,7 +266,7 @@ def _variant(
 
 
 def _trace_utilisation(replayed: Replayed) -> float | None:
-    """Return the share of GPU time until the last submission that the trace's schedule held."""
+    """Return the share of all GPU time, up to the last submission, that jobs held in the trace."""
     jobs = replayed.jobs
     last_s = float(jobs.submit_s[-1])
     known = ~np.isnan(jobs.queue_s)
@@ -271,7 +280,7 @@ def _trace_utilisation(replayed: Replayed) -> float | None:
 
 
 def assumptions(chosen: Answer, *, reserve_given: bool) -> Sequence[str]:
-    """Return the assumptions beyond the trace, one sentence each."""
+    """Return the assumptions that the replay makes beyond the trace, one sentence each."""
     policy, types = chosen.policy, chosen.replayed.jobs.types
     lines = [
         "A job of several nodes takes whole nodes; all its GPUs are packed on as few nodes as possible.",

@@ -1,9 +1,11 @@
-"""Replace the trials of a checkpoint's evaluation by one job of the evaluation coordinator.
+"""Replace the evaluation jobs of each checkpoint by one job of the evaluation coordinator.
 
-A checkpoint's evaluation is a batch of trials, by the rule of `simulate.arrivals` but a user at a
-time. Its coordinator holds one node: it loads the model once, deals the samples of all trials to
-the node's GPUs, and computes the metrics on CPUs after the GPUs are free. The coordinator's time
-exceeds work divided by GPUs. `simulate.evaluate`, with the live policy, computes the ratio for a
+A checkpoint's evaluation is a batch of evaluation jobs, called trials here. Batches are found by
+the rule of `simulate.arrivals`, applied to the jobs of each user separately. The coordinator of a
+batch holds one node: the coordinator loads the model once, deals the samples of all trials to the
+node's GPUs, and computes the metrics on CPUs after the GPUs are free. The coordinator needs more
+time than the inference time divided by the number of GPUs, since the load is never balanced
+perfectly. `simulate.evaluate`, with the live policy, computes the ratio of the two times for a
 random sample of batches; the mean ratio is used for all batches.
 """
 
@@ -21,29 +23,31 @@ from holdfast.simulate.evaluate import simulate
 from holdfast.simulate.workload import SimCluster, SimModel, SimTask, Workload
 
 LOAD_PART: Final = 0.295
-"""Share of a trial's run time for loading the model and preparing.
+"""The share of a trial's run time for loading the model and preparing the data.
 
 Source: Hu et al., NSDI 2024, figure 13 (7B, HumanEval).
 """
 METRIC_PART: Final = 0.190
-"""Share of a trial's run time for metrics while the GPU is idle; same source."""
+"""The share of a trial's run time for metrics, while the GPU is idle. Same source."""
 SIMULATED: Final = 12
-"""The number of batches that are drawn and simulated."""
+"""The number of batches that are drawn at random and simulated."""
 _SAMPLES: Final = 8
-"""Parts into which the coordinator can split a trial. Chosen: benchmarks have more samples."""
+"""The number of parts into which the coordinator can split a trial: a cautious choice, since
+benchmarks have more samples than this.
+"""
 _TOKEN_S: Final = 0.05
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Batches:
-    """Batches of trials, one a checkpoint. B batches."""
+    """Batches of trials, one batch per checkpoint. Shapes: N jobs, B batches."""
 
     of_job: Ints
-    """(N) the batch of each job; -1: none."""
+    """(N) The index of each job's batch; -1 for a job in no batch."""
     first_s: Floats
-    """(B) first submission."""
+    """(B) The time of the first submission, in seconds."""
     last_s: Floats
-    """(B) last submission."""
+    """(B) The time of the last submission, in seconds."""
 
     def __len__(self) -> int:
         return len(self.first_s)
@@ -51,32 +55,36 @@ class Batches:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Decoupled:
-    """The jobs with coordinators in the place of trials."""
+    """The jobs after coordinators have replaced the trials. Shapes: N' jobs, B batches."""
 
     jobs: Jobs
     batch: Ints
-    """(N') the batch that a job is the coordinator of; -1: none."""
+    """(N') The index of the batch whose coordinator the job is; -1 if the job is no coordinator."""
     scores_s: Floats
-    """(B) from the coordinator's start to the last score."""
+    """(B) The time from the coordinator's start to the last score, in seconds."""
     held_ratio: float
-    """Time that GPUs are held after the load, over inference divided by GPUs."""
+    """The time that GPUs are held after the model is loaded, relative to the ideal: the inference
+    time divided by the number of GPUs.
+    """
     scores_ratio: float
-    """Time to the last score after the load, over the same."""
+    """The time from the end of the load to the last score, relative to the same ideal."""
     simulated: int
-    """Batches that the ratios are the means of."""
+    """The number of simulated batches over which the two ratios are averaged."""
 
 
 def batches_of(jobs: Jobs, *, gpus_per_node: int) -> Batches:
-    """Find the batches: jobs of one user, each submitted within `GAP_S` of the job before.
+    """Find the batches of trials, one batch per evaluation of a checkpoint.
 
-    Jobs of more than one node, and batches of fewer than `LEAST_JOBS` jobs, do not count.
+    A batch consists of evaluation jobs of one user, each submitted less than `GAP_S` after the
+    previous one. Jobs on more than one node, and batches of fewer than `LEAST_JOBS` jobs, do not
+    count.
     """
     of_job = np.full(len(jobs), -1, dtype=np.int64)
     evaluation = places(jobs.types, EVALUATION)
     those = np.flatnonzero((jobs.type == evaluation) & (jobs.gpus <= gpus_per_node))
     if evaluation is None or not len(those):
         return Batches(of_job=of_job, first_s=np.zeros(0), last_s=np.zeros(0))
-    those = those[np.argsort(jobs.user[those], kind="stable")]  # within a user still by time
+    those = those[np.argsort(jobs.user[those], kind="stable")]  # stable: keeps order of time
     new = np.concatenate(
         [
             [True],
@@ -97,7 +105,7 @@ def batches_of(jobs: Jobs, *, gpus_per_node: int) -> Batches:
 
 
 def decouple(jobs: Jobs, batches: Batches, *, gpus_per_node: int, seed: int) -> Decoupled:
-    """Replace each batch by a coordinator, submitted with the batch's last trial.
+    """Replace each batch by a coordinator, which is submitted with the last trial of the batch.
 
     Args:
         jobs: the jobs, trials included.
@@ -158,7 +166,12 @@ def decouple(jobs: Jobs, batches: Batches, *, gpus_per_node: int, seed: int) -> 
 
 
 def _ratios(work_s: Floats, gpus: int) -> tuple[float, float] | None:
-    """Simulate the coordinator on a batch; return the end of GPUs and of scores over the ideal."""
+    """Simulate the coordinator of one batch.
+
+    Returns:
+        The time until the GPUs are free, and the time until the last score, each divided by the
+        ideal time; None if no trial generates a token.
+    """
     tasks = []
     for number, one_s in enumerate(work_s.tolist()):
         tokens = round((1 - LOAD_PART - METRIC_PART) * one_s / _SAMPLES / _TOKEN_S)

@@ -1,15 +1,16 @@
 """Replay jobs on a cluster, event by event.
 
-The events are arrivals, starts with backfill, ends, and best-effort jobs that make room.
+The events are arrivals, starts (some by backfill), ends, and preemptions of best-effort jobs.
 
-Each partition has a queue in the order of arrival. The first job of a queue reserves nodes for the
-moment at which the running jobs are predicted to have left the nodes. Later jobs start before the
-first job only if they do not delay that moment (EASY: Lifka, JSSPP 1995). A reservation stays until
-its job starts or its moment has passed. Run times are predicted as the next power of two seconds; a
-job that runs for longer is predicted anew.
+Each partition has a queue in the order of arrival. If the first job of a queue does not fit, this
+job reserves nodes, from the time at which the jobs on these nodes are predicted to end. A later job
+is backfilled, which means that the job starts before the first one, only if the reservation is not
+delayed (EASY: Lifka, JSSPP 1995). A reservation stays until its job starts or until the predicted
+time has passed. Predicted run times are rounded up to the next power of two seconds; if a job runs
+for longer than predicted, the prediction is doubled.
 
-The cost of an event does not depend on the number of waiting jobs: jobs wait in one queue per size
-and predicted run time, and only the first of each queue can start next.
+The cost of an event does not depend on the number of waiting jobs. This is because waiting jobs are
+grouped by size and predicted run time, and only the first job of each group can start next.
 """
 
 import math
@@ -27,53 +28,55 @@ from holdfast.simulate.cluster.policy import Classes
 
 HOUR_S: Final = 3600.0
 TOLERANCE: Final = 1e-9
-"""The allowed relative difference between the GPU time of the nodes and of the jobs."""
+"""The allowed relative difference between the GPU time summed over nodes and summed over jobs."""
 _TOLD: Final = 20_000
-"""Events between two calls of `progress`."""
+"""The number of events between two calls of `progress`."""
 
 Progress = Callable[[str, float, float | None], None]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Outcome:
-    """The result for the jobs and nodes. N jobs, H whole hours until the last submission."""
+    """The results for jobs and nodes. Shapes: N jobs, H whole hours until the last submission."""
 
     first_start_s: Floats
-    """(N)"""
+    """(N) The start of the job's first run, in seconds."""
     start_s: Floats
-    """(N) the start of the run that no other job ended."""
+    """(N) The start of the job's last run, which was not preempted; in seconds."""
     end_s: Floats
-    """(N)"""
+    """(N) The end of the job's last run, in seconds."""
     restarts: Ints
-    """(N) the number of times that a best-effort job made room."""
+    """(N) The number of times that the job was preempted; 0 unless the job is best-effort."""
     lost_by_job_gpu_s: Floats
-    """(N) GPU time of a job's runs that made room."""
+    """(N) The GPU-seconds of the job's preempted runs."""
     busy_gpus: Floats
-    """(H) at each whole hour."""
+    """(H) The number of GPUs in use at each whole hour."""
     partly_used_nodes: Floats
-    """(H)"""
+    """(H) The number of nodes with some GPUs in use and some free."""
     free_on_partly_used: Floats
-    """(H) GPUs."""
+    """(H) The number of free GPUs on these partly used nodes."""
     largest_fit: Floats
-    """(H) GPUs of the largest job that would fit: all free nodes, or the free GPUs of one node."""
+    """(H) The number of GPUs of the largest job that would fit: on all entirely free nodes, or on
+    the free GPUs of one node.
+    """
     gpus: int
     useful_gpu_s: float
-    """GPU time of runs that came to their end."""
+    """The GPU-seconds of runs that were not preempted."""
     lost_gpu_s: float
-    """GPU time of runs that made room."""
+    """The GPU-seconds of preempted runs."""
     idle_gpu_s: float
     span_s: float
-    """From the first submission to the last end."""
+    """The time from the first submission to the last end, in seconds."""
     arrivals_s: float
-    """From the first submission to the last one."""
+    """The time from the first submission to the last submission, in seconds."""
     busy_gpu_s: float
-    """GPU time held until the last submission."""
+    """The GPU-seconds that jobs held until the last submission."""
     backfilled: int
-    """Jobs that started before the first one of their queue."""
+    """The number of jobs that were backfilled: they started before the first job of their queue."""
 
     @property
     def utilisation(self) -> float:
-        """Part of the GPU time that was held, from the first submission to the last one."""
+        """The share of GPU time that jobs held, from the first submission to the last submission."""
         whole = self.gpus * self.arrivals_s
         return self.busy_gpu_s / whole if whole else 0.0
 
@@ -86,19 +89,24 @@ class _Queue:
     )  # fmt: skip
 
     def __init__(self, number: int) -> None:
-        # Nodes of partition p are in group 2 p, those that its first job reserves in group 2 p + 1.
-        # Jobs with reserved quota may use what is free of the shared nodes (partition 0) as well.
+        # The nodes of partition p are in group 2 p; nodes that the first job of its queue has
+        # reserved are in group 2 p + 1. Jobs with reserved quota may also use free shared nodes
+        # (partition 0).
         self.own, self.kept = 2 * number, 2 * number + 1
         self.open = (self.own, 0) if number else (self.own,)
-        """Groups that delay no first job."""
+        """The groups on which a job delays no reservation."""
         self.both = (self.kept, *self.open)
         self.first: tuple[deque[int], deque[int]] = (deque(), deque())
-        """Jobs in order by rank; holds started ones too, until they come to the front."""
+        """For each rank, the jobs in order of arrival. Jobs that have started are removed only when
+        they reach the front.
+        """
         self.waiting: dict[int, dict[int, deque[int]]] = {}
-        """By GPUs, then by rank and exponent of the predicted run time."""
+        """Waiting jobs by number of GPUs, then by rank and by log2 of the predicted run time in
+        seconds.
+        """
         self.sizes: list[int] = []
         self.leaving: list[tuple[float, int]] = []
-        """Predicted ends of running jobs; holds ended ones too."""
+        """A heap of predicted ends and jobs; jobs that have ended are removed late."""
         self.held: list[int] = []
         self.reserved_for = -1
         self.shadow_s = 0.0
@@ -112,18 +120,20 @@ def replay(
     mode: str,
     progress: Progress | None = None,
 ) -> Outcome:
-    """Replay jobs.
+    """Replay jobs on the nodes of a cluster; return what happened to jobs and nodes.
 
     Args:
         jobs: the jobs, in the order of submission.
-        sorted_into: the partition, limit and rank of each job, from `policy.classes`.
-        gpus_per_node: the GPUs of every node.
-        mode: the mode of the best-effort jobs, see `Policy`.
-        progress: called as jobs end, with a description, the jobs done and all jobs.
+        sorted_into: the partition, the limit and the best-effort flag of each job, from
+            `policy.classes`.
+        gpus_per_node: the number of GPUs of each node.
+        mode: the mode of the best-effort jobs (see `Policy.mode`).
+        progress: called every `_TOLD` events with a description, the number of jobs that have
+            arrived, and the number of all jobs.
 
     Raises:
-        RuntimeError: the GPU time of nodes and jobs differs by more than `TOLERANCE`, or a job
-            never started; the cause is a bug of this module.
+        RuntimeError: the GPU time summed over nodes differs from the sum over jobs by more than
+            `TOLERANCE`, or a job never started. Either is a bug of this module.
     """
     return _Replay(jobs, sorted_into, gpus_per_node, mode, progress).outcome()
 
@@ -156,13 +166,13 @@ class _Replay:
         self.outside: list[deque[int]] = [deque() for _ in self.limits]
         sizes = [nodes for size in sorted_into.sizes for nodes in (size, 0)]
         self.regular = Nodes(sizes, per)
-        """Nodes as jobs see them that need not yield: best-effort jobs count as free."""
+        """The nodes as regular jobs see them: GPUs held by best-effort jobs count as free."""
         self.actual = Nodes(sizes, per) if preemptible else self.regular
         self.every = tuple(range(len(sizes)))
         self.queues = [_Queue(number) for number in range(len(sorted_into.sizes))]
         self.yielding: dict[int, deque[int]] = {}
         self.guests: dict[int, list[int]] = {}
-        """By node, the best-effort jobs on it in the order of their starts."""
+        """For each node, the best-effort jobs on the node in the order of their starts."""
         self.ends: list[tuple[float, int, int]] = []
         self.placed: dict[int, Placement] = {}
         self.first_start_s = [math.nan] * self.number
@@ -216,7 +226,7 @@ class _Replay:
         )
 
     def _run(self) -> float:
-        """Let all jobs come and go; return the GPU time that was held until the last submission."""
+        """Process all events; return the GPU-seconds that jobs held until the last submission."""
         submit_s, ends, number = self.submit_s, self.ends, self.number
         come, events, next_hour_s = 0, 0, 0.0
         last_s = submit_s[-1] if number else 0.0
@@ -250,7 +260,7 @@ class _Replay:
         return busy_at_last_s
 
     def _arrive(self, job: int, new: list[int]) -> None:
-        """Let a job into its queue, or make it wait for its limit."""
+        """Add an arrived job to `new`, or keep the job outside the queue because of its limit."""
         if (limit := self.limit[job]) >= 0:
             if self.outside[limit] or self.admitted[limit] + self.gpus[job] > self.limits[limit]:
                 self.outside[limit].append(job)
@@ -261,7 +271,8 @@ class _Replay:
     def _end(self, job: int, freed: set[int], new: list[int]) -> None:
         self.end_s[job] = self.now_s
         self._release(job)
-        # A best-effort job gives room to others of its kind; the others had it already.
+        # The end of a best-effort job helps only other best-effort jobs. For regular jobs, its GPUs
+        # have counted as free all along.
         freed.update((-1,) if self.yields[job] else range(len(self.queues)))
         if (limit := self.limit[job]) >= 0:
             self.admitted[limit] -= self.gpus[job]
@@ -281,7 +292,13 @@ class _Replay:
         self.free += self.gpus[job]
 
     def _schedule(self, freed: set[int], new: list[int]) -> None:
-        """Start the jobs that can start after ends (-1: of best-effort jobs) and after arrivals."""
+        """Start the jobs that can start after jobs have ended or arrived.
+
+        Args:
+            freed: the partitions in which regular jobs may find more free GPUs than before; -1
+                stands for the GPUs of best-effort jobs.
+            new: the jobs that have entered their queue.
+        """
         for job in new:
             if self.yields[job]:
                 self.yielding.setdefault(self.gpus[job], deque()).append(job)
@@ -300,7 +317,7 @@ class _Replay:
             self._start_yielding()
 
     def _waits_behind(self, queue: _Queue, job: int) -> bool:
-        """Return True if the queue's first job holds a reservation that `job` must not delay."""
+        """Return True if the first job of the queue holds a reservation that `job` must not delay."""
         first = self._first(queue)
         return (
             first is not None
@@ -327,7 +344,7 @@ class _Replay:
         return None
 
     def _pass(self, queue: _Queue) -> None:
-        """Start the first jobs of a queue while they fit, then jobs that do not delay these."""
+        """Start jobs in the order of the queue while they fit; then backfill."""
         while (first := self._first(queue)) is not None:
             if not self.regular.fits(queue.both, self.gpus[first]):
                 break
@@ -382,7 +399,7 @@ class _Replay:
             self._start_early(queue, best)
 
     def _reserve(self, queue: _Queue, job: int) -> None:
-        """Reserve nodes for a job at the first moment at which the job is predicted to fit."""
+        """Reserve nodes for a job, from the first time at which the job is predicted to fit."""
         self._drop_reservation(queue)
         nodes, leaving = self.regular, queue.leaving
         full, rest = divmod(self.gpus[job], nodes.per)
@@ -427,7 +444,7 @@ class _Replay:
     def _predicted_end_s(self, job: int) -> float:
         """Return the predicted end of a job.
 
-        The run time is the prediction, doubled until the predicted end lies in the future.
+        The predicted run time is doubled until the predicted end lies in the future.
         """
         lasts_s = 2.0 ** self.exponent[job]
         while self.start_s[job] + lasts_s <= self.now_s:
@@ -446,7 +463,7 @@ class _Replay:
             self.actual.move(node, group)
 
     def _start(self, job: int, groups: tuple[int, ...]) -> None:
-        """Start a job that fits, on idle GPUs if these suffice; else best-effort jobs make room."""
+        """Start a job that fits; preempt best-effort jobs if there are not enough idle GPUs."""
         found = self.actual.find(groups, self.gpus[job])
         if self.actual is not self.regular:
             if found is None:
@@ -478,7 +495,7 @@ class _Replay:
         heappush(self.ends, (self.now_s + self.run_s[job], job, self.restarts[job]))
 
     def _make_room(self, job: int) -> None:
-        """End a best-effort job; it waits again, before the others of its size."""
+        """Preempt a best-effort job, and queue the job again before the others of its size."""
         self._release(job)
         self.lost_gpu_s[job] += self.gpus[job] * (self.now_s - self.start_s[job])
         self.restarts[job] += 1
@@ -486,9 +503,9 @@ class _Replay:
         self.yielding.setdefault(self.gpus[job], deque()).appendleft(job)
 
     def _start_yielding(self) -> None:
-        """Start best-effort jobs on idle GPUs of any node in their order.
+        """Start best-effort jobs on idle GPUs of any node, in the order of arrival.
 
-        Skip those that do not fit.
+        A job that does not fit is skipped.
         """
         while self.yielding:
             best = -1
@@ -512,7 +529,7 @@ class _Replay:
                 self.guests.setdefault(node, []).append(best)
 
     def _look(self) -> None:
-        """Record how full and how scattered the nodes are."""
+        """Record the number of GPUs in use, and the figures of fragmentation, at a whole hour."""
         nodes = self.actual
         partly = free = block = 0
         for rows in nodes.buckets:

@@ -1,15 +1,15 @@
-"""Compute the closed forms with which the replay must agree."""
+"""Compute closed forms of queueing theory, with which the replay must agree."""
 
 from collections.abc import Sequence
 from itertools import pairwise
 
 
 def erlang_c(servers: int, load: float) -> float:
-    """Return the part of the arrivals that wait in M/M/c (Erlang, 1917).
+    """Return the share of arrivals that must wait in an M/M/c queue (Erlang, 1917).
 
     Args:
-        servers: c.
-        load: arrival rate times mean run time, below c.
+        servers: c, the number of servers.
+        load: a, the arrival rate times the mean run time; below c.
     """
     blocked = 1.0
     for number in range(1, servers + 1):
@@ -18,21 +18,22 @@ def erlang_c(servers: int, load: float) -> float:
 
 
 def mean_wait_s(servers: int, load: float, run_s: float) -> float:
-    """Return the mean wait in M/M/c, in the order of arrival: C(c, a) s / (c - a)."""
+    """Return the mean wait in an M/M/c queue, first come, first served: C(c, a) s / (c - a)."""
     return erlang_c(servers, load) * run_s / (servers - load)
 
 
 def priority_wait_s(servers: int, loads: Sequence[float], run_s: float) -> list[float]:
-    """Return the mean wait of each class in M/M/c with priorities and one mean run time.
+    """Return the mean wait in seconds of each priority class in an M/M/c queue.
 
-    A class comes before the later classes of the list. No running job is ended. The wait of class k
-    is W / ((1 - u of classes 1 to k - 1) (1 - u of classes 1 to k)), with W = C(c, a) s / c (Cobham,
-    1954, Operations Research 2:70).
+    All classes have the same mean run time. A class has priority over all later classes of the
+    list, but no running job is preempted. The wait of class k is W / ((1 - u of classes 1 to k - 1)
+    (1 - u of classes 1 to k)), with W = C(c, a) s / c, where u is the load of the classes divided
+    by c (Cobham, 1954, Operations Research 2:70).
 
     Args:
-        servers: c.
-        loads: arrival rate times mean run time of each class; below c together.
-        run_s: s.
+        servers: c, the number of servers.
+        loads: for each class, the arrival rate times the mean run time; the sum is below c.
+        run_s: s, the mean run time in seconds.
     """
     load = sum(loads)
     busy_s = erlang_c(servers, load) * run_s / servers

@@ -19,30 +19,32 @@ Ints = npt.NDArray[np.int64]
 EVALUATION: Final = "Evaluation"
 UNKNOWN: Final = "unknown"
 FIRST_PREDICTION_S: Final = 86_400.0
-"""Predicted run time of a job without a similar earlier job: a day, a usual default limit."""
+"""The predicted run time, in seconds, of a job without a similar earlier job: a day, which is a
+usual default time limit.
+"""
 _NEEDED: Final = ("submit_at", "run_s", "gpu_num")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Jobs:
-    """GPU jobs in the order of submission. N jobs."""
+    """GPU jobs as columns, in the order of submission. Shape: N jobs."""
 
     submit_s: Floats
-    """(N) ascending, since the first submission."""
+    """(N) The submission times in seconds since the first submission, ascending."""
     run_s: Floats
-    """(N) seconds that the job holds its GPUs."""
+    """(N) The seconds for which the job holds its GPUs."""
     gpus: Ints
-    """(N) whole GPUs."""
+    """(N) The number of whole GPUs."""
     user: Ints
-    """(N) number of the user; 0 for all where the trace names none."""
+    """(N) A number that identifies the user; 0 for all jobs if the trace names no users."""
     type: Ints
-    """(N) place in `types`."""
+    """(N) The index in `types`."""
     pool: Ints
-    """(N) place in `pools`."""
+    """(N) The index in `pools`."""
     predicted_s: Floats
-    """(N) run time that the scheduler assumes."""
+    """(N) The run time that the scheduler assumes, in seconds."""
     queue_s: Floats
-    """(N) wait in the trace itself; NaN where the trace has none."""
+    """(N) The wait that the trace recorded, in seconds; NaN if the trace has none for the job."""
     types: tuple[str, ...]
     pools: tuple[str, ...]
 
@@ -50,7 +52,7 @@ class Jobs:
         return len(self.submit_s)
 
     def take(self, kept: npt.NDArray[Any]) -> Self:
-        """Return some of the jobs, by a mask or by places."""
+        """Return the jobs that a boolean mask or an array of indices selects."""
         columns = {
             field.name: getattr(self, field.name)[kept]
             for field in fields(self)
@@ -60,11 +62,12 @@ class Jobs:
 
     @classmethod
     def of(cls, columns: Mapping[str, Any]) -> Self:
-        """Make jobs from columns in any order; predict run times that are not given.
+        """Make jobs from rows in any order; predict the run times if the columns have none.
 
         Args:
-            columns: `submit_s`, `run_s` and `gpus`; perhaps `user`, `type`, `pool` (texts or
-                numbers), `queue_s` and `predicted_s`. Parts of a GPU count as a whole one.
+            columns: arrays of equal length. `submit_s`, `run_s` and `gpus` are required; `user`,
+                `type`, `pool` (texts or numbers), `queue_s` and `predicted_s` are optional.
+                Fractions of a GPU are rounded up.
         """
         submit_s = np.asarray(columns["submit_s"], dtype=float)
         order = np.argsort(submit_s, kind="stable")
@@ -93,10 +96,10 @@ class Jobs:
     def predicted(self) -> Self:
         """Return the jobs with run times predicted from earlier jobs.
 
-        The prediction is the mean of the last two jobs of the same user, type and GPUs; if the user
-        has none, of the last two of the same type and GPUs. Only jobs that had ended by the
-        submission count, as if each had started at once. Source: Tsafrir, Etsion and Feitelson,
-        IEEE TPDS 18(6), 2007.
+        The prediction is the mean run time of the last two jobs with the same user, type and number
+        of GPUs. If there are none, the user is ignored. Only jobs that had ended before the
+        submission count, under the assumption that each job started without a wait. Source:
+        Tsafrir, Etsion and Feitelson, IEEE TPDS 18(6), 2007.
         """
         scale = int(self.gpus.max(initial=0)) + 1
         alike = self.type * scale + self.gpus
@@ -119,20 +122,21 @@ class Jobs:
 
 @dataclass(frozen=True, kw_only=True)
 class Replayed:
-    """The jobs of one cluster of a trace, and its size."""
+    """The jobs of one cluster in a trace, and the size of the cluster."""
 
     jobs: Jobs
     cluster: str
     nodes: int
     gpus_per_node: int
     left_out: Mapping[str, int]
-    """Jobs that cannot be replayed, by reason."""
+    """The number of jobs that cannot be replayed, by reason."""
     on_parts_of_gpus: int = 0
-    """Jobs that hold a part of a GPU in the trace, and a whole one here."""
+    """The number of jobs that hold a fraction of a GPU in the trace, and a whole GPU in the replay.
+    """
 
 
 def jobs_of(trace: "Trace") -> Replayed:
-    """Read the GPU jobs of a trace's only cluster.
+    """Read the GPU jobs of the only cluster in a trace.
 
     Raises:
         BadUse: there are several clusters, the size is unknown, or the trace lacks times or GPUs.
@@ -152,8 +156,8 @@ def jobs_of(trace: "Trace") -> Replayed:
         raise BadUse(
             f"The trace has no {' and no '.join(missing)}, so no job can be replayed. Use another trace."
         )
-    # Numbers in the place of texts: a million texts as objects would need more memory than the
-    # rest.
+    # Texts are replaced by numbers, since a million text objects would need more memory than all
+    # the other columns.
     texts = {"user": "username", "type": "type", "pool": "pool"}
     coded = ", ".join(
         f"dense_rank() OVER (ORDER BY coalesce({column}, '{UNKNOWN}')) - 1 AS {key}"
@@ -213,5 +217,5 @@ def jobs_of(trace: "Trace") -> Replayed:
 
 
 def places(names: Sequence[str], wanted: str) -> int | None:
-    """Return the place of a name, or None."""
+    """Return the index of a name, or None if the name is missing."""
     return names.index(wanted) if wanted in names else None

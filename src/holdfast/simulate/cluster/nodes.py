@@ -1,27 +1,27 @@
-"""Keep nodes in buckets by their free GPUs, so that a place for a job is found without a search."""
+"""Sort nodes into buckets by their number of free GPUs, to place a job without a search."""
 
 from collections.abc import Sequence
 from typing import Final
 
 Placement = list[tuple[int, int]]
-"""Nodes and the GPUs held on each."""
+"""Pairs of a node and the number of GPUs that the job holds on the node."""
 
 
 class Nodes:
-    """Nodes of one size in groups; each group has a bucket for every number of free GPUs.
+    """Equal nodes in groups; each group has a bucket for every number of free GPUs.
 
-    A job of several nodes takes whole nodes; the rest of the job takes the fullest node on which
-    the rest fits (best fit).
+    A job takes as many whole nodes as it can fill. The remaining GPUs come from the fullest node
+    that has enough free GPUs (best fit).
     """
 
     __slots__ = ("_at", "buckets", "free", "group", "per")
 
     def __init__(self, sizes: Sequence[int], per: int) -> None:
-        """Make free nodes.
+        """Create nodes that are all free.
 
         Args:
-            sizes: nodes of each group.
-            per: GPUs of a node.
+            sizes: the number of nodes in each group.
+            per: the number of GPUs per node.
         """
         self.per: Final = per
         self.free = [per] * sum(sizes)
@@ -49,7 +49,7 @@ class Nodes:
         row.append(node)
 
     def change(self, node: int, gpus: int) -> None:
-        """Free GPUs of a node, or with a negative number hold them."""
+        """Free `gpus` GPUs of a node; a negative number takes GPUs."""
         self._remove(node)
         self.free[node] += gpus
         self._add(node)
@@ -61,11 +61,11 @@ class Nodes:
         self._add(node)
 
     def whole(self, groups: Sequence[int]) -> int:
-        """Return how many nodes of the groups are free as a whole."""
+        """Return the number of entirely free nodes in the groups."""
         return sum(len(self.buckets[group][self.per]) for group in groups)
 
     def partly(self, groups: Sequence[int], least: int) -> int | None:
-        """Return the fullest node in part use with at least `least` free GPUs; None without one."""
+        """Return the fullest partly used node with at least `least` free GPUs, or None."""
         for free in range(least, self.per):
             for group in groups:
                 if row := self.buckets[group][free]:
@@ -73,7 +73,7 @@ class Nodes:
         return None
 
     def fits(self, groups: Sequence[int], gpus: int) -> bool:
-        """Return whether a job of so many GPUs fits into the groups now."""
+        """Return True if a job of `gpus` GPUs fits into the groups now."""
         full, rest = divmod(gpus, self.per)
         spare = self.whole(groups) - full
         if spare < 0:
@@ -81,7 +81,7 @@ class Nodes:
         return not rest or spare > 0 or self.partly(groups, rest) is not None
 
     def find(self, groups: Sequence[int], gpus: int) -> Placement | None:
-        """Return a placement for a job, or None; no GPU is held by this call."""
+        """Return a placement for a job of `gpus` GPUs, or None; the call itself takes no GPU."""
         full, rest = divmod(gpus, self.per)
         if self.whole(groups) < full:
             return None

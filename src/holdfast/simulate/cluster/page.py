@@ -1,4 +1,8 @@
-"""Write an answer as a page: waits beside the trace's, use, fragmentation, evaluation."""
+"""Write the answer of a replay as an HTML page.
+
+The page shows the waits of the trace beside the simulated waits, utilisation, fragmentation and
+evaluations.
+"""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,11 +15,16 @@ TEMPLATE: Final = Path(__file__).parent / "templates" / "cluster.html.j2"
 
 
 def write_cluster(path: Path, answer: Answer, assumed: Sequence[str]) -> None:
-    """Write the page.
+    """Write the page to `path`.
+
+    Args:
+        path: the HTML file to write.
+        answer: the figures of the replay.
+        assumed: the assumptions beyond the trace, one sentence each.
 
     Raises:
         HoldfastError: jinja2 is not installed.
-        OSError: the page could not be written; an earlier one at `path` is untouched.
+        OSError: the page could not be written; an earlier file at `path` is left unchanged.
     """
     filled = template(TEMPLATE)
     one, first = answer.replayed, answer.variants[0]
@@ -46,7 +55,7 @@ def write_cluster(path: Path, answer: Answer, assumed: Sequence[str]) -> None:
 
 
 def policy_facts(answer: Answer) -> list[tuple[str, str]]:
-    """Return the policy in names and values."""
+    """Return the settings of the policy as pairs of a name and a value."""
     policy = answer.policy
 
     def listed(of: dict[str, int], unit: str) -> str:
@@ -60,7 +69,11 @@ def policy_facts(answer: Answer) -> list[tuple[str, str]]:
 
 
 def wait_rows(variant: Variant) -> list[list[str]]:
-    """Return per type, as texts: jobs, simulated mean and median, the trace's, both distances."""
+    """Return the cells of one row per type of job.
+
+    The cells are texts: the number of jobs; the mean and the median simulated wait; the mean and
+    the median wait in the trace; both distances.
+    """
 
     def pair(waits: Waits) -> list[str]:
         return [in_seconds(waits.mean_s), in_seconds(waits.median_s), in_seconds(waits.p95_s)]
@@ -79,7 +92,7 @@ def wait_rows(variant: Variant) -> list[list[str]]:
 
 
 def compared_rows(answer: Answer) -> list[list[str]]:
-    """Return a row a figure, with the value of each variant, as texts."""
+    """Return one row per figure, with the value of each variant, as texts."""
     figures: list[tuple[str, Callable[[Variant], str]]] = [
         ("GPUs in use until the last submission", lambda one: f"{one.utilisation:.2%}"),
         ("GPU-hours of runs that ended", lambda one: f"{one.useful_gpu_hours:,.0f}"),
@@ -104,5 +117,5 @@ def compared_rows(answer: Answer) -> list[list[str]]:
 
 
 def in_seconds(value_s: float | None) -> str:
-    """Return seconds as a text; empty for None."""
+    """Return a number of seconds as a text; an empty text for None."""
     return "" if value_s is None else f"{value_s:,.0f} s"

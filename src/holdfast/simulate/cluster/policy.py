@@ -16,27 +16,30 @@ BestEffort = Literal["preemptible", "idle"]
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """The scheduling policy. Names are types of jobs, or pools of the trace.
+    """A scheduling policy. Each name in it is a type of jobs, or a pool of the trace.
 
     Raises:
         BadUse: a value is not allowed.
     """
 
     reserved_nodes: Mapping[str, int] = field(default_factory=dict)
-    """Whole nodes for jobs of the name alone, best-effort jobs excluded.
+    """The number of whole nodes that only jobs of the name may use, unless they are best-effort
+    jobs.
 
-    These jobs also come first on the other nodes.
+    These jobs may also use the shared nodes, and are started before the other jobs there.
     """
     limit_gpus: Mapping[str, int] = field(default_factory=dict)
-    """GPUs that jobs of the name may hold or queue for; further jobs wait before the queue."""
+    """The number of GPUs that jobs of the name may hold and queue for together. Further jobs wait
+    outside the queue.
+    """
     best_effort: tuple[str, ...] = (EVALUATION,)
-    """Names of best-effort jobs."""
+    """The names whose jobs are best-effort jobs."""
     mode: BestEffort = "preemptible"
     """The mode of best-effort jobs.
 
-    `preemptible`: they run on any idle GPU, also on reserved nodes. They end when another job needs
-    the GPU, and run again from their beginning. `idle`: they stay off reserved nodes, come last,
-    and are never ended.
+    * `preemptible`: the jobs run on any idle GPU, also on reserved nodes. If another job needs the
+      GPU, they are preempted, and later run again from the start.
+    * `idle`: the jobs use only shared nodes, start after all other jobs, and are never preempted.
     """
 
     def __post_init__(self) -> None:
@@ -49,22 +52,22 @@ class Policy:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Classes:
-    """The policy applied to each job. N jobs."""
+    """The result of applying the policy to each job. Shape: N jobs."""
 
     partition: Ints
-    """(N) 0: the shared nodes; 1 and up: the reserved ones, in order of `sizes`."""
+    """(N) The index in `sizes` of the job's partition; 0 is the shared nodes."""
     best_effort: Flags
-    """(N)"""
+    """(N) True for best-effort jobs."""
     limit: Ints
-    """(N) place in `limits`, or -1."""
+    """(N) The index in `limits` of the job's limit; -1 for no limit."""
     sizes: tuple[int, ...]
-    """Nodes of each partition, the shared one first."""
+    """The number of nodes of each partition; the shared partition comes first."""
     limits: tuple[int, ...]
-    """GPUs."""
+    """The numbers of GPUs that limits allow."""
 
 
 def classes(jobs: Jobs, policy: Policy, *, nodes: int, gpus_per_node: int) -> Classes:
-    """Give each job its partition, its limit and its rank.
+    """Assign each job to a partition and a limit, and find the best-effort jobs.
 
     Raises:
         BadUse: a name is neither a type nor a pool, or jobs cannot fit their nodes or their limit.
@@ -75,7 +78,7 @@ def classes(jobs: Jobs, policy: Policy, *, nodes: int, gpus_per_node: int) -> Cl
             best_effort |= _named(jobs, name)
     partition = np.zeros(len(jobs), dtype=np.int64)
     for number, name in enumerate(policy.reserved_nodes, start=1):
-        own = _named(jobs, name) & ~best_effort  # a pool may hold evaluations as well
+        own = _named(jobs, name) & ~best_effort  # a pool may also contain evaluations
         if not own.any():
             raise BadUse(
                 f"All {name} jobs are best effort and can have no reserved nodes. Reserve nodes for another name."
@@ -111,11 +114,11 @@ def classes(jobs: Jobs, policy: Policy, *, nodes: int, gpus_per_node: int) -> Cl
 
 
 def usual_reserve(jobs: Jobs, name: str, *, nodes: int, gpus_per_node: int) -> int:
-    """Return the nodes that the jobs of a type would hold at their peak, if each started at once.
+    """Return the number of nodes to reserve for a type: its peak use if no job had to wait.
 
-    The result leaves out as many nodes as the largest other job needs. The result is 0 if the type
-    has no job, or if there is no room for both. This is an assumption: no trace states its
-    reservations.
+    At least as many nodes as the largest job of another type needs stay unreserved. The result is 0
+    if the type has no jobs, or if the cluster is too small for both. This number is an assumption,
+    since no trace states its reservations.
     """
     of_type = places(jobs.types, name)
     own = jobs.type == of_type if of_type is not None else np.zeros(len(jobs), dtype=bool)

@@ -1,19 +1,20 @@
-"""Simulate pretraining jobs: failures, saves, restarts and people under virtual time.
+"""Simulate pretraining jobs under virtual time, with failures, saves, restarts and people.
 
-The policy of `recover` decides, and the account has the classes of live runs.
+The decisions come from `recover.policy`, as in live runs. Time is attributed to the same causes as
+in live runs.
 
 | module | one idea |
 |---|---|
-| `causes` | why jobs fail and how often: Table 3, published rates, a user's own records |
-| `scenario` | the job, its saves, the times, the people, the hardware; `manual`, `study`, `holdfast` |
-| `streams` | random draws that depend on their purpose alone |
-| `fleet` | nodes, spares, lemons, heat waves, the repair shop |
-| `progress` | work and saves between two events, by arithmetic |
-| `run` | one run, event by event, under the live policy |
-| `account` | each second given to one cause |
-| `answers` | replications, the best interval, the spares needed |
+| `causes` | why jobs fail and how often: Table 3 of the study, published rates, a user's own records |
+| `scenario` | the job, saves, times, people and hardware; the presets `manual`, `study`, `holdfast` |
+| `streams` | random draws that are the same in all variants of a scenario |
+| `fleet` | nodes, spares, lemons (nodes that fail more often), heat waves, the repair shop |
+| `progress` | computes the work and the saves between two events |
+| `run` | simulates one run, event by event, under the live policy |
+| `account` | assigns each second to one cause |
+| `answers` | repeats a simulation; finds the best interval between saves and the spares needed |
 | `plan` | advice for a user's next job, from the records of earlier ones |
-| `plan_page` | the same as a page |
+| `plan_page` | the advice as an HTML page |
 | `formulas` | closed forms that the simulator must agree with |
 """
 

@@ -1,4 +1,4 @@
-"""Assign each second of a simulated run to one cause: the classes of the live account."""
+"""Assign each second of a simulated run to one cause, from the same list as in live runs."""
 
 import math
 from collections.abc import Mapping
@@ -12,15 +12,15 @@ class Outcome:
     """The result of one simulated run.
 
     Attributes:
-        lost_time: the account of all ranks, of the type that live runs have.
-        incidents: the cause of each incident; number 1 is the first.
+        lost_time: the time of all ranks by cause, in the type that live runs use.
+        incidents: the cause of each incident, in order; incident 1 comes first.
         wall_s: seconds simulated.
-        work_s: training that survives, in seconds at full speed.
-        completed: the run did all its work.
-        interventions: the times that a person was needed.
-        restarts: launches after the first.
-        decisions: events that the live policy decided on.
-        nodes_out: the most nodes under repair at a time.
+        work_s: the training that no failure undid, in seconds at full speed.
+        completed: True if the run did all its work.
+        interventions: how many times a person was needed.
+        restarts: the number of launches after the first.
+        decisions: the number of events on which the live policy decided.
+        nodes_out: the largest number of nodes under repair at the same time.
     """
 
     lost_time: LostTime
@@ -35,28 +35,31 @@ class Outcome:
 
     @property
     def ettr(self) -> float:
-        """The effective training time ratio: seconds of steps that survive, over all seconds."""
+        """The effective training time ratio: the share of seconds in steps that no failure undid."""
         return self.part("trained")
 
     @property
     def goodput(self) -> float:
-        """The training that survives, at full speed, over all seconds: a slow node lowers it."""
+        """The training that no failure undid, in seconds at full speed, over all seconds.
+
+        Unlike the ETTR, the goodput falls if a slow node slows the job down.
+        """
         return self.work_s / self.wall_s if self.wall_s else 0.0
 
     def part(self, cause: LostCause) -> float:
-        """Return the part of all seconds that a cause took."""
+        """Return the share of all seconds that a cause took, 0 to 1."""
         total_s = self.lost_time.total_s
         return self.lost_time.by_cause.get(cause, 0.0) / total_s if total_s else 0.0
 
     def rank_s_by_failure(self) -> dict[str, float]:
-        """Return the rank-seconds that each cause of failures cost; saves are no failures."""
+        """Return the rank-seconds that failures of each cause cost; saves do not count."""
         found: dict[str, float] = {}
         for number, name in enumerate(self.incidents, start=1):
             found[name] = found.get(name, 0.0) + self.lost_time.incident_s(number)
         return found
 
     def failures(self) -> dict[str, int]:
-        """Return the number of incidents of each cause."""
+        """Return the number of incidents by cause."""
         found: dict[str, int] = {}
         for name in self.incidents:
             found[name] = found.get(name, 0) + 1
@@ -65,14 +68,14 @@ class Outcome:
 
 @dataclass
 class Account:
-    """The seconds so far."""
+    """The seconds of a run so far, by cause and by incident."""
 
     seconds: dict[LostCause, float] = field(default_factory=dict)
     by_incident: dict[int, dict[LostCause, float]] = field(default_factory=dict)
     incidents: list[str] = field(default_factory=list)
 
     def add(self, cause: LostCause, seconds: float, incident: int | None = None) -> None:
-        """Add seconds of all ranks."""
+        """Add seconds to a cause, and to the incident with the number `incident`, if given."""
         if seconds == 0.0:
             return
         self.seconds[cause] = self.seconds.get(cause, 0.0) + seconds
@@ -81,7 +84,7 @@ class Account:
             own[cause] = own.get(cause, 0.0) + seconds
 
     def take_back(self, seconds: float, incident: int) -> None:
-        """Count seconds of training as lost, because the run goes back to an earlier state."""
+        """Count seconds of training as lost to an incident that makes the run go back."""
         self.add("trained", -seconds)
         self.add("steps_again", seconds, incident)
 

@@ -1,7 +1,8 @@
-"""Repeat a simulation: compute the effective training time, the losses and interventions.
+"""Repeat a simulation, to compute the mean and the spread of its figures.
 
-Also find the best interval and the spares needed. Replication r of every variant meets the same
-failures.
+Also find the best interval between saves and the number of spares needed. Replication r of every
+variant of a scenario meets the same failures, so that differences between variants are not due to
+chance.
 """
 
 import math
@@ -19,10 +20,12 @@ from holdfast.simulate.pretrain.scenario import Scenario
 from holdfast.simulate.pretrain.streams import draws
 
 MISSING: Final = 0.001
-"""The part of time without enough nodes up to which spares are enough."""
+"""The spares are enough if nodes are missing for at most this share of the time."""
 
 LEAST_FAILURES: Final = 30
-"""With fewer failures in all replications, chance would decide between intervals."""
+"""The least number of failures in all replications for a search of the best interval. With fewer
+failures, chance would decide.
+"""
 
 Progress = Callable[[str, float, float | None], None]
 
@@ -37,7 +40,7 @@ class Band:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Band":
-        """Return the band of one value a replication."""
+        """Return the band of `values`, one value per replication."""
         ordered = sorted(values)
         return cls(statistics.fmean(ordered), _quantile(ordered, 0.05), _quantile(ordered, 0.95))
 
@@ -55,37 +58,37 @@ def _quantile(ordered: Sequence[float], part: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """Replications of a scenario, and figures over them."""
+    """The replications of a scenario, and figures over all of them."""
 
     scenario: Scenario
     outcomes: tuple[Outcome, ...]
 
     def band(self, figure: Callable[[Outcome], float]) -> Band:
-        """Return the band of a figure."""
+        """Return the band of a figure; `figure` computes it from one replication."""
         return Band.of([figure(one) for one in self.outcomes])
 
     @property
     def ettr(self) -> Band:
-        """The effective training time ratio."""
+        """The effective training time ratio (see `Outcome.ettr`)."""
         return self.band(lambda one: one.ettr)
 
     @property
     def goodput(self) -> Band:
-        """The training that survives, at full speed, over all time."""
+        """The goodput (see `Outcome.goodput`)."""
         return self.band(lambda one: one.goodput)
 
     @property
     def interventions(self) -> Band:
-        """The times that a person was needed."""
+        """The number of times that a person was needed in a run."""
         return self.band(lambda one: float(one.interventions))
 
     @property
     def failures(self) -> Band:
-        """The incidents of a run."""
+        """The number of incidents in a run."""
         return self.band(lambda one: float(len(one.incidents)))
 
     def gpu_hours_by_class(self) -> dict[str, float]:
-        """Return the mean GPU-hours of each class of the account that has any."""
+        """Return the mean GPU-hours by cause of lost time, without causes that took no time."""
         count = len(self.outcomes)
         return {
             name: gpu_hours(hours)
@@ -96,7 +99,7 @@ class Answer:
         }
 
     def gpu_hours_by_failure(self) -> dict[str, float]:
-        """Return the mean GPU-hours that each cause of failures cost, the dearest first."""
+        """Return the mean GPU-hours that failures of each cause cost, the largest first."""
         total: dict[str, float] = {}
         for one in self.outcomes:
             for name, rank_s in one.rank_s_by_failure().items():
@@ -104,7 +107,7 @@ class Answer:
         return {name: gpu_hours(total[name]) for name in sorted(total, key=lambda n: -total[n])}
 
     def failures_by_cause(self) -> dict[str, float]:
-        """Return the mean number of incidents of each cause."""
+        """Return the mean number of incidents by cause."""
         total: dict[str, float] = {}
         for one in self.outcomes:
             for name, number in one.failures().items():
@@ -148,11 +151,11 @@ def replicate(
 
     Args:
         scenario: the simulated scenario.
-        replications: how often.
-        seed: the seed of the first replication; replication r of another scenario meets the same
-            failures.
-        uncertain: draw the rates of each replication from their gamma posterior.
-        progress: receives the work done so far.
+        replications: the number of simulated runs.
+        seed: the seed of the first replication. With equal seeds, replication r of two scenarios
+            meets the same failures.
+        uncertain: True to draw the failure rates of each replication from their gamma posterior.
+        progress: called with a description, the number of replications done, and the number of all.
 
     Raises:
         BadUse: `replications` is below 1.
@@ -177,9 +180,9 @@ def best_interval(
 ) -> tuple[float, dict[float, float]]:
     """Return the interval between saves with the greatest ETTR, and the mean ETTR by interval.
 
-    Daly's interval and intervals around it are tried, in steps of the square root of 2, up to a
-    factor of 4 on either side. Daly's interval is returned if fewer than `LEAST_FAILURES` failures
-    strike.
+    The search tries Daly's interval, and intervals up to four times shorter and longer, in steps of
+    a factor of sqrt(2). If the replications have fewer than `LEAST_FAILURES` failures, the result
+    is Daly's interval.
     """
     first_s = max(
         daly_interval_s(max(scenario.saves.stall_s, 1e-3), scenario.mean_time_to_failure_s()), 1.0
@@ -203,10 +206,12 @@ def best_interval(
 def spares_needed(
     scenario: Scenario, replications: int, *, seed: int = 0, progress: Progress | None = None
 ) -> tuple[int, float]:
-    """Return the fewest spares with which nodes are missing for at most `MISSING` of the time.
+    """Return the least number of spares that keep the job complete almost all the time.
+
+    With these spares, nodes are missing for at most `MISSING` of the time.
 
     Returns:
-        The spares, and the part of the time in which nodes are missing with them.
+        The number of spares, and the share of time in which nodes are missing with so many spares.
     """
 
     def missing(spares: int) -> float:

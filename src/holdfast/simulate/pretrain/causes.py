@@ -1,4 +1,7 @@
-"""Define the causes of failures and their rates: Table 3, published, or a user's own."""
+"""Define the causes of failures and their rates.
+
+The rates come from Table 3 of the study, from other publications, or from a user's own records.
+"""
 
 import math
 import statistics
@@ -13,9 +16,13 @@ from holdfast.core.errors import BadUse
 
 DAY_S: Final = 86400.0
 LARGE_GPUS: Final = 256.0
-"""The least size of a large job; such jobs have nearly all GPU time of pretraining."""
+"""A job counts as large from this number of GPUs on. Large jobs take nearly all GPU time of
+pretraining.
+"""
 EARLY_MIN: Final = 10.0
-"""An earlier failure comes from new code or settings: it strikes a job's first start."""
+"""Failures in the first minutes of a job, up to this number, are left out: new code or settings
+cause them, so they strike only the first start of a job.
+"""
 TABLE3: Final = "table3"
 
 Shows = Literal["exit", "hang", "spike", "nan", "slow"]
@@ -24,7 +31,7 @@ LostMemory = Literal["process", "node", "none"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cause:
-    """A cause of failures; see `tables/causes.toml`."""
+    """A cause of failures; `tables/causes.toml` describes the fields."""
 
     name: str
     by_node: bool
@@ -33,21 +40,22 @@ class Cause:
     restart_helps: bool = True
     waits_for_outside: bool = False
     needs_node: float = 0.0
-    """The share of these failures that come back until the node is taken out."""
+    """The share of these failures that recur until the node is taken out of the job."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """Rates of failure of a job, by cause.
+    """The failure rates of a job, by cause.
 
     Attributes:
         name: the name of the source.
-        per_gpu_day: failures of hardware per GPU and day.
-        per_job_day: failures of the job's software and of its users per day, however large the job
-            is.
-        node_mix, job_mix: the weight of each cause among them.
-        shape: the shape of the gamma posterior of the rates; None for rates that are certain.
-        source: the citation.
+        per_gpu_day: hardware failures per GPU and day.
+        per_job_day: failures per day that software or people cause. This rate does not depend on
+            the size of the job.
+        node_mix, job_mix: the weights of the causes among hardware failures and among the other
+            failures.
+        shape: the shape parameter of the rates' gamma posterior; None if the rates are certain.
+        source: the citation of the publication.
     """
 
     name: str
@@ -65,7 +73,7 @@ class Rates:
                 raise BadUse(f"The rate {name} is {value}. Give a number of 0 or more.")
 
     def mean_time_to_failure_s(self, gpus: int) -> float:
-        """Return the mean time of training between failures of a job on `gpus` GPUs, in seconds."""
+        """Return the mean training time between failures of a job on `gpus` GPUs, in seconds."""
         a_day = self.per_gpu_day * gpus + self.per_job_day
         return DAY_S / a_day if a_day > 0 else math.inf
 
@@ -107,7 +115,7 @@ def _tables() -> _Tables:
 
 
 def cause(name: str) -> Cause:
-    """Return a packaged cause."""
+    """Return the packaged cause called `name`."""
     return _tables().causes[name]
 
 
@@ -117,15 +125,15 @@ def known_causes() -> tuple[Cause, ...]:
 
 
 def published() -> tuple[str, ...]:
-    """Return the names of the packaged rates."""
+    """Return the names of the packaged failure rates."""
     return tuple(_tables().rates)
 
 
 def rates_named(name: str) -> Rates:
-    """Return packaged rates.
+    """Return the packaged failure rates called `name`.
 
     Raises:
-        BadUse: there are none of that name.
+        BadUse: no packaged rates have this name.
     """
     found = _tables().rates.get(name)
     if found is None:
@@ -149,13 +157,16 @@ def _mix(stream: str) -> tuple[tuple[Cause, float], ...]:
 
 
 def table3() -> Rates:
-    """Return the rates of Table 3 for a large job that has trained for a while.
+    """Return the failure rates of Table 3 for a large job that is past its first minutes.
 
-    A failure's reason, size and time are correlated, so they are used jointly. For each reason,
-    only the failures count that have at least `LARGE_GPUS` GPUs and struck after at least
-    `EARLY_MIN` minutes. Size and time are lognormal, with the reason's means and medians, and with
-    the correlation at which the reason has its share of GPU time. The exposure is the GPU time of
-    all jobs: the GPU time of the failures over the failures' share of GPU time.
+    Only failures count that struck a job with at least `LARGE_GPUS` GPUs after at least `EARLY_MIN`
+    minutes. Table 3 does not state their number, so it is estimated separately for each reason. The
+    number of GPUs and the time to failure are modelled as a bivariate lognormal distribution, with
+    the means and medians of the reason. Their correlation is chosen such that the reason has its
+    share of GPU time.
+
+    The exposure, by which the numbers of failures are divided, is the GPU time of all jobs. This
+    time is the GPU time of failed jobs divided by their share of all GPU time.
     """
     tables = _tables()
     gpu_days = tables.failed_gpu_hours / tables.failed_share / 24.0
@@ -181,12 +192,12 @@ def table3() -> Rates:
 def large_and_late(
     row: tuple[str, float, float, float, float, float, float], gpu_hours: float
 ) -> float:
-    """Return the part of a reason's failures that struck large jobs which had trained for a while.
+    """Return the share of a reason's failures that struck large jobs after their first minutes.
 
     Args:
-        row: a row of Table 3: reason, number, mean and median GPUs, mean and median minutes to
-            failure, percent of GPU time.
-        gpu_hours: the GPU time of all failures.
+        row: a row of Table 3: the reason, the number of failures, mean and median GPUs, mean and
+            median minutes to failure, and the percentage of GPU time.
+        gpu_hours: the GPU-hours of all failed jobs.
     """
     _, number, gpus, gpus_mid, minutes, minutes_mid, percent = row
     spread_gpus, spread_min = _spread(gpus, gpus_mid), _spread(minutes, minutes_mid)
@@ -204,12 +215,12 @@ def large_and_late(
 
 
 def _spread(mean: float, median: float) -> float:
-    """Return the sigma of a lognormal; where the median is not below the mean, a narrow one."""
+    """Return the sigma of a lognormal; 0.3, a narrow one, if the median is not below the mean."""
     return math.sqrt(2 * math.log(mean / median)) if mean > median * 1.05 else 0.3
 
 
 def _upper_quadrant(x: float, y: float, rho: float) -> float:
-    """Return P(X > x, Y > y) of two standard normals with correlation `rho`."""
+    """Return P(X > x, Y > y) for two standard normal variables with correlation `rho`."""
     low, high, parts = max(x, -8.0), 8.0, 400
     if low >= high:
         return 0.0
@@ -224,17 +235,19 @@ def _upper_quadrant(x: float, y: float, rho: float) -> float:
 def own_rates(
     reasons: Iterable[str], *, gpu_days: float, job_days: float, prior: Rates, gpus: int
 ) -> Rates:
-    """Return rates from a user's own records, with a gamma prior worth one failure.
+    """Estimate failure rates from a user's own records, with a gamma prior worth one failure.
 
     Args:
-        reasons: the diagnosed reason of each failure; unknown ones count as the job's.
-        gpu_days: days of training, times GPUs.
-        job_days: days of training.
-        prior: the rates that are assumed before the first record.
-        gpus: the GPUs of the job, for the prior's weight.
+        reasons: the diagnosed reason of each failure. An unknown reason counts as a failure of the
+            software.
+        gpu_days: the training time in GPU-days.
+        job_days: the training time in days.
+        prior: the rates to assume before the first failure.
+        gpus: the number of GPUs of the job, which determines how many days of training are worth
+            one failure of the prior.
 
     Returns:
-        Posterior means; `shape` is the number of failures and 1.
+        The posterior means; `shape` is the number of failures plus 1.
     """
     known = _tables().causes
     found = [known.get(name, known["software"]) for name in reasons]
@@ -268,7 +281,7 @@ def _counted(
 
 
 def picked(mix: Iterable[tuple[Cause, float]], uniform: float) -> Cause:
-    """Return the cause at the quantile `uniform` of a mix.
+    """Return the cause at the quantile `uniform` (0 to 1) of the weighted causes `mix`.
 
     Raises:
         ValueError: the mix is empty.
@@ -285,18 +298,20 @@ def picked(mix: Iterable[tuple[Cause, float]], uniform: float) -> Cause:
 
 
 def weights(mix: Iterable[tuple[Cause, float]]) -> Mapping[str, float]:
-    """Return the part of each cause in a mix."""
+    """Return the share of each cause in the weighted causes `mix`, by name."""
     pairs = list(mix)
     total = sum(weight for _, weight in pairs)
     return {one.name: weight / total for one, weight in pairs if total}
 
 
 def pooled(names: Iterable[str]) -> Rates:
-    """Return the mean of several published rates; their spread is the posterior's width.
+    """Return the mean of several published rates, with their spread as the uncertainty.
+
+    The shape of the gamma posterior follows from the standard deviation of the rates per GPU.
 
     Raises:
-        BadUse: there are no rates of a name.
-        ValueError: fewer than two names.
+        BadUse: no packaged rates have one of the names.
+        ValueError: there are fewer than two names.
     """
     found = [rates_named(name) for name in names]
     if len(found) < 2:

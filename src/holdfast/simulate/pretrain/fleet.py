@@ -1,4 +1,7 @@
-"""Keep the nodes: in the job, waiting, under repair, and failing more often."""
+"""Track the nodes of a simulated job, its spares, and the nodes under repair.
+
+Some nodes, called lemons, fail more often than others.
+"""
 
 from heapq import heappop, heappush
 
@@ -8,14 +11,14 @@ from holdfast.simulate.pretrain.streams import draws, exponential
 
 
 class RepairShop:
-    """Repair nodes, a few at a time, first come, first served."""
+    """Repair nodes, first come, first served, as many at a time as there are technicians."""
 
     def __init__(self, technicians: int | None) -> None:
         self._free_at_s = [0.0] * (technicians or 0)
         self._back: list[tuple[float, int]] = []
 
     def take(self, node: int, now_s: float, work_s: float) -> float:
-        """Take a node; return when it is back."""
+        """Accept a node for a repair of `work_s` seconds; return the time at which the repair ends."""
         begin_s = now_s
         if self._free_at_s:
             begin_s = max(now_s, heappop(self._free_at_s))
@@ -24,7 +27,7 @@ class RepairShop:
         return begin_s + work_s
 
     def returned(self, now_s: float) -> list[int]:
-        """Return the nodes that are back by `now_s`, in the order of their return."""
+        """Return the nodes whose repair has ended by `now_s`, in the order of the ends."""
         back = []
         while self._back and self._back[0][0] <= now_s:
             back.append(heappop(self._back)[1])
@@ -32,19 +35,19 @@ class RepairShop:
 
     @property
     def held(self) -> int:
-        """The number of nodes that are not back."""
+        """The number of nodes that are under repair or wait for a repair."""
         return len(self._back)
 
     @property
     def next_s(self) -> float | None:
-        """The time at which the next node is back; None without one under repair."""
+        """The time at which the next repair ends; None if no node is under repair."""
         return self._back[0][0] if self._back else None
 
 
 class Fleet:
-    """The nodes of a job, its spares and those under repair.
+    """The nodes of a job, its spares, and the nodes under repair.
 
-    Nodes are numbered; the first ones begin in the job.
+    Nodes have numbers. At first, the job has the nodes with the lowest numbers.
     """
 
     def __init__(self, nodes: int, hardware: Hardware, seed: int) -> None:
@@ -63,16 +66,16 @@ class Fleet:
         self._job_lemons = sorted(self._lemons & set(self.job))
         self._visits: dict[int, int] = {}
         self.broken: dict[int, Cause] = {}
-        """Nodes of the job that will fail again soon, with the cause."""
+        """The nodes of the job that will soon fail again, each with the cause."""
         self.most_held = 0
 
     @property
     def weight(self) -> float:
-        """The nodes of the job, each counted as many times as it fails more often than others."""
+        """The sum over the nodes of the job of their relative failure rates; 1 for a normal node."""
         return len(self.job) + len(self._job_lemons) * (self._hardware.lemon_factor - 1)
 
     def mean_factor(self) -> float:
-        """Return the factor by which lemons and heat raise the mean rate of a node."""
+        """Return the factor by which lemons and heat waves raise the mean failure rate of a node."""
         hot = self._hardware
         heat = 1.0
         if hot.heat_every_days:
@@ -80,7 +83,7 @@ class Fleet:
         return (1 + hot.lemons * (hot.lemon_factor - 1)) * heat
 
     def culprit(self, uniform: float) -> int:
-        """Return the node of the job that a failure struck."""
+        """Return the node of the job that a failure struck, at the quantile `uniform` (0 to 1)."""
         lemons = self._job_lemons
         at = uniform * self.weight
         heavy = len(lemons) * self._hardware.lemon_factor
@@ -116,7 +119,11 @@ class Fleet:
         self.most_held = max(self.most_held, self.shop.held)
 
     def fill(self, now_s: float) -> float | None:
-        """Fill the job's gaps from the spares; return the next return of a node if gaps remain."""
+        """Replace missing nodes of the job by spares.
+
+        Returns:
+            None if no node is missing now; else the time at which the next repair ends.
+        """
         self.spares += self.shop.returned(now_s)
         while len(self.job) < self.size and self.spares:
             self._join(self.spares.pop())
@@ -131,14 +138,14 @@ class Fleet:
 
 
 class Heat:
-    """Heat waves: hardware fails more often in them."""
+    """Heat waves, during which hardware fails more often."""
 
     def __init__(self, hardware: Hardware, seed: int) -> None:
         self._hardware, self._seed = hardware, seed
         self._waves: list[tuple[float, float]] = []
 
     def at(self, now_s: float) -> tuple[float, float]:
-        """Return the factor at `now_s`, and until when it holds."""
+        """Return the factor on the failure rate at `now_s`, and the time at which it changes."""
         hot = self._hardware
         if not hot.heat_every_days or hot.heat_factor == 1.0:
             return 1.0, float("inf")

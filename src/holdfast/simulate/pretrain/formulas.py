@@ -1,51 +1,57 @@
-"""Compute closed forms with which the simulator must agree, with source and regime."""
+"""Compute closed forms with which the simulator must agree.
+
+In the formulas, t is the interval between saves, C the stall of a save, M the mean time between
+failures, and R the time of a restart, all in seconds. Each function names its source, and the range
+in which its formula holds.
+"""
 
 import math
 
 
 def young_interval_s(stall_s: float, mean_s: float) -> float:
-    """Return Young's interval between saves (CACM 17, 1974): sqrt(2 C M), for C far below M."""
+    """Return Young's interval between saves (CACM 17, 1974): sqrt(2 C M), if C is far below M."""
     return math.sqrt(2 * stall_s * mean_s)
 
 
 def daly_interval_s(stall_s: float, mean_s: float) -> float:
     """Return Daly's first-order interval between saves (FGCS 22, 2006).
 
-    The interval is sqrt(2 C M) - C, and M where C >= M / 2.
+    The interval is sqrt(2 C M) - C, or M if C >= M / 2.
     """
     return mean_s if stall_s >= mean_s / 2 else young_interval_s(stall_s, mean_s) - stall_s
 
 
 def nvidia_period_s(stall_s: float, mean_s: float, restart_s: float) -> float:
-    """Return the period of saves with the greatest availability (arXiv 2410.18124).
+    """Return the period of saves that maximises availability (arXiv 2410.18124).
 
-    A period is an interval and its save.
+    The period is the interval between saves plus the stall of a save.
     """
     return stall_s + math.sqrt(2 * (mean_s + restart_s) * stall_s + stall_s**2)
 
 
 def daly_ettr(interval_s: float, stall_s: float, mean_s: float, restart_s: float) -> float:
-    """Return the effective training time ratio with exponential failures.
+    """Return the effective training time ratio if the times between failures are exponential.
 
-    Failures strike restarts and saves as well. This is Daly's complete expectation:
-    W / E[T] = t / (M exp(R / M) (exp((t + C) / M) - 1)).
+    Failures can also strike during restarts and saves. The formula is Daly's complete expectation:
+    W / E[T] = t / (M exp(R / M) (exp((t + C) / M) - 1)), where W is the work and T the time that
+    the work takes.
     """
     wall_s = mean_s * math.exp(restart_s / mean_s) * math.expm1((interval_s + stall_s) / mean_s)
     return interval_s / wall_s
 
 
 def meta_ettr(interval_s: float, stall_s: float, mean_s: float, restart_s: float) -> float:
-    """Return the expected ratio of Kokolis et al. (HPCA 2025), for u0 + t / 2 far below M."""
+    """Return the expected ETTR of Kokolis et al. (HPCA 2025), if R + t / 2 is far below M."""
     return (1 - (restart_s + interval_s / 2) / mean_s) / (1 + stall_s / interval_s)
 
 
 def machine_repair(machines: int, technicians: int, load: float) -> list[float]:
-    """Return the probabilities of 0 … N broken machines in M/M/R//N.
+    """Return the probabilities of 0 … N broken machines in the machine repair model M/M/R//N.
 
     Args:
-        machines: N; each fails while it runs.
-        technicians: R.
-        load: mean repair time over mean time to failure of one machine.
+        machines: N, the number of machines, which fail only while they run.
+        technicians: R, the number of repairs at a time.
+        load: the mean repair time divided by the mean time to failure of one machine.
     """
     odds = [1.0]
     for broken in range(1, machines + 1):
@@ -56,10 +62,14 @@ def machine_repair(machines: int, technicians: int, load: float) -> list[float]:
 
 
 def poisson_spares(mean_broken: float, confidence: float) -> int:
-    """Return the fewest spares that cover, with `confidence`, the nodes under repair.
+    """Return the least number of spares that replace all nodes under repair at a random time.
 
-    Their number is Poisson with the mean `mean_broken`: failures a second times the mean repair
-    time in seconds.
+    The number of nodes under repair has a Poisson distribution.
+
+    Args:
+        mean_broken: the mean of this distribution: failures per second times the mean repair time
+            in seconds.
+        confidence: the probability with which the spares suffice.
     """
     spares, part = 0, math.exp(-mean_broken)
     covered = part
@@ -73,9 +83,9 @@ def poisson_spares(mean_broken: float, confidence: float) -> int:
 
 
 def erlang_b(servers: int, load: float) -> float:
-    """Return the part of time in which all servers of a loss system are busy.
+    """Return the share of time in which all servers of a loss system are busy (Erlang B).
 
-    For spares: the part of time in which all spares are under repair.
+    With spares as servers, the result is the share of time in which all spares are under repair.
     """
     blocked = 1.0
     for number in range(1, servers + 1):

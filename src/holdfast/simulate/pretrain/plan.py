@@ -1,4 +1,4 @@
-"""Advise on a next job from the records of earlier ones: interval, spares and timeouts."""
+"""Advise on a job from the records of earlier jobs: interval between saves, spares and timeouts."""
 
 import math
 import statistics
@@ -28,11 +28,11 @@ from holdfast.simulate.pretrain.scenario import Scenario, holdfast
 from holdfast.simulate.pretrain.streams import draws
 
 PRIOR: Final = ("llama3", "rsc-1", "rsc-2", "h200")
-"""The published rates whose mean is assumed before the first failure of one's own."""
+"""The published failure rates whose mean is assumed until a user's own records have a failure."""
 FAILED: Final = {"FAILED": "", "NODE_FAIL": "NodeFailure"}
-"""The states of failed jobs, and the reason of each where the record has none."""
+"""The final states that mean a failure, each with the reason to use if the record has none."""
 LEAST: Final = 3
-"""With fewer measurements of a time, the packaged time is used."""
+"""The least number of measurements of a time. With fewer, the packaged time is used."""
 FACTORS: Final[dict[str, str]] = {
     "failure rate": "",
     "interval of saves": "interval_s",
@@ -45,22 +45,24 @@ FACTORS: Final[dict[str, str]] = {
     "response of a person": "response_s",
     "failures that hang": "hangs",
 }
-"""The inputs of the tornado, each with its field of the scenario."""
+"""The inputs that the tornado (a chart of the effect of each input) varies, each with its field of
+the scenario.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Records:
-    """Hold the records of earlier runs, in numbers.
+    """Figures from the records of earlier runs.
 
     Attributes:
         runs: the number of runs.
-        reasons: the diagnosed reason of each failure after a first step.
-        gpu_days, job_days: days of training, times GPUs and alone.
-        stall_s, start_s, restore_s, first_step_s, teardown_s, diagnosis_s: medians; None if too
-            few are known.
-        longest_step_s: the longest step or pause that no failure ended.
+        reasons: the diagnosed reason of each failure that came after the first step of its run.
+        gpu_days, job_days: the training time in GPU-days and in days.
+        stall_s, start_s, restore_s, first_step_s, teardown_s, diagnosis_s: the medians; None if
+            there are too few measurements.
+        longest_step_s: the longest step, or pause between steps, that did not end in a failure.
         longest_start_s: the longest time from the start of the processes to the first step.
-        gpus: the GPUs of the largest run.
+        gpus: the number of GPUs of the largest run.
     """
 
     runs: int
@@ -81,7 +83,7 @@ class Records:
     def of(
         cls, summaries: Sequence[RunSummary], *, longest_step_s: float | None = None
     ) -> "Records":
-        """Collect the records of runs from their summaries.
+        """Compute the figures from the summaries of runs.
 
         Args:
             summaries: the summaries of the runs.
@@ -130,13 +132,14 @@ class Records:
 
     @classmethod
     def of_jobs(cls, jobs: Sequence[tuple[float, float, str, str | None]]) -> "Records":
-        """Collect the records of jobs from a scheduler's trace.
+        """Compute the figures from the jobs in the trace of a scheduler.
 
-        Jobs of `LARGE_GPUS` GPUs and more count, or all if none is so large. A failure in the first
-        `EARLY_MIN` minutes is attributed to new code, and does not count.
+        Only jobs with at least `LARGE_GPUS` GPUs count; if there are none, all jobs count. A
+        failure in the first `EARLY_MIN` minutes is attributed to new code, and does not count.
 
         Args:
-            jobs: GPUs, seconds of the run, final state and reason (None: unknown) of each job.
+            jobs: for each job, the number of GPUs, the run time in seconds, the final state, and
+                the reason of the failure (None if unknown).
         """
         large = [job for job in jobs if job[0] >= LARGE_GPUS] or list(jobs)
         failed = [job for job in large if job[2] in FAILED and job[1] >= 60 * EARLY_MIN]
@@ -150,7 +153,7 @@ class Records:
 
 
 def _costs(summaries: Sequence[RunSummary], cause: LostCause) -> list[float]:
-    """Return the seconds of a class that each incident cost its run."""
+    """Return, for each incident, the seconds of its run that were lost to `cause`."""
     found: list[float] = []
     for one in summaries:
         costs: Sequence[IncidentSummary] = one.incidents
@@ -167,34 +170,36 @@ def _median(values: Sequence[float], *, least: int = LEAST) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Swing:
-    """Measure the change of the ETTR by half and by twice an input."""
+    """The change of the ETTR if an input is halved, and if the input is doubled."""
 
     name: str
     half: float
     twice: float
-    """The mean ETTR with twice the input, less the ETTR of the plan."""
+    """The mean ETTR with twice the input, minus the ETTR of the plan. `half` is the same for half
+    the input.
+    """
     noise: float
-    """Half the 95 % confidence interval of the difference between both ends."""
+    """Half the width of the 95 % confidence interval of `twice` minus `half`."""
 
     @property
     def elasticity(self) -> float:
-        """The change of the ETTR with the natural logarithm of the input."""
+        """The derivative of the ETTR with respect to the natural logarithm of the input."""
         return (self.twice - self.half) / (2 * math.log(2))
 
     @property
     def width(self) -> float:
-        """The range of the ETTR between half and twice the input."""
+        """The absolute difference of the ETTR between half and twice the input."""
         return abs(self.twice - self.half)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """Settings for the next job, and the inputs that they rest on."""
+    """Recommended settings for the next job, and the inputs from which they follow."""
 
     records: Records
     scenario: Scenario
     answer: Answer
-    """With the rates drawn from their posterior."""
+    """The replications of the plan, with failure rates drawn from their posterior."""
     mean_time_to_failure_h: Band
     interval_s: float
     interval_ettrs: dict[float, float]
@@ -202,13 +207,16 @@ class Advice:
     hang_floor_s: float
     first_step_limit_s: float
     swings: tuple[Swing, ...]
-    """The widest first."""
+    """The effect of each input, the largest effect first."""
     assumed: tuple[str, ...]
-    """The times that the records do not give."""
+    """The names of the times that are assumed, since the records have too few measurements."""
 
     @property
     def flags(self) -> str:
-        """The options of `holdfast run` for any scheduler; `--spares` needs Slurm or Kubernetes."""
+        """The advised options of `holdfast run`, for any scheduler.
+
+        `--spares` is not included, since this option needs Slurm or Kubernetes.
+        """
         return f"--hang-floor-s {self.hang_floor_s:.0f} --first-step-limit-s {self.first_step_limit_s:.0f}"
 
     def to_json(self) -> dict[str, Any]:
@@ -247,7 +255,7 @@ class Advice:
 
 
 def prior_rates() -> Rates:
-    """Return the rates that are assumed before the first failure of one's own."""
+    """Return the failure rates to assume until a user's own records have a failure."""
     return pooled(PRIOR)
 
 
@@ -260,19 +268,19 @@ def advise(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Advice:
-    """Advise on a job.
+    """Advise on the next job.
 
     Args:
         records: the records of earlier runs.
-        gpus: the GPUs of the next job; None for as many as the largest earlier run had.
-        days: the length of the next job.
-        replications: the replications of the plan; the search uses half as many, the tornado twice
-            as many.
+        gpus: the number of GPUs of the next job; None for the number of the largest earlier run.
+        days: the length of the next job, in days.
+        replications: the number of simulated runs of the plan. The searches for settings use half
+            as many, the tornado twice as many.
         seed: the seed of the first replication.
-        progress: receives the work done so far.
+        progress: called with a description, the number of simulations done, and the number of all.
 
     Raises:
-        BadUse: there is nothing to plan for.
+        BadUse: `gpus` is None and the records have no run, so the size of the job is unknown.
     """
     size = gpus if gpus is not None else records.gpus
     if gpus is None and records.runs == 0:
@@ -318,7 +326,7 @@ def advise(
 
 
 def _mean_time(one: Scenario, seed: int) -> Band:
-    """Return the mean time to failure in hours, over the gamma posterior of the rate."""
+    """Return the mean time to failure in hours, and its quantiles under the gamma posterior."""
     mean_h = one.mean_time_to_failure_s() / 3600.0
     shape = one.rates.shape
     if not shape:
@@ -330,7 +338,10 @@ def _mean_time(one: Scenario, seed: int) -> Band:
 
 
 def _limit_s(longest_s: float | None, *, least_s: float, unknown_s: float | None = None) -> float:
-    """Return twice the longest time seen; a false alarm costs more than a late one."""
+    """Return a timeout of twice the longest time seen, but at least `least_s` seconds.
+
+    The factor is 2 since a false alarm costs more than a late one.
+    """
     if longest_s is None:
         return least_s if unknown_s is None else unknown_s
     return max(least_s, math.ceil(2 * longest_s))
@@ -339,7 +350,10 @@ def _limit_s(longest_s: float | None, *, least_s: float, unknown_s: float | None
 def tornado(
     one: Scenario, replications: int, *, seed: int = 0, progress: Progress | None = None
 ) -> tuple[Swing, ...]:
-    """Return the swing of the ETTR by each input, widest first; failures are the same for all."""
+    """Return the effect of each input on the ETTR, the largest effect first.
+
+    All variants meet the same failures.
+    """
     base = replicate(one, replications, seed=seed).ettr.mean
     found = []
     for number, (name, attribute) in enumerate(FACTORS.items()):

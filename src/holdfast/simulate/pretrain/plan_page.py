@@ -1,4 +1,4 @@
-"""Write an advice as a page: the settings, the tornado, and where the time would go."""
+"""Write advice as an HTML page: the settings, the tornado, and the expected use of the time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ TEMPLATE: Final = Path(__file__).parent / "templates" / "plan.html.j2"
 
 @dataclass(frozen=True, kw_only=True)
 class _Bar:
-    """One side of a swing; `left` and `width` are CSS percentages of the row."""
+    """One bar of the tornado; `left` and `width` are CSS percentages of the width of the row."""
 
     key: str
     left: str
@@ -24,7 +24,7 @@ class _Bar:
 
 @dataclass(frozen=True, kw_only=True)
 class _Row:
-    """One input of the tornado, in points of ETTR."""
+    """One input of the tornado; the numbers are percentage points of the ETTR."""
 
     name: str
     half: str
@@ -34,11 +34,11 @@ class _Row:
 
 
 def write_plan(path: Path, advice: Advice) -> None:
-    """Write the page.
+    """Write the page to `path`.
 
     Raises:
         HoldfastError: jinja2 is not installed.
-        OSError: the page could not be written; an earlier one at `path` is untouched.
+        OSError: the page could not be written; an earlier file at `path` is left unchanged.
     """
     filled = template(TEMPLATE)
     one, records, ettr = advice.scenario, advice.records, advice.answer.ettr

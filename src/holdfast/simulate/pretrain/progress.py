@@ -1,7 +1,7 @@
-"""Compute a job's training between two events: work, saves and their stalls, by arithmetic.
+"""Compute the progress of a job between two events: its work, its saves and their stalls.
 
 Training and saves alternate: `interval_s` of work, then a stall. Work is counted in seconds of
-training at full speed.
+training at full speed. A state is identified by the work that the state includes.
 """
 
 import math
@@ -13,7 +13,7 @@ from holdfast.simulate.pretrain.scenario import Saves, Tier
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """Seconds of one stretch of time, by their use."""
+    """The use of a time span, in seconds; `work_s` is the training at full speed."""
 
     trained_s: float
     stalled_s: float
@@ -22,7 +22,7 @@ class Advance:
 
 @dataclass(slots=True)
 class _Batch:
-    """`count` saves at equal distances from `first_s` on; the first has the state `work_s`."""
+    """`count` saves, every `period_s` from the time `first_s` on; the first has the state `work_s`."""
 
     first_s: float
     period_s: float
@@ -32,7 +32,7 @@ class _Batch:
 
 
 class Progress:
-    """The work of a job and its saves."""
+    """Track the work and the saves of a job."""
 
     def __init__(self, saves: Saves) -> None:
         self._saves = saves
@@ -43,15 +43,15 @@ class Progress:
         self._number = 0
         self._batches: list[_Batch] = []
         self._kept: dict[str, float] = {tier.name: 0.0 for tier in saves.tiers}
-        self._done: list[tuple[float, float]] = []  # work, seconds that it took
+        self._done: list[tuple[float, float]] = []  # pairs: work, and the seconds it took
 
     @property
     def saves_begun(self) -> int:
-        """The number of saves so far."""
+        """The number of saves that have begun."""
         return self._number
 
     def seconds_to(self, work_s: float) -> float:
-        """Return the time until the work is `work_s`, with the stalls before."""
+        """Return the seconds until the job has done `work_s` of work, including stalls."""
         left_s = max(work_s - self.work_s, 0.0)
         first_s = self._saves.interval_s - self._since_save_s
         if left_s <= first_s:
@@ -60,7 +60,7 @@ class Progress:
         return self._stall_left_s + left_s / self.speed + stalls * self._saves.stall_s
 
     def advance(self, now_s: float, span_s: float) -> Advance:
-        """Train for `span_s` from `now_s` on."""
+        """Train for `span_s` seconds from the time `now_s` on."""
         saves = self._saves
         left_s = span_s
         stalled_s = min(left_s, self._stall_left_s)
@@ -94,9 +94,10 @@ class Progress:
         return Advance(trained_s, stalled_s, work_s)
 
     def settle(self, now_s: float, loses: LostMemory) -> None:
-        """Keep the saves of each tier after a failure at `now_s` that loses memory.
+        """Decide which saves of each tier outlast a failure at `now_s`.
 
-        A tier that finishes has each save whose stall is over, unless a node is lost.
+        `loses` is the memory that the failure loses. In a tier with `finishes`, a save is complete
+        as soon as its stall is over, unless a node is lost.
         """
         for tier in self._saves.tiers:
             lag_s = 0.0 if tier.finishes and loses != "node" else tier.lag_s
@@ -108,13 +109,17 @@ class Progress:
         self._batches.clear()
 
     def _newest(self, tier: Tier, stalled_until_s: float) -> float | None:
-        """Return the state of the newest save whose stall was over at `stalled_until_s`."""
+        """Return the state of the tier's newest save whose stall ended by `stalled_until_s`.
+
+        None if there is no such save.
+        """
         for batch in reversed(self._batches):
             ready_s = stalled_until_s - self._saves.stall_s - batch.first_s
             if ready_s < 0:
                 continue
             index = min(int(ready_s // batch.period_s), batch.count - 1)
-            # The n-th save goes to a tier if n + 1 is divisible by the tier's `every`.
+            # Saves are counted from 0: save n goes to a tier if n + 1 is divisible by the tier's
+            # `every`.
             index -= (batch.number + index + 1) % tier.every
             if index >= 0:
                 return batch.work_s + index * self._saves.interval_s
@@ -124,8 +129,9 @@ class Progress:
         """Return the newest state that can be restored, and the tier that has it.
 
         Args:
-            before_s: only states with less work than that: all older saves of a tier are kept.
-            older: the number of newest saves to skip, since they are damaged.
+            before_s: the result has at most this much work. It need not be the newest save, since
+                every tier keeps all older saves.
+            older: the number of newest saves to skip because they are damaged.
         """
         found: tuple[float, float, Tier] | None = None
         for tier in self._saves.tiers:
@@ -144,7 +150,7 @@ class Progress:
         return found[0], found[2]
 
     def go_back(self, work_s: float) -> float:
-        """Go back to a state; return the seconds of training that are lost by it."""
+        """Go back to the state `work_s`; return the seconds of training that are lost."""
         lost_s, left_s = 0.0, self.work_s - work_s
         while left_s > 0 and self._done:
             work, seconds = self._done.pop()
@@ -163,7 +169,7 @@ class Progress:
         return lost_s
 
     def stay(self) -> None:
-        """Go on from the present state, which was saved just now."""
+        """Start the next attempt from the present state, which has just been saved."""
         for name in self._kept:
             self._kept[name] = self.work_s
         self._begin_attempt()

@@ -1,9 +1,9 @@
-"""Run a training job under virtual time. The decisions are the live policy's.
+"""Simulate a training job under virtual time; the live policy makes the decisions.
 
 The clock jumps from event to event. Failures strike while the job has processes. Every observation
-of the supervisor is passed to `recover.policy.decide`, and its actions are carried out: kill,
-diagnose, replay, leave batches out, wait, launch, end. If the policy ends the run, a person removes
-the cause and resumes the run.
+that a supervisor would make is passed to `recover.policy.decide`, and the simulation carries out
+the returned actions: kill, diagnose, replay, leave batches out, wait, launch, end. If the policy
+ends the run, a person removes the cause and resumes the run.
 """
 
 import random
@@ -46,27 +46,27 @@ from holdfast.simulate.pretrain.scenario import Scenario
 from holdfast.simulate.pretrain.streams import Stream, draws, exponential
 
 BATCHES_BEFORE = 2
-"""The batches before the onset that a report of a broken loss includes."""
+"""The number of batches before the onset that the report of a broken loss includes."""
 
 
 class _Over(Exception):
-    """The time of the simulation is over."""
+    """The simulated time is over."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Failure:
-    """The end of an attempt by a failure."""
+    """A failure that ends an attempt."""
 
     cause: Cause
     draw: random.Random
     node: int | None = None
     is_broken: bool = False
-    """The node must be taken out."""
+    """True if the failure recurs until the node is taken out."""
 
 
 @dataclass
 class _Broken:
-    """A loss that is broken since `work_s` and will be seen at `alarm_s`."""
+    """A loss that broke after `work_s` of work, and will be detected at the time `alarm_s`."""
 
     failure: _Failure
     work_s: float
@@ -78,11 +78,11 @@ def run(scenario: Scenario, seed: int, *, rate_factor: float = 1.0) -> Outcome:
 
     Args:
         scenario: the simulated scenario.
-        seed: the seed of all draws; equal seeds give equal outcomes, bit for bit.
-        rate_factor: multiplies the rates of failure, for rates that are uncertain.
+        seed: the seed of all random draws; equal seeds give bit-identical outcomes.
+        rate_factor: a factor on the failure rates, to simulate uncertain rates.
 
     Raises:
-        AssertionError: the account does not add up.
+        AssertionError: the seconds by cause do not add up to the simulated time.
     """
     return _Run(scenario, seed, rate_factor).outcome()
 
@@ -109,17 +109,19 @@ class _Run:
         self._state = State()
         self._broken: _Broken | None = None
         self._bad_data_s: float | None = None
-        """The work at which the loss breaks again until the batches are left out."""
+        """The work after which the loss breaks again, until the bad batches are left out."""
         self._fault: tuple[float, Cause] | None = None
-        """The work at which an error of the user's ends the job again until a person mends it."""
+        """The work after which the same error ends the job again, until a person corrects the
+        error.
+        """
         self._slow: tuple[int, float] | None = None
-        """The node that is slow, and when that is seen."""
+        """The slow node, and the time at which its slowness is detected."""
         self._failed: _Failure | None = None
         self._go_back_before_s: float | None = None
         self._mended_by_person = False
         self._new_nodes = False
         self._suspects = self._tests_due = False
-        """The nodes are suspect if a replay has passed: the next failure has them tested."""
+        """If a replay passed, the nodes are suspects, and are tested after the next failure."""
         self._interventions = self._launches = self._decisions = self._restores = 0
         self._attempt_from_s = 0.0
 
@@ -159,7 +161,7 @@ class _Run:
         return len(self._account.incidents)
 
     def _pass(self, cause_: LostCause, seconds: float) -> None:
-        """Pass seconds without processes that could fail, for the last incident."""
+        """Advance the clock while no process runs that could fail; the last incident is charged."""
         span_s = min(seconds, self._end_s - self._now_s)
         self._account.add(cause_, span_s, self._incident)
         self._now_s += span_s
@@ -169,9 +171,15 @@ class _Run:
     def _expose(
         self, seconds: float, spend: Callable[[float], None], *, trains: bool = False
     ) -> str | None:
-        """Advance the clock while failures can strike; return the stream that struck, else None.
+        """Advance the clock while failures can strike.
 
-        `spend` records the use of each span.
+        Args:
+            seconds: the longest time to advance.
+            spend: called with the seconds of each span, to record their use.
+            trains: True if the job trains, so that also loss spikes and slow nodes can occur.
+
+        Returns:
+            The name of the stream of failures that struck; None after `seconds` without a failure.
         """
         until_s = self._now_s + seconds
         while True:
@@ -213,7 +221,7 @@ class _Run:
         return actions
 
     def _until_launch(self, actions: Sequence[Action]) -> Launch:
-        """Carry out actions until the next launch; a person acts where the run has ended."""
+        """Carry out actions until the next launch; if the policy ends the run, a person resumes it."""
         while True:
             for action in actions:
                 if isinstance(action, Skip):
@@ -256,14 +264,15 @@ class _Run:
     # An attempt
 
     def _attempt(self, launch: Launch) -> _Failure | tuple[Action, ...] | None:
-        """Train until an end of the attempt; return the failure, or the actions after a move.
+        """Simulate one attempt.
 
         Returns:
-            None if all work is done.
+            The failure that ended the attempt; the policy's actions if the job was moved off a slow
+            node; None if all work is done.
         """
         self._find_nodes()
         times = self._one.times
-        # A replay runs each rank on another node, which needs new launchers.
+        # A replay runs each rank on a different node, which needs new launchers.
         moves = launch.moves_ranks and self._one.nodes > 1
         in_place = launch.in_place and not moves and not self._new_nodes
         restore_s = self._restore()
@@ -285,7 +294,7 @@ class _Run:
         return self._train()
 
     def _find_nodes(self) -> None:
-        """Test the nodes after a failure of the hardware, and fill the job's gaps from spares."""
+        """Test the nodes after a hardware failure, and replace missing nodes by spares."""
         failed, self._failed = self._failed, None
         node = None if failed is None else failed.node
         if (node is not None or self._tests_due) and not self._mended_by_person:
@@ -298,7 +307,7 @@ class _Run:
             self._now_s = max(self._now_s, back_s)
 
     def _judge(self, failed: _Failure, node: int) -> None:
-        """Take out the broken node that tests find, or another one that tests blame."""
+        """Take out the node that tests blame: the broken node, a healthy one by mistake, or none."""
         if node not in self._fleet.broken:
             return
         hardware, luck = self._one.hardware, failed.draw.random()
@@ -308,7 +317,7 @@ class _Run:
             self._take_out(self._fleet.culprit(failed.draw.random()))
 
     def _restore(self) -> float:
-        """Go back to the newest state there is; return the time of the restore, in seconds."""
+        """Go back to the newest state that can be restored; return the seconds of the restore."""
         progress, saves = self._progress, self._one.saves
         if not self._launches or not self._one.loses_work:
             progress.stay()
@@ -348,7 +357,7 @@ class _Run:
                 return ended
 
     def _goals(self) -> Iterator[tuple[float, str]]:
-        """Yield the seconds to each event that is not drawn, with its name."""
+        """Yield the seconds until each event whose time is known already, with the event's name."""
         one, progress = self._one, self._progress
         yield self._end_s - self._now_s, "end"
         if one.work_s is not None:
@@ -363,7 +372,7 @@ class _Run:
             yield max(self._slow[1] - self._now_s, 0.0), "slow seen"
 
     def _reached(self, goal: str) -> _Failure | tuple[Action, ...] | None:
-        """Return the end of the attempt at a goal; None if the training goes on."""
+        """Process a known event; return what ends the attempt, or None if training continues."""
         if goal == "alarm":
             return self._alarm()
         if goal == "slow seen":
@@ -376,7 +385,7 @@ class _Run:
         return _Failure(cause=self._fault[1], draw=draw)
 
     def _strikes(self, name: str) -> _Failure | None:
-        """Return the failure that ends the attempt; None if the training goes on."""
+        """Process a random event; return the failure that ends the attempt, or None to continue."""
         if name == "spike":
             draw = self._drawn(name)
             if draw.random() < self._one.bad_data:
@@ -411,7 +420,7 @@ class _Run:
         return draw
 
     def _struck(self, name: str) -> _Failure:
-        """Return the failure that a stream gives."""
+        """Draw the details of a failure of the stream `name`."""
         draw = self._drawn(name)
         if name == "job":
             found = picked(self._one.rates.job_mix, draw.random())
@@ -432,7 +441,7 @@ class _Run:
     # Detection and its consequences
 
     def _seen_s(self, delay_s: float, draw: random.Random) -> float:
-        """Return the time at which people or the supervisor see a fault that ends no job."""
+        """Return the time at which people or the supervisor detect a fault that ends no process."""
         if not self._one.by_hand:
             return self._now_s + delay_s
         return self._one.people.awake_at(self._now_s + exponential(draw.random(), delay_s))
@@ -442,7 +451,7 @@ class _Run:
         self._broken = _Broken(failure, self._progress.work_s, alarm_s)
 
     def _alarm(self) -> _Failure | None:
-        """Return the failure of a broken loss; None if the policy lets the training go on."""
+        """Report a broken loss to the policy; return its failure, or None if training continues."""
         broken = self._broken
         assert broken is not None
         is_spike = broken.failure.cause.shows == "spike"
@@ -455,7 +464,7 @@ class _Run:
                 batches=self._batches(broken.work_s),
             )
         )
-        if not actions:  # the training goes on from the spike
+        if not actions:  # training continues in spite of the spike
             self._broken = self._bad_data_s = None
             return None
         return broken.failure
@@ -472,7 +481,11 @@ class _Run:
         return max(onset - BATCHES_BEFORE, 1), onset
 
     def _leave_slow(self) -> tuple[Action, ...] | None:
-        """Have the policy move the job off a slow node; return its actions, None if it stays."""
+        """Let the policy decide whether to leave a slow node.
+
+        Returns:
+            The policy's actions after the move; None if the job stays on the node.
+        """
         assert self._slow is not None
         node = self._slow[0]
         if self._one.by_hand:
@@ -503,7 +516,7 @@ class _Run:
         return self._send(JobExited(0))
 
     def _after(self, failure: _Failure) -> tuple[Action, ...]:
-        """Detect a failure, end the job and diagnose; return the policy's actions."""
+        """Simulate detection, teardown and diagnosis of a failure; return the policy's actions."""
         one, times = self._one, self._one.times
         found = failure.cause
         self._account.incidents.append(found.name)
@@ -515,7 +528,7 @@ class _Run:
             shows = "hang"
         began_s = self._now_s
         loses: LostMemory = found.loses
-        # A launch that failed before its first step has neither stepped nor saved.
+        # False if the launch failed before its first step, and so saved nothing either.
         has_stepped = self._progress.work_s > self._attempt_from_s
         reached_s = self._progress.work_s
         if shows in ("exit", "hang"):
@@ -528,14 +541,14 @@ class _Run:
                 ended = self._send(RankFailed())
             self._tear_down(ended)
         else:
-            self._pass("teardown", times.teardown_s)  # the policy has ended it already
+            self._pass("teardown", times.teardown_s)  # the policy has already ended the job
         actions = self._send(JobExited(1))
         assert any(isinstance(action, Diagnose) for action in actions), actions
         self._pass("diagnosis", times.diagnosis_s)
         return self._send(self._diagnosed(failure, shows, reached_s, has_stepped=has_stepped))
 
     def _fleet_slow_again(self) -> None:
-        """Test and replace a slow node that no spare could replace, with the next failure."""
+        """Replace a slow node for which there was no spare before, if there is one now."""
         if self._slow is not None and not self._one.by_hand and self._fleet.spares:
             node, seen_s = self._slow
             if seen_s - self._now_s > DAY_S / 2 and len(self._fleet.job) == self._fleet.size:

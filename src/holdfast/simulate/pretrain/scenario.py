@@ -1,4 +1,4 @@
-"""Define a scenario: the job, its checkpoints, the times, people and hardware."""
+"""Define a scenario: the job, its checkpoints, the duration of each phase, people and hardware."""
 
 import math
 import tomllib
@@ -16,37 +16,39 @@ from holdfast.simulate.pretrain.formulas import daly_interval_s
 
 @dataclass(frozen=True, kw_only=True)
 class Tier:
-    """A place where saves are kept."""
+    """A place that keeps saves, such as the memory of the nodes or a disk."""
 
     name: str
     outlives: frozenset[LostMemory]
-    """The losses of memory after which the saves of this place are whole."""
+    """The losses of memory that the saves in this place survive."""
     lag_s: float = 0.0
-    """From the end of the stall until the save can be restored."""
+    """Seconds from the end of the stall until the save can be restored."""
     restore_s: float = 60.0
     every: int = 1
-    """The distance between two saves that go to this place, in saves."""
+    """One in this many saves goes to this place."""
     finishes: bool = False
-    """A process of its own finishes a save in flight if the trainers alone die."""
+    """True if a separate process finishes a save in flight when only the trainer processes die."""
 
 
 SHORTEST_S, LONGEST_S = 60.0, 3600.0
-"""The limits of an interval that is chosen by the rate of failure, in seconds."""
+"""The shortest and the longest interval between saves, in seconds, that is chosen automatically
+from the failure rate.
+"""
 ALL: Final[frozenset[LostMemory]] = frozenset({"process", "node", "none"})
 DISK: Final = Tier(name="disk", outlives=ALL)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Saves:
-    """The checkpoints.
+    """The saving of checkpoints.
 
     Attributes:
-        interval_s: training between the end of one save and the begin of the next.
-        stall_s: training time lost to one save.
-        tiers: where saves are kept.
-        damaged: the part of saves that cannot be restored.
-        verifies: a damaged save is found before the restore, and an older one is taken; else a
-            person is needed.
+        interval_s: seconds of training between the end of one save and the start of the next.
+        stall_s: seconds for which a save stops training.
+        tiers: the places that keep saves.
+        damaged: the share of saves that cannot be restored.
+        verifies: True if a damaged save is detected before the restore, and an older save is
+            restored instead; if False, a person is needed.
     """
 
     interval_s: float = 1800.0
@@ -58,18 +60,19 @@ class Saves:
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """Seconds that detection and restart take.
+    """The seconds that detection and restart take.
 
     Attributes:
-        exit_s, node_s: until the end of a rank, or the loss of a node, is seen.
-        hang_s, spike_s, slow_s: until a job that hangs, a loss that is broken, or a slow node is
-            seen; with `looks` of a person, this is the mean time between two looks in the hours in
-            which people are awake.
-        teardown_s, diagnosis_s: until the last process has ended, and until the decision.
-        node_tests_s: tests of the nodes after a failure that the hardware may have caused.
-        start_s, start_in_place_s: a start with new launchers and one below the launchers that were
-            kept.
-        first_step_s: the time from the restore to the first step, without that step.
+        exit_s, node_s: until the exit of a rank, or the loss of a node, is detected.
+        hang_s, spike_s, slow_s: until a hang, a broken loss, or a slow node is detected. If people
+            must notice these faults (`Scenario.by_hand`), it is the mean delay until somebody
+            notices; a fault is noticed only in the hours in which people are awake.
+        teardown_s, diagnosis_s: from detection until the last process has ended, and from then
+            until the policy decides.
+        node_tests_s: for testing the nodes after a failure that hardware may have caused.
+        start_s, start_in_place_s: for a start with new launchers, and for a start of trainers below
+            launchers that were kept.
+        first_step_s: from the end of the restore to the start of the first step.
     """
 
     exit_s: float = 0.0
@@ -87,13 +90,13 @@ class Times:
 
 @dataclass(frozen=True, kw_only=True)
 class People:
-    """The times at which a person acts.
+    """The people who act if the job needs a person.
 
     Attributes:
-        response_s: mean time until a person who is awake responds.
-        awake: the first and the last hour of the day in which people are awake; 0 and 24 with a
+        response_s: the mean time in seconds until a person responds who is awake.
+        awake: the hours of the day at which people wake up and go to sleep; 0 and 24 if there is a
             night shift.
-        person_finds_node: the part of failures of a node in which a person finds the node.
+        person_finds_node: the share of node failures in which a person identifies the node.
     """
 
     response_s: float = 900.0
@@ -101,9 +104,9 @@ class People:
     person_finds_node: float = 0.95
 
     def awake_at(self, at_s: float) -> float:
-        """Return the first time from `at_s` on at which people are awake.
+        """Return the first time, `at_s` or later, at which people are awake.
 
-        Times are in seconds since a midnight.
+        Times are in seconds since midnight of the first day.
         """
         begins_s, ends_s = (hour * 3600.0 for hour in self.awake)
         of_day_s = at_s % DAY_S
@@ -115,20 +118,20 @@ class People:
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """Nodes, spares and the repair shop.
+    """The reliability of nodes, the number of spares, and the repair shop.
 
     Attributes:
-        spares: nodes that wait, and do not fail while they wait.
-        lemons, lemon_factor: the part of nodes that fail more often, and the factor of their rate.
-        heat_every_days, heat_days, heat_factor: mean time between heat waves, their length, and how
-            much more often hardware fails in one.
-        finds_node: the part of failures of a node in which the tests find the node.
-        blames_other: the part of failures of a node in which the tests take out a healthy node.
-        again_s: mean time to the next failure of a node that should have been taken out.
-        repair_s, long_repair_s, long_repairs: the mean time of a repair, the mean time of a repair
-            that needs a visit, and the part of repairs that do.
-        in_vain: the part of repairs that do not mend the node.
-        technicians: the most repairs at a time; None for no limit.
+        spares: the number of spare nodes; a node does not fail while it is a spare.
+        lemons, lemon_factor: the share of nodes that fail more often, and the factor on their rate.
+        heat_every_days, heat_days, heat_factor: the mean time between heat waves, their length, and
+            the factor on the rate of hardware failures during a heat wave.
+        finds_node: the share of node failures in which the tests identify the node.
+        blames_other: the share of node failures in which the tests blame a healthy node.
+        again_s: the mean seconds to the next failure of a broken node that was not taken out.
+        repair_s, long_repair_s, long_repairs: the mean seconds of a repair, the mean additional
+            seconds if the repair needs a technician on site, and the share of such repairs.
+        in_vain: the share of repairs after which a lemon is still a lemon.
+        technicians: the largest number of repairs at the same time; None for no limit.
     """
 
     spares: int = 0
@@ -149,18 +152,23 @@ class Hardware:
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """Everything that a simulation depends on, except the seed.
+    """All inputs of a simulation, except the seed.
 
     Attributes:
-        gpus, gpus_per_node, days, step_s: the job.
-        work_s: the run ends after so much training; None: after `days`.
-        rates: the rates of failure by cause.
-        hangs: the part of failures with an exit that show as a hang.
-        spikes_per_day, bad_data: broken losses a day, and the part of these that return until the
-            data are left out.
-        slow_per_node_day, slow_speed: nodes that become slow, and the job's speed with one.
-        recognised: the part of failures with a right diagnosis; a person decides on the others.
-        loses_work: False if no training is lost by a failure.
+        gpus, gpus_per_node, days, step_s: the size of the job, the simulated days, and the seconds
+            of a training step.
+        work_s: the seconds of training, at full speed, after which the run ends; None to end after
+            `days`.
+        rates: the failure rates by cause.
+        hangs: the share of failures in which the job hangs, although their cause normally ends a
+            process.
+        spikes_per_day, bad_data: loss spikes per day, and the share of them that bad data cause,
+            which recur until the data are left out.
+        slow_per_node_day, slow_speed: the rate at which a node becomes slow, per day, and the
+            relative speed of the job on a slow node.
+        recognised: the share of failures with a correct diagnosis. A wrong diagnosis errs about
+            whether a restart helps.
+        loses_work: False if a failure loses no training.
     """
 
     name: str = "own"
@@ -183,23 +191,29 @@ class Scenario:
     hardware: Hardware = field(default_factory=Hardware)
     limits: RestartLimits = field(default_factory=RestartLimits)
     by_hand: bool = False
-    """True if people see hangs, spikes and slow nodes, by a look now and then."""
+    """True if people, who look at the job now and then, must notice hangs, loss spikes and slow
+    nodes.
+    """
 
     def __post_init__(self) -> None:
         _check(self)
 
     @property
     def nodes(self) -> int:
-        """The number of nodes of the job."""
+        """The number of nodes of the job, without spares."""
         return math.ceil(self.gpus / self.gpus_per_node)
 
     def mean_time_to_failure_s(self) -> float:
-        """Return the mean time of training between failures, in seconds; infinite without any."""
+        """Return the mean training time between failures, in seconds; infinite if nothing fails."""
         a_second = 1.0 / self.rates.mean_time_to_failure_s(self.gpus) + self.spikes_per_day / DAY_S
         return 1.0 / a_second if a_second > 0 else math.inf
 
     def varied(self, **changes: Any) -> "Scenario":
-        """Return a copy with changed fields, also of parts: `interval_s`, `spares`, `start_s`."""
+        """Return a copy with changed fields.
+
+        The fields can belong to the scenario or to one of its parts, such as `interval_s`, `spares`
+        and `start_s`.
+        """
         own = {one.name for one in fields(self)}
         for part in ("saves", "times", "people", "hardware", "limits"):
             of_part = {one.name for one in fields(getattr(self, part))}
@@ -210,7 +224,9 @@ class Scenario:
 
 
 MOST: Final = 1_000_000
-"""GPUs, and spare nodes: more than any cluster has, since each node costs memory."""
+"""Limits on the number of GPUs and of spare nodes: more than any cluster has. A limit is needed
+because each node costs memory.
+"""
 _ABOVE_0: Final = frozenset(
     {
         "gpus",
@@ -269,14 +285,14 @@ def _check(one: Scenario) -> None:
 
 @cache
 def measured_times() -> Mapping[str, Mapping[str, float]]:
-    """Return the packaged table of times, measured and assumed."""
+    """Return the packaged table of measured and assumed times."""
     path = resources.files("holdfast.simulate.pretrain").joinpath("tables", "times.toml")
     table: dict[str, dict[str, float]] = tomllib.loads(path.read_text("utf-8"))
     return table
 
 
 def manual(gpus: int, **changes: Any) -> Scenario:
-    """Return the baseline of the study: synchronous saves, and restarts by people who sleep."""
+    """Return the baseline of the study: synchronous saves, and restarts by people, who also sleep."""
     assumed = measured_times()["assumed"]
     times = Times(
         exit_s=0.0,
@@ -306,7 +322,7 @@ def manual(gpus: int, **changes: Any) -> Scenario:
 
 
 def study(gpus: int, **changes: Any) -> Scenario:
-    """Return the study's system: asynchronous saves, diagnosis, node tests, restarts."""
+    """Return the system of the study: asynchronous saves, diagnosis, node tests and restarts."""
     table = measured_times()
     assumed = table["assumed"]
     times = Times(
@@ -341,12 +357,12 @@ def study(gpus: int, **changes: Any) -> Scenario:
 
 
 def holdfast(gpus: int, **changes: Any) -> Scenario:
-    """Return Holdfast with its defaults: measured times, and saves as often as is worthwhile."""
+    """Return Holdfast with its defaults: measured times, and an interval from the failure rate."""
     table = measured_times()
     assumed, measured = table["assumed"], table["measured"]
     starts = _starts(gpus)
-    # The launchers are kept: the trainers alone start again, forked from what has imported their
-    # modules.
+    # The launchers are kept, and only the trainers start again. A trainer is forked from a process
+    # that has already imported its modules.
     starts["start_in_place_s"] = max(0.0, starts["start_s"] - assumed["import_s"])
     times = Times(
         exit_s=measured["exit_s"],
@@ -403,12 +419,12 @@ SCENARIOS: Final[Mapping[str, Callable[..., Scenario]]] = {
 
 
 def spares_for(gpus: int) -> int:
-    """Return 3 % of the nodes, and one at least."""
+    """Return the number of spares: 3 % of the nodes of the job, but at least one."""
     return max(1, math.ceil(gpus / 8 * 0.03))
 
 
 def _starts(gpus: int) -> dict[str, float]:
-    """Return the times of a start, which grow with the logarithm of the GPUs."""
+    """Return the times of a start, which grow with the logarithm of the number of GPUs."""
     assumed = measured_times()["assumed"]
     doublings = max(0.0, math.log2(gpus / 8))
     start_s = assumed["start_s"] + assumed["start_s_per_doubling"] * doublings

@@ -1,7 +1,8 @@
 """Draw random numbers that depend only on (seed, stream, number), and on no earlier draw.
 
-So failure 17 has the same exposure, cause and node with one more spare, another interval or a
-faster restart: two variants of a scenario meet the same failures (common random numbers).
+So two variants of a scenario meet the same failures (common random numbers). For example, failure
+17 has the same exposure, cause and node if the job has one more spare, another interval between
+saves or a faster restart.
 """
 
 import math
@@ -9,7 +10,7 @@ from random import Random
 
 
 def draws(seed: int, stream: str, number: int) -> Random:
-    """Return the generator of one entity of a stream; equal keys give equal numbers anywhere."""
+    """Return the random generator for item `number` of a stream; equal for equal arguments."""
     return Random(f"{seed}/{stream}/{number}")
 
 
@@ -19,10 +20,10 @@ def exponential(uniform: float, mean: float) -> float:
 
 
 class Stream:
-    """A Poisson process in exposure.
+    """A Poisson process of events, such as failures of nodes.
 
-    Event k strikes once the hazard since event k - 1 reaches its draw. The hazard is the integral
-    of the rate, and grows only while the job has processes.
+    The hazard is the integral of the rate over the time in which the job has processes. Event k
+    strikes when the hazard since event k - 1 reaches a number that was drawn for event k.
     """
 
     __slots__ = ("_name", "_seed", "draw", "number", "remaining")
@@ -32,8 +33,8 @@ class Stream:
         self.next_event()
 
     def next_event(self) -> None:
-        """Go on to the next event."""
+        """Draw the next event."""
         self.number += 1
         self.draw = draws(self._seed, self._name, self.number)
         self.remaining = exponential(self.draw.random(), 1.0)
-        """The hazard until the event."""
+        """The hazard that remains until the event."""

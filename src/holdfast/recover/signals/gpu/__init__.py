@@ -2,8 +2,8 @@
 
 | module | one idea |
 |---|---|
-| `state` | what a reader has found of each GPU |
+| `state` | defines what a reader finds out about each GPU |
 | `nvml`, `smi`, `dcgm` | the readers: NVIDIA's library, `nvidia-smi`, and DCGM |
-| `reader` | the process that calls the readers, since a call of a driver may never return |
-| `gpus` | the source: sends requests to that process, and turns its answers into signals |
+| `reader` | the process that calls the readers, since a call into a driver may never return |
+| `gpus` | the source, which sends requests to this process and converts its answers to signals |
 """

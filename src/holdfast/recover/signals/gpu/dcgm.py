@@ -1,7 +1,7 @@
-"""Read the GPUs by DCGM: by the command `dcgmi`, or from the page of a dcgm-exporter on this node.
+"""Read the GPUs by DCGM: by the command `dcgmi`, or from a dcgm-exporter on this node.
 
-DCGM reports the last Xid of each GPU, also one from before this process. So the first look at a GPU
-reports none, and the same code twice in a row counts once.
+DCGM reports only the last Xid of each GPU, which may be older than this process. So the first look
+at a GPU reports no Xid, and the same code in two consecutive looks counts once.
 """
 
 import subprocess
@@ -14,11 +14,11 @@ from holdfast.recover.signals.gpu.state import GpuState, Reading, slowdowns_of
 
 TIMEOUT_S = 15.0
 MOST: Final = 2**31 - 17
-"""The largest value that is no mark of a missing one (dcgm_structs.h, DCGM_INT32_BLANK)."""
+"""Larger values mean that a value is missing (dcgm_structs.h, DCGM_INT32_BLANK)."""
 XID, ERRORS, FAILED, PENDING, CLOCKS, TEMPERATURE = 230, 311, 395, 396, 112, 150
 NVLINK: Final = (409, 419, 429, 439)
 FIELDS: Final = (XID, ERRORS, FAILED, PENDING, CLOCKS, TEMPERATURE, *NVLINK)
-"""The numbers of DCGM's fields (dcgm_fields.h), which `dcgmi` takes in all versions."""
+"""The numbers of DCGM's fields (dcgm_fields.h), which all versions of `dcgmi` accept."""
 NAMES: Final = {
     "DCGM_FI_DEV_XID_ERRORS": XID,
     "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": ERRORS,
@@ -33,17 +33,17 @@ NAMES: Final = {
     "DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL": NVLINK[2],
     "DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL": NVLINK[3],
 }
-"""The number of each field that an exporter names, in old and new versions."""
+"""The number of each field, by the names that old and new versions of the exporter use."""
 _HEALTH: Final = frozenset(NAMES.values()) - {TEMPERATURE}
 
 
 class Dcgmi:
-    """The command `dcgmi dmon`, run anew for each look."""
+    """A reader that runs the command `dcgmi dmon` for each look."""
 
     name = "DCGM"
 
     def __init__(self, command: str = "dcgmi", *, timeout_s: float = TIMEOUT_S) -> None:
-        """Run nothing yet; `timeout_s`: seconds after which the command is killed."""
+        """Store the command, and `timeout_s`, the seconds after which it is killed."""
         self._command = command
         self._timeout_s = timeout_s
         self._xids = _Xids()
@@ -79,12 +79,12 @@ class Dcgmi:
 
 
 class Exporter:
-    """The page of a dcgm-exporter; it shows the fields that its administrator has chosen."""
+    """A reader of the page of a dcgm-exporter, which has the fields that its administrator chose."""
 
     name = "dcgm-exporter"
 
     def __init__(self, fetch: Callable[[], bytes] = fetch_page) -> None:
-        """Read nothing yet; `fetch` returns the page, and raises OSError without one."""
+        """Store `fetch`, which returns the page, and raises OSError if there is none."""
         self._fetch = fetch
         self._xids = _Xids()
 
@@ -107,7 +107,7 @@ class Exporter:
 
 
 class _Xids:
-    """The last Xid of each GPU at the look before."""
+    """The last Xid of each GPU at the previous look, to find new ones."""
 
     def __init__(self) -> None:
         self._last: dict[str, int] = {}
@@ -132,7 +132,7 @@ class _Xids:
 
 
 def _usable(values: Iterable[tuple[int, str]]) -> dict[int, int]:
-    """Return the values that are no mark of a missing one."""
+    """Return the values that are not missing."""
     found = {}
     for number, word in values:
         try:

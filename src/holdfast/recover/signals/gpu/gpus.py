@@ -1,6 +1,6 @@
-"""Turn a reader's findings about the GPUs into signals.
+"""Convert a reader's findings about the GPUs to signals.
 
-The reader is a separate process, because a call of a driver may hang.
+The reader runs in a separate process, because a call into a driver may hang.
 """
 
 import json
@@ -18,22 +18,22 @@ from holdfast.recover.signals.facts import TEXT_LIMIT, CannotSee, Fact, NodeSign
 from holdfast.recover.signals.gpu.state import GpuState, Reading
 
 TIMEOUT_S = 50.0
-"""Seconds for an answer: more than all commands of the readers may take together."""
+"""The seconds to wait for an answer: more than all commands of the readers can take together."""
 LEAST_PERIOD_S = 5.0
 SHARE = 1 / 500
-"""The largest share of a core that the looks use.
+"""The largest share of a core that reading may use.
 
-A look that only waits for the driver uses none.
+Only CPU time counts, and not the time of waiting for the driver.
 """
 NVLINK_ERRORS = 100
-"""New errors of the NVLinks, since the first look, that are a fact.
+"""This number of new errors of the NVLinks since the first look is reported as a fact.
 
-From there on each doubling is one.
+After that, each doubling is reported.
 """
 
 
 class Gpus:
-    """The GPUs of this node, as NVIDIA's driver describes them."""
+    """The GPUs of this node, as a source of signals."""
 
     name = "the state of the GPUs"
 
@@ -44,12 +44,13 @@ class Gpus:
         command: Sequence[str] | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        """Start nothing yet.
+        """Store what `read` needs.
 
         Args:
-            driver: the folder that is there if NVIDIA's driver is loaded.
-            command: starts a process with the protocol of `reader`; None: `reader` itself.
-            timeout_s: seconds after which a process that owes an answer is killed.
+            driver: the folder that exists if NVIDIA's driver is loaded.
+            command: the command that starts a reader process, which must answer like `reader`; None
+                for `reader` itself.
+            timeout_s: the seconds after which a process that does not answer is killed.
         """
         self._driver = driver
         self._command = command
@@ -57,14 +58,16 @@ class Gpus:
         self._process: subprocess.Popen[bytes] | None = None
         self._stuck: subprocess.Popen[bytes] | None = None
         self._cpu_s = 0.0
-        """The CPU seconds of the last look."""
+        """The CPU seconds that the last look took."""
         self._known: dict[str, set[str]] = {}
-        """For each reader, the GPUs that were there at any look."""
+        """For each reader, the GPUs that any look has found."""
         self._first: dict[tuple[str, str, str], int] = {}
-        """For each reader, GPU and counter: the count at the first look, or the first one since a reset."""
+        """For each reader, GPU and counter: the count at the first look, or at the first look after
+        a reset.
+        """
         self._most_links: dict[tuple[str, str], int] = {}
         self._xids: dict[tuple[str, int], int] = {}
-        """For each GPU and code, the Xid events."""
+        """For each GPU and code, the number of Xid events."""
 
     @property
     def period_s(self) -> float:
@@ -83,7 +86,7 @@ class Gpus:
         return self.facts_of(Reading.of_json(reply))
 
     def facts_of(self, reading: Reading) -> Sequence[Fact]:
-        """Return the facts in a reading, beside the readings before."""
+        """Return the facts in a reading, compared with earlier readings."""
         known = self._known.setdefault(reading.reader, set())
         lost = dict(reading.lost)
         if not lost:
@@ -98,7 +101,8 @@ class Gpus:
                 self._xids[where, code] = self._xids.get((where, code), 0) + 1
             facts += self._of(reading.reader, where, gpu)
         for (where, code), count in self._xids.items():
-            # The form of a line of the driver, which the diagnosis's table of codes reads.
+            # This has the form of a line of the driver, so that the rules of the diagnosis match
+            # it.
             text = f"NVRM: Xid (PCI:{where}): {code}, by {reading.reader}"
             facts.append(
                 NodeSignal(
@@ -146,7 +150,7 @@ class Gpus:
         if count is None:
             return 0
         key = reader, where, counter
-        self._first[key] = min(count, self._first.get(key, count))  # a reset begins at 0 again
+        self._first[key] = min(count, self._first.get(key, count))  # a reset sets counts to 0
         return count - self._first[key]
 
     def _signal(
@@ -159,7 +163,7 @@ class Gpus:
         )
 
     def _ask(self) -> dict[str, object]:
-        """Return the answer of the process, which is started if there is none."""
+        """Return the answer of the reader process; start the process if there is none."""
         process = self._process or self._start()
         assert process.stdin is not None
         try:
@@ -198,16 +202,16 @@ class Gpus:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # its own group, with the commands that it runs
+                start_new_session=True,  # a separate group with all its commands
             )
         except OSError as error:
             raise CannotSee(f"no process reads the GPUs: {error.strerror}") from error
         return self._process
 
     def _give_up(self, process: subprocess.Popen[bytes]) -> None:
-        os.killpg(process.pid, signal.SIGKILL)  # not yet reaped, so the group is its own
+        os.killpg(process.pid, signal.SIGKILL)  # not reaped yet, so the group still belongs to it
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.close()
         process.stdout.close()
-        self._process, self._stuck = None, process  # not waited for: the kernel may hold it
+        self._process, self._stuck = None, process  # do not wait: it may hang

@@ -1,6 +1,6 @@
-"""Read the GPUs by NVML, through `nvidia-ml-py`: the state, the NVLinks, and Xid events.
+"""Read the GPUs by NVML (`nvidia-ml-py`): their state, their NVLinks, and Xid events.
 
-NVML shows Xid events also to a container that may not read the kernel's log.
+NVML delivers Xid events even to a container that cannot read the kernel's log.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ from holdfast.recover.signals.facts import CannotSee
 from holdfast.recover.signals.gpu.state import GpuState, Reading, slowdowns_of
 
 MOST_XIDS = 100
-"""The most events of one look; later ones are read at the next look."""
+"""The largest number of events per look; further events are read at the next look."""
 _NVLINK_COUNTERS: Final = (
     "NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL",
     "NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL",
@@ -19,7 +19,7 @@ _NVLINK_COUNTERS: Final = (
 )
 _ACTION: Final = "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION"
 _VALUES: Final = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal")
-"""The member of a field's value for each `valueType` (nvml.h, nvmlValueType_t)."""
+"""The name of the union member with the value, for each `valueType` (nvml.h, nvmlValueType_t)."""
 _T = TypeVar("_T")
 
 
@@ -28,7 +28,7 @@ class _Lost(Exception):
 
 
 def open_nvml() -> "Nvml":
-    """Return the reader of the library on this host.
+    """Return a reader that uses the library on this host.
 
     Raises:
         CannotSee: the binding or the library is missing, or NVML shows no GPU.
@@ -41,18 +41,18 @@ def open_nvml() -> "Nvml":
 
 
 class Nvml:
-    """NVIDIA's library, kept open between two looks, so that no Xid event is missed."""
+    """A reader that keeps NVML open between looks, so that no Xid event is missed."""
 
     name = "NVML"
 
     def __init__(self, nvml: Any) -> None:
-        """Find the GPUs and begin to record Xid events.
+        """Find the GPUs, and register for Xid events.
 
         Args:
             nvml: the module `pynvml`, or `holdfast.testing.nvml.FakeNvml`.
 
         Raises:
-            CannotSee: NVML shows no GPU here.
+            CannotSee: NVML finds no GPU.
         """
         self._nvml = nvml
         self._handles: dict[str, Any] = {}
@@ -110,7 +110,7 @@ class Nvml:
         return events
 
     def _xids(self) -> dict[str, list[int]]:
-        """Return the codes of the events since the last look, by the GPU's address."""
+        """Return the codes of the Xid events since the last look, by the address of the GPU."""
         found: dict[str, list[int]] = {}
         if self._events is None:
             return found
@@ -126,7 +126,7 @@ class Nvml:
         nvml = self._nvml
         rows = self._of(nvml.nvmlDeviceGetRemappedRows, handle)
         bits = self._of(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
-        if bits is None:  # drivers before R535 have the older name alone
+        if bits is None:  # drivers before R535 have only the older name
             bits = self._of(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
         degrees = self._of(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
         counters = list(self._fields(handle, _NVLINK_COUNTERS))
@@ -155,24 +155,25 @@ class Nvml:
         states = []
         for link in range(self._nvml.NVML_NVLINK_MAX_LINKS):
             state = self._of(self._nvml.nvmlDeviceGetNvLinkState, handle, link)
-            if state is None:  # there are no further links
+            if state is None:  # the GPU has no further links
                 break
             states.append(int(state))
         return sum(states) if states else None
 
     def _fields(self, handle: Any, names: tuple[str, ...]) -> Iterator[int]:
-        """Return the values of the fields that this GPU has."""
+        """Return the values of those fields in `names` that this GPU has."""
         numbers = [number for name in names if (number := getattr(self._nvml, name, None))]
         for one in self._of(self._nvml.nvmlDeviceGetFieldValues, handle, numbers) or ():
             if one.nvmlReturn == 0 and one.valueType < len(_VALUES):
                 yield int(getattr(one.value, _VALUES[one.valueType]))
 
     def _of(self, call: Callable[..., _T], *arguments: Any) -> _T | None:
-        """Return the value of a call; None if this GPU or this driver does not have the value.
+        """Return the result of a call; None if this GPU or this driver does not support it.
 
         Raises:
             _Lost: the driver has lost the GPU.
-            CannotSee: the library is not usable any more, as after a reload of the driver.
+            CannotSee: the library cannot be used any more, for example because the driver was
+                reloaded.
         """
         nvml = self._nvml
         try:

@@ -1,8 +1,8 @@
-"""Read the GPUs in a process of its own, because a call of a driver may never return.
+"""Read the GPUs in a separate process, because a call into a driver may never return.
 
-For each byte of the standard input the process prints a JSON line: a `Reading` of the first reader
-that answers, or `{"error": …}` with the reason of each, and in both `cpu_s`, the CPU time that the
-look took. The process ends with its standard input, or with its parent.
+For each byte on standard input, the process prints one line of JSON. It is a `Reading` by the first
+reader that works, or `{"error": …}` with the reasons of all readers. Both have `cpu_s`, the CPU
+seconds that reading took. The process ends when its standard input or its parent ends.
 """
 
 import json
@@ -24,19 +24,19 @@ READERS: Mapping[str, Callable[[], Reader]] = {
 }
 """The readers, in the order in which they are tried.
 
-NVML alone has events. `nvidia-smi` exists wherever the driver does. DCGM and its exporter are for
-containers that see neither.
+Only NVML has events. `nvidia-smi` exists wherever the driver is installed. DCGM and its exporter
+are for containers in which neither can be used.
 """
 
 
 def main() -> None:
-    """Serve until the standard input ends."""
+    """Answer requests until standard input ends."""
     die_with_parent()
     serve(READERS)
 
 
 def serve(readers: Mapping[str, Callable[[], Reader]]) -> None:
-    """Answer each byte of the standard input with a line; end with the standard input."""
+    """Answer each byte on standard input with a line, until standard input ends."""
     opened: dict[str, Reader] = {}
     while os.read(0, 1):
         line = json.dumps(_answer(readers, opened)).encode() + b"\n"
@@ -54,20 +54,20 @@ def _answer(
             if name not in opened:
                 before_s = _cpu_s()
                 opened[name] = open_reader()
-                began_s += _cpu_s() - before_s  # later looks do not open the reader again
+                began_s += _cpu_s() - before_s  # keep the reader open for later looks
             reading = opened[name].read().to_json()
             return {**reading, "cpu_s": _cpu_s() - began_s}
         except CannotSee as error:
             missing.append(str(error))
         except Exception as error:  # a driver's library may fail in any way
             missing.append(f"{name}: {type(error).__name__}: {error}")
-        if name == "NVML":  # opened anew, since a reload of the driver ends its session
+        if name == "NVML":  # open it anew next time: a reload of the driver ends the session
             opened.pop(name, None)
     return {"error": "; ".join(missing), "cpu_s": _cpu_s() - began_s}
 
 
 def _cpu_s() -> float:
-    """Return the CPU seconds of this process and of the commands that it ran."""
+    """Return the CPU seconds that this process and its commands have used."""
     return sum(os.times()[:4])
 
 

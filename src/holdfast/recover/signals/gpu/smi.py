@@ -1,4 +1,4 @@
-"""Read the GPUs by `nvidia-smi`, which is there wherever the driver is."""
+"""Read the GPUs by `nvidia-smi`, which exists wherever the driver is installed."""
 
 import re
 import subprocess
@@ -13,22 +13,24 @@ if TYPE_CHECKING:
 
 COMMAND: Final = ("nvidia-smi", "-q", "-x")
 TIMEOUT_S = 25.0
-"""Seconds after which the command is killed: fewer than those after which its reader is."""
+"""The seconds after which the command is killed. They are fewer than the seconds after which the
+reader process is killed.
+"""
 LOST = re.compile(r"GPU is lost|fallen off the bus", re.IGNORECASE)
 _PCI = re.compile(r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}(?:\.\d)?")
 
 
 class Smi:
-    """The command `nvidia-smi`, run anew for each look."""
+    """A reader that runs the command `nvidia-smi` for each look."""
 
     name = "nvidia-smi"
 
     def __init__(self, command: Sequence[str] = COMMAND, *, timeout_s: float = TIMEOUT_S) -> None:
-        """Run nothing yet.
+        """Store what `read` needs.
 
         Args:
-            command: prints the XML of `nvidia-smi -q -x`.
-            timeout_s: seconds after which the command is killed.
+            command: the command that prints the XML of `nvidia-smi -q -x`.
+            timeout_s: the seconds after which the command is killed.
         """
         self._command = list(command)
         self._timeout_s = timeout_s
@@ -44,7 +46,7 @@ class Smi:
                 where = "" if place is None else place[0].lower()
                 return Reading(reader=self.name, gpus={}, lost={where: output})
             raise CannotSee(f"{self._command[0]} ended with code {code}: {output[:100]}")
-        from xml.etree import ElementTree  # most hosts of tests have no GPU, and need no parser
+        from xml.etree import ElementTree  # without a GPU, no parser is needed
 
         try:
             log = ElementTree.fromstring(out)
@@ -72,7 +74,7 @@ class Smi:
             process.kill()
             assert process.stdout is not None
             process.stdout.close()
-            self._stuck = process  # not waited for: the kernel may hold it
+            self._stuck = process  # do not wait: the kernel may block it
             raise CannotSee(
                 f"{self._command[0]} did not answer within {self._timeout_s:g} s"
             ) from error

@@ -1,4 +1,4 @@
-"""Define what a reader of the GPUs has found, in a form that crosses a pipe."""
+"""Define the findings of a reader of the GPUs, in a form that can be sent through a pipe."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -7,59 +7,59 @@ from typing import Any, Final, Protocol, Self
 HW_THERMAL: Final = 0x40
 HW_POWER_BRAKE: Final = 0x80
 SLOWDOWNS: Final = {HW_THERMAL: "hw_thermal_slowdown", HW_POWER_BRAKE: "hw_power_brake_slowdown"}
-"""The names of the reasons for low clocks that report a fault, by their bit in NVML and DCGM
-(nvml.h, nvmlClocksEventReasons). Other reasons, such as a power cap, are ordinary operation."""
+"""The names of those reasons for low clocks that mean a fault, by their bit in NVML and DCGM
+(nvml.h, nvmlClocksEventReasons). Other reasons, such as a power cap, are normal."""
 
 
 def slowdowns_of(bits: int | None) -> tuple[str, ...]:
-    """Return the names of the reasons for low clocks that report a fault."""
+    """Return the names of the reasons in `bits` that mean a fault."""
     return tuple(name for bit, name in SLOWDOWNS.items() if bits is not None and bits & bit)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuState:
-    """The health of one GPU; None or empty: good, or not visible to the reader."""
+    """The health of one GPU. A value that is None or empty is good, or the reader cannot read it."""
 
     uncorrectable_errors: int | None = None
-    """Uncorrectable ECC errors since the driver was loaded."""
+    """The number of uncorrectable ECC errors since the driver was loaded."""
     remap_failed: bool = False
     remap_pending: bool = False
     recovery_action: str = ""
     """The action that the driver requests, such as a reset."""
     slowdowns: tuple[str, ...] = ()
-    """The names in `SLOWDOWNS` that hold now."""
+    """The names in `SLOWDOWNS` that apply now."""
     temperature: str = "?"
     nvlink_errors: int | None = None
-    """Errors of all NVLinks: CRC errors, replays and recoveries."""
+    """The number of errors of all NVLinks: CRC errors, replays and recoveries."""
     nvlinks_up: int | None = None
     xids: tuple[int, ...] = ()
     """The codes of Xid events since the last look."""
 
     @classmethod
     def of_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Read a state that crossed a pipe."""
+        """Convert JSON to a state."""
         lists = {name: tuple(fields[name]) for name in ("slowdowns", "xids")}
         return cls(**{**fields, **lists})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """All GPUs of a node, as one reader has found them."""
+    """The findings of one reader about all GPUs of a node."""
 
     reader: str
     gpus: Mapping[str, GpuState]
-    """For each GPU, by its PCI address or number."""
+    """The states of the GPUs, by PCI address or number."""
     lost: Mapping[str, str] = field(default_factory=dict)
-    """For each GPU that the driver calls lost, the driver's words. If a GPU is lost, the reader
-    may have missed others."""
+    """For each GPU that the driver reports as lost, the message of the driver. If a GPU is lost,
+    the reader may have missed other GPUs."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the reading as it crosses a pipe."""
+        """Return the reading as JSON."""
         return asdict(self)
 
     @classmethod
     def of_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Read a reading that crossed a pipe."""
+        """Convert JSON to a reading."""
         gpus = {where: GpuState.of_json(gpu) for where, gpu in fields["gpus"].items()}
         return cls(reader=fields["reader"], gpus=gpus, lost=fields["lost"])
 
@@ -69,7 +69,7 @@ class Reader(Protocol):
 
     @property
     def name(self) -> str:
-        """Return the name of the reader, such as "NVML"."""
+        """The name of the reader, such as "NVML"."""
         ...
 
     def read(self) -> Reading:
