@@ -47,7 +47,7 @@ def console(home):
 
 
 PAGES = ["/", "/runs", "/runs/demo-1", "/runs/going", "/runs/demo-1/logs", "/incidents/1", "/nodes",
-         "/evaluations", "/decisions"]  # fmt: skip
+         "/evaluations", "/cluster", "/decisions"]  # fmt: skip
 
 
 @pytest.mark.parametrize("path", PAGES)

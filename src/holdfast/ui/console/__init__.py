@@ -10,6 +10,7 @@ stages, in order:
 | `journal`, `logs` | a run's loss as a bounded series; a bounded part of a rank's log |
 | `drawing` | the charts of a browser without scripts |
 | `now_page` | the page Now as plain values |
+| `cluster_page` | the trace report of the ledger, made again after a change |
 | `run_page` | a run and an incident as plain values |
 | `pages` | the routes that read: HTML from a template, or JSON |
 | `metrics` | the page Now as metrics for Prometheus |

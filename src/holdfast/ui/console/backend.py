@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from holdfast.core.ledger import Ledger
 
@@ -23,6 +23,16 @@ class Order:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClusterReport:
+    """The trace report of the ledger: every attempt of every run is a job."""
+
+    findings: Mapping[str, Any]
+    """The object of the report's `findings.json`."""
+    files: Mapping[str, bytes]
+    """The drawing of each figure as `NAME.svg`, and the numbers of each figure as `NAME.csv`."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Backend:
     """The console's records, and its actions."""
 
@@ -35,5 +45,7 @@ class Backend:
     """Each carries out an order and returns a sentence; raises `HoldfastError` or `OSError`."""
     reasons: Callable[[], Sequence[str]]
     """Returns the names of the causes, for a correction."""
+    cluster_report: Callable[[], ClusterReport]
+    """Returns the trace report of the ledger; may take minutes; raises `HoldfastError`."""
     me: str
     """The name of the first person who signs in."""

@@ -20,6 +20,7 @@ from holdfast.core.page.parts import DARK, LIGHT
 from holdfast.core.paths import RunPaths
 from holdfast.ui.console import logs
 from holdfast.ui.console.backend import Backend
+from holdfast.ui.console.cluster_page import ClusterPages
 from holdfast.ui.console.journal import Journals
 from holdfast.ui.console.metrics import exposition_of
 from holdfast.ui.console.now_page import complete, now_page
@@ -46,6 +47,7 @@ class Pages:
         """The ids of the actions that this console carries out."""
         self._journals = Journals(backend.home)
         self.runs = RunPages(backend, self._journals)
+        self._cluster = ClusterPages(backend, hub.announce)
         self._templates = environment(_HERE / "templates")
         self._templates.filters.update(
             ago=_ago, moment=words.moment, duration=words.duration, size=words.size, percent=words.percent,
@@ -88,6 +90,10 @@ class Pages:
         """Return a page of the evaluations."""
         with self._backend.ledger.bounded_reading(LIMIT_S) as connection:
             return evaluations_page(connection, request.query_params.get("next", ""))
+
+    def cluster(self, _: Request) -> dict[str, Any]:
+        """Return the trace report of the ledger."""
+        return self._cluster.page()
 
     def decisions(self, request: Request) -> dict[str, Any]:
         """Return a page of the audit."""
@@ -176,6 +182,15 @@ class Pages:
         if found is None:
             return self.error(request, 404, "There is no such file.")
         return _tagged(request, found[0], found[1], 200)
+
+    async def cluster_file(self, request: Request) -> Response:
+        """Return a drawing or the numbers of a figure of the trace report."""
+        name = request.path_params["name"]
+        found = self._cluster.file(name)
+        if found is None:
+            return self.error(request, 404, "The newest report has no such figure.")
+        kind = "image/svg+xml" if name.endswith(".svg") else "text/csv; charset=utf-8"
+        return _tagged(request, found, kind, 200)
 
     async def stream(self, request: Request) -> Response:
         """Return the stream of changes."""

@@ -101,6 +101,7 @@ def application(
         ("incidents/{incident_id}", "incident", pages.incident),
         ("nodes", "nodes", pages.nodes),
         ("evaluations", "evaluations", pages.evaluations),
+        ("cluster", "cluster", pages.cluster),
         ("decisions", "decisions", pages.decisions),
     ]
     routes = [
@@ -114,6 +115,7 @@ def application(
             for path, name, build in reads
         ],
         Route("/enter", pages.enter, methods=["GET"]),
+        Route("/cluster/{name}", pages.cluster_file, methods=["GET"]),
         Route("/static/{name}", pages.static, methods=["GET"]),
         Route("/stream", pages.stream, methods=["GET"]),
         Route("/metrics", pages.metrics, methods=["GET"]),
