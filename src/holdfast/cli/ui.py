@@ -15,15 +15,23 @@ from holdfast.cli.nodes import cordon_node, return_cordoned_node
 from holdfast.cli.output import print_json
 from holdfast.cli.runs import state_by_host
 from holdfast.cluster import release, start_on_leash
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import BadUse, HoldfastError
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import ledger_at
 from holdfast.core.processes import module_command, whoami
-from holdfast.recover import approve_run, detach, stop_queued, stop_run
+from holdfast.recover import (
+    approve_run,
+    detach,
+    healthy_steps,
+    roll_back_run,
+    stop_queued,
+    stop_run,
+)
 from holdfast.ui import ActionName, Address, Backend, ClusterReport, Order, serve
 
 STOP_TIMEOUT_S = 3600.0
 APPROVE_TIMEOUT_S = 120.0
+ROLL_BACK_TIMEOUT_S = 600.0
 REPORT_TIMEOUT_S = 1800.0
 
 
@@ -103,6 +111,7 @@ def backend_of(place: Place, ledger: Ledger) -> Backend:
         "approve": lambda order: (
             f"Approved: {approve_run(order.target, ledger, place.home, timeout_s=APPROVE_TIMEOUT_S)}"
         ),
+        "roll-back": lambda order: _roll_back(place, ledger, order),
         "restart": lambda order: _restart(place, order),
         "cordon": lambda order: " ".join(cordon_node(place, order.target, order.why, by=order.by)),
         "return": lambda order: " ".join(return_cordoned_node(place, order.target, force=True)),
@@ -113,6 +122,7 @@ def backend_of(place: Place, ledger: Ledger) -> Backend:
         state_of=state_by_host(place.home),
         actions=actions,
         reasons=_reasons,
+        healthy_steps=lambda run_id: healthy_steps(run_id, ledger),
         cluster_report=lambda: cluster_report(place),
         me=whoami(),
     )
@@ -131,6 +141,15 @@ def _stop(place: Place, ledger: Ledger, order: Order) -> str:
     else:
         stop_run(run.run_id, ledger, place.home, timeout_s=STOP_TIMEOUT_S)
     return ledger.run(run.run_id).outcome
+
+
+def _roll_back(place: Place, ledger: Ledger, order: Order) -> str:
+    if not order.why.isdecimal():
+        raise BadUse("Choose the step of a healthy checkpoint.")
+    return roll_back_run(
+        order.target, ledger, place.home, to_step=int(order.why), by=order.by,
+        timeout_s=ROLL_BACK_TIMEOUT_S,
+    )  # fmt: skip
 
 
 def _restart(place: Place, order: Order) -> str:

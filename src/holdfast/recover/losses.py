@@ -121,6 +121,19 @@ class Losses:
                 return step
         return None
 
+    async def go_back_to(self, step: int) -> int | None:
+        """Abandon the checkpoints that are newer than a step.
+
+        Returns:
+            The step of the healthy checkpoint to go on from; None if there is none.
+
+        Raises:
+            HoldfastError, OSError: the folder of the checkpoints cannot be changed.
+        """
+        if self._marking:
+            await asyncio.wait(self._marking)
+        return await asyncio.to_thread(self._gate.go_back, step + 1)
+
     def _steps_to_go_back_below(self, anomaly: Anomaly, finding: Finding) -> list[int]:
         if finding.kind == "checkpoint" and finding.before_step is not None:
             return [finding.before_step]

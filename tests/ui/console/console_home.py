@@ -46,6 +46,7 @@ class Console:
     client: TestClient = None
     orders: list = field(default_factory=list)
     links: list = field(default_factory=list)
+    healthy_steps: tuple = (20, 10)
     refusal: Exception | None = None
     report: ClusterReport | Exception = field(
         default_factory=lambda: ClusterReport(findings=FINDINGS, files=FILES)
@@ -88,7 +89,16 @@ class open_console:  # noqa: N801 - used as a function
         ledger = Ledger.open(url or ledger_url(home))
         self.console = Console(home, ledger)
         self.console.may_end.set()
-        names = ("confirm", "correct", "stop", "restart", "approve", "cordon", "return")
+        names = (
+            "confirm",
+            "correct",
+            "stop",
+            "restart",
+            "approve",
+            "roll-back",
+            "cordon",
+            "return",
+        )
 
         def carry_out(what, order):
             if self.console.refusal is not None:
@@ -107,6 +117,7 @@ class open_console:  # noqa: N801 - used as a function
             home=home,
             state_of=lambda run_id, state, host: self.console.state or state,
             actions={name: lambda order, name=name: carry_out(name, order) for name in names},
+            healthy_steps=lambda run_id: self.console.healthy_steps,
             cluster_report=report,
             reasons=lambda: ["CUDA Error", "NVLink Error"],
             me="ada",

@@ -34,7 +34,8 @@ def recorded(console):
 
 @pytest.mark.parametrize(
     ("what", "target", "why"),
-    [("stop", "going", ""), ("approve", "going", ""), ("restart", "demo-1", ""), ("confirm", "1", ""),
+    [("stop", "going", ""), ("approve", "going", ""), ("roll-back", "going", "20"),
+     ("restart", "demo-1", ""), ("confirm", "1", ""),
      ("correct", "1", "CUDA Error"), ("cordon", "node-3", "It is hot.")],
 )  # fmt: skip
 def test_an_action_is_carried_out_once_and_recorded_with_who(console, what, target, why):
@@ -57,6 +58,22 @@ def test_the_page_of_an_action_states_its_consequence(console):
     assert "attempt 1" in page
     assert "The newest usable checkpoint is of step 20." in page
     assert "Rank 1 is frozen." in console.get("/act/approve?target=going").text
+
+
+def test_a_roll_back_offers_the_healthy_checkpoints(console):
+    assert 'href="/act/roll-back?target=going"' in console.get("/runs/going").text
+    page = console.get("/act/roll-back?target=going").text
+    assert "<h1>Roll back going?</h1>" in page
+    assert "<option>20</option><option>10</option>" in page
+    sent = console.act("roll-back", console.form("roll-back", "going"))
+    assert (sent.status_code, "Choose a step." in sent.text) == (400, True)
+    console.healthy_steps = ()
+    page = console.get("/act/roll-back?target=going")
+    assert page.status_code == 400
+    assert "no healthy checkpoint to go back to" in page.text
+    refused = console.get("/act/roll-back?target=demo-1")
+    assert refused.status_code == 400
+    assert "Only a run that runs and has a checkpoint can go back." in refused.text
 
 
 @pytest.mark.parametrize("what", ["stop", "approve"])

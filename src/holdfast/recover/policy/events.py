@@ -74,6 +74,13 @@ class LossBroken:
     """The first and the last of the batches that led to the loss; None if the ranks report none."""
 
 
+@dataclass(frozen=True)
+class RollbackAsked:
+    """A person wants the training to go on from an earlier checkpoint."""
+
+    to_step: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class NodeToLeave:
     """The job must go on without a node, which has not failed the job."""
@@ -174,6 +181,7 @@ Event = (
     | Saved
     | LossBroken
     | NodeToLeave
+    | RollbackAsked
     | JobExited
     | Diagnosed
     | StopAsked

@@ -29,12 +29,14 @@ ACTIONS_LIMIT = 32
 """The most actions at once, each in a thread: a stop of an hour delays no page."""
 WHY_LIMIT = 255
 NAMES = get_args(ActionName)
-ON_RUNS = ("stop", "restart", "approve")
+ON_RUNS = ("stop", "restart", "approve", "roll-back")
 ON_INCIDENTS = ("confirm", "correct")
 CONSEQUENCES = {
     "stop": "Every rank saves its state at one step, and the run ends. The run can go on later.",
     "restart": "The run goes on from its newest checkpoint that verifies, under a supervisor on the console's host.",
     "approve": "The supervisor carries out the proposal below.",
+    "roll-back": "The ranks end at once, without saving. The checkpoints after the chosen step are abandoned, "
+    "and the training goes on from the chosen step.",
     "cordon": "No run launches anything on the node until somebody returns the node. Ranks that run there go on.",
     "return": "Runs may use the node again, also without a passed test.",
     "confirm": "The diagnosis counts as right. The next answer about a like incident is surer.",
@@ -99,6 +101,7 @@ class Acting:
         what, target = request.path_params["what"], request.query_params.get("target", "")
         try:
             seen, description = await asyncio.to_thread(self._state, what, target)
+            choices = await asyncio.to_thread(self._choices, what, target)
         except HoldfastError as error:
             return self._pages.error(request, status_of(error), str(error))
         page = {
@@ -108,7 +111,7 @@ class Acting:
             "told": description,
             "consequence": CONSEQUENCES[what],
             "key": secrets.token_hex(16),
-            "reasons": list(self._backend.reasons()) if what == "correct" else [],
+            "choices": choices,
             "why": request.query_params.get("why", "")[:WHY_LIMIT],
             "back": place_of(what, target),
         }
@@ -127,8 +130,9 @@ class Acting:
         if len(why) > WHY_LIMIT or not why.isprintable():
             message = f"Give one line of at most {WHY_LIMIT} printable characters as the reason."
             return self._pages.error(request, 400, message)
-        if what in ("cordon", "correct") and not why:
-            return self._pages.error(request, 400, "Give a reason.")
+        if what in ("cordon", "correct", "roll-back") and not why:
+            message = "Choose a step." if what == "roll-back" else "Give a reason."
+            return self._pages.error(request, 400, message)
         back = place_of(what, target)
         record = ActionRecord(
             key=key, at_s=time.time(), by=session.who, address=request.state.address, what=what,
@@ -154,6 +158,24 @@ class Acting:
         except TimeoutError:
             return signed_out("/decisions")
         return self._answered(request, state, outcome, back)
+
+    def _choices(self, what: str, target: str) -> list[str]:
+        """Return the values of which an action needs one.
+
+        Raises:
+            BadUse: there is nothing to choose.
+        """
+        if what == "correct":
+            return list(self._backend.reasons())
+        if what != "roll-back":
+            return []
+        steps = self._backend.healthy_steps(target)
+        if not steps:
+            raise BadUse(
+                f"Run {target} has no healthy checkpoint to go back to. A checkpoint is healthy after --healthy-after "
+                "steps with an ordinary loss."
+            )
+        return [str(one) for one in steps]
 
     def _begin(self, record: ActionRecord) -> tuple[ActionRecord | None, int | None]:
         """Record an action, if its target is still in the state that the person saw.
@@ -258,10 +280,12 @@ class Acting:
 def _impossible(what: str, run_id: str, state: str) -> str:
     if what == "approve":
         return f"Nothing of run {run_id} waits for an approval."
-    can = "that runs or waits in a queue can be stopped" if what == "stop" else (
-        "that is lost, failed or stopped can go on"
-    )  # fmt: skip
-    return f"Run {run_id} is {state}. Only a run {can}."
+    can = {
+        "stop": "that runs or waits in a queue can be stopped",
+        "restart": "that is lost, failed or stopped can go on",
+        "roll-back": "that runs and has a checkpoint can go back",
+    }
+    return f"Run {run_id} is {state}. Only a run {can[what]}."
 
 
 def _stops(connection: Connection, found: RunRecords) -> int:

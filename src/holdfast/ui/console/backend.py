@@ -7,7 +7,9 @@ from typing import Any, Literal
 
 from holdfast.core.ledger import Ledger
 
-ActionName = Literal["confirm", "correct", "stop", "restart", "approve", "cordon", "return"]
+ActionName = Literal[
+    "confirm", "correct", "stop", "restart", "approve", "roll-back", "cordon", "return"
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +19,7 @@ class Order:
     target: str
     """The id of the run or of the incident, or the name of the node."""
     why: str
-    """The reason of a cordon, the true cause of an incident, or nothing."""
+    """The reason of a cordon, the true cause of an incident, the step to go back to, or nothing."""
     by: str
     """The person."""
 
@@ -45,6 +47,8 @@ class Backend:
     """Each carries out an order and returns a sentence; raises `HoldfastError` or `OSError`."""
     reasons: Callable[[], Sequence[str]]
     """Returns the names of the causes, for a correction."""
+    healthy_steps: Callable[[str], Sequence[int]]
+    """Returns the steps of the healthy checkpoints to which a run can go back, newest first."""
     cluster_report: Callable[[], ClusterReport]
     """Returns the trace report of the ledger; may take minutes; raises `HoldfastError`."""
     me: str

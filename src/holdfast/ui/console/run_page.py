@@ -203,6 +203,8 @@ def possible(state: str, found: RunRecords) -> list[str]:
         possible.append("stop")
     if state in ("lost", "failed", "stopped"):
         possible.append("restart")
+    if state == "running" and found.checkpoints:
+        possible.append("roll-back")
     if found.proposal is not None:
         possible.append("approve")
     return possible
