@@ -4,8 +4,10 @@ import json
 import socket
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -15,10 +17,11 @@ from holdfast.cli.nodes import cordon_node, return_cordoned_node
 from holdfast.cli.output import print_json
 from holdfast.cli.runs import state_by_host
 from holdfast.cluster import release, start_on_leash
-from holdfast.core.errors import BadUse, HoldfastError
+from holdfast.core.errors import BadUse, HoldfastError, NotFound
 from holdfast.core.ledger import Ledger
-from holdfast.core.paths import ledger_at
+from holdfast.core.paths import RunPaths, ledger_at
 from holdfast.core.processes import module_command, whoami
+from holdfast.profile import usage_curves
 from holdfast.recover import (
     approve_run,
     detach,
@@ -123,6 +126,7 @@ def backend_of(place: Place, ledger: Ledger) -> Backend:
         actions=actions,
         reasons=_reasons,
         healthy_steps=lambda run_id: healthy_steps(run_id, ledger),
+        profile_of=lambda run_id: _profile_of(place, run_id),
         cluster_report=lambda: cluster_report(place),
         me=whoami(),
     )
@@ -141,6 +145,15 @@ def _stop(place: Place, ledger: Ledger, order: Order) -> str:
     else:
         stop_run(run.run_id, ledger, place.home, timeout_s=STOP_TIMEOUT_S)
     return ledger.run(run.run_id).outcome
+
+
+def _profile_of(place: Place, run_id: str) -> Sequence[Mapping[str, Any]]:
+    try:
+        return [asdict(one) for one in usage_curves(RunPaths(place.home, run_id).profile)]
+    except NotFound:
+        return []
+    except OSError as error:
+        raise HoldfastError(f"The profile of run {run_id} cannot be read: {error}.") from error
 
 
 def _roll_back(place: Place, ledger: Ledger, order: Order) -> str:

@@ -3,8 +3,8 @@
 `sources` measure the counters of a node; `sampler`, one process a node, writes them. `phases` finds
 what a rank does by hooks in the rank. Both append to a `recording`, by `writing`; reports read it. `captures`
 trace a few steps with PyTorch's own profiler on request. `iterations` finds steps where nothing is
-instrumented. `report`, the second face, adds up a recording; `formulas` has the theory and
-`synthetic` jobs that did not run.
+instrumented. `usage` reduces the counters to one curve a metric. `report`, the second
+face, adds up a recording; `formulas` has the theory and `synthetic` jobs that did not run.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -42,6 +42,7 @@ from holdfast.profile.recording import (
     SeriesId,
     Span,
 )
+from holdfast.profile.usage import UsageCurve, usage_curves
 from holdfast.profile.writing import RecordingWriter
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ __all__ = [
     "Series",
     "SeriesId",
     "Span",
+    "UsageCurve",
     "captured",
     "end_step",
     "from_lines",
@@ -84,6 +86,7 @@ __all__ = [
     "stop_phases",
     "timed_data",
     "typical_s",
+    "usage_curves",
 ]
 
 

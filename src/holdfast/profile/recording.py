@@ -175,6 +175,7 @@ class Recording:
         incidents: Iterable[IncidentMark] = (),
         *,
         most_bytes: int = MOST_BYTES,
+        has_spans: bool = True,
     ) -> Self:
         """Read the files of a folder, which may still be written.
 
@@ -182,12 +183,15 @@ class Recording:
             folder: the folder of the recording, `RUN/profile`.
             incidents: the incidents of the run, see `incidents.incidents_of`.
             most_bytes: the most bytes of files that are read, from the newest part on.
+            has_spans: False to read the nodes' counters alone.
 
         Raises:
             NotFound: the folder holds no recording.
             BadUse: a newer version of Holdfast has written the recording.
         """
         files = _files(folder)
+        if not has_spans:
+            files = [file for file in files if file.name.startswith("samples-")]
         if not files:
             raise NotFound(
                 f"{folder} holds no profile. `holdfast run` records one by default, and `holdfast profile -- COMMAND` "

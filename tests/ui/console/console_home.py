@@ -46,6 +46,7 @@ class Console:
     client: TestClient = None
     orders: list = field(default_factory=list)
     links: list = field(default_factory=list)
+    curves: dict = field(default_factory=dict)
     healthy_steps: tuple = (20, 10)
     refusal: Exception | None = None
     report: ClusterReport | Exception = field(
@@ -107,6 +108,11 @@ class open_console:  # noqa: N801 - used as a function
             self.console.may_end.wait()
             return f"{what}: done"
 
+        def profile_of(run_id):
+            if self.console.curves is None:
+                raise self.console.refusal
+            return self.console.curves.get(run_id, ())
+
         def report():
             if isinstance(self.console.report, Exception):
                 raise self.console.report
@@ -118,6 +124,7 @@ class open_console:  # noqa: N801 - used as a function
             state_of=lambda run_id, state, host: self.console.state or state,
             actions={name: lambda order, name=name: carry_out(name, order) for name in names},
             healthy_steps=lambda run_id: self.console.healthy_steps,
+            profile_of=profile_of,
             cluster_report=report,
             reasons=lambda: ["CUDA Error", "NVLink Error"],
             me="ada",

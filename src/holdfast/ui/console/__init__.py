@@ -8,6 +8,7 @@ stages, in order:
 | `backend` | the functions that the command line passes in |
 | `queries` | the read models, one a page, each bounded |
 | `journal`, `logs` | a run's loss as a bounded series; a bounded part of a rank's log |
+| `usage` | the profile curves of runs, read again after a rest |
 | `drawing` | the charts of a browser without scripts |
 | `now_page` | the page Now as plain values |
 | `cluster_page` | the trace report of the ledger, made again after a change |

@@ -49,6 +49,9 @@ class Backend:
     """Returns the names of the causes, for a correction."""
     healthy_steps: Callable[[str], Sequence[int]]
     """Returns the steps of the healthy checkpoints to which a run can go back, newest first."""
+    profile_of: Callable[[str], Sequence[Mapping[str, Any]]]
+    """Returns the profile curves of a run: `metric`, `unit`, `meaning`, `series`, and equally long
+    `times_s`, `low`, `mean` and `high`; raises `HoldfastError`."""
     cluster_report: Callable[[], ClusterReport]
     """Returns the trace report of the ledger; may take minutes; raises `HoldfastError`."""
     me: str

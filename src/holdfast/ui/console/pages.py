@@ -77,6 +77,10 @@ class Pages:
         """Return the loss of a run, for the interactive chart."""
         return self.runs.loss(request.path_params["run_id"])
 
+    def profile(self, request: Request) -> dict[str, Any]:
+        """Return the profile curves of a run, for the interactive charts."""
+        return self.runs.profile(request.path_params["run_id"])
+
     def incident(self, request: Request) -> dict[str, Any]:
         """Return the page of an incident."""
         return self.runs.incident(number_of(request.path_params["incident_id"], "An incident's id"))

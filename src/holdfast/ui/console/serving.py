@@ -105,6 +105,7 @@ def application(
         ("decisions", "decisions", pages.decisions),
     ]
     routes = [
+        Route("/runs/{run_id}/profile.json", pages.page("profile", pages.profile), methods=["GET"]),
         Route("/runs/{run_id}/loss.json", pages.page("loss", pages.loss), methods=["GET"]),
         *[
             Route(f"/{path or name}.json", pages.page(name, build), methods=["GET"])
