@@ -1,5 +1,6 @@
 """The console's pages over a ledger: complete without scripts, equal as JSON, bounded."""
 
+import hashlib
 import json
 import re
 
@@ -113,6 +114,26 @@ def test_a_recording_is_read_again_after_a_rest():
     now_s[0] = 155.1
     usage.of("a")
     assert read == ["a", "b", "a"]
+
+
+def test_styles_and_scripts_are_kept_by_browsers_under_a_name_that_changes_with_them(console):
+    linked = set(re.findall(r'"(/static/[^"]+)"', console.get("/runs/demo-1").text))
+    assert {re.sub(r"\.[0-9a-f]{16}", "", one) for one in linked} == {
+        f"/static/{name}"
+        for name in ("console.css", "console.js", "chart.js", "uplot.js", "icon.svg")
+    }
+    for path in linked:
+        file = console.get(path)
+        assert file.headers["cache-control"] == "public, max-age=31536000, immutable"
+        assert hashlib.sha256(file.content).hexdigest()[:16] == path.split(".")[-2]
+    assert console.get("/static/console.js").status_code == 404
+    assert console.get("/static/grafana.json").headers["cache-control"] == "private, no-cache"
+
+
+def test_the_page_that_signs_in_has_its_style_and_script_without_a_session(home):
+    with open_console(home, signed_in=False) as console:
+        for path in re.findall(r'"(/static/[^"]+)"', console.get("/enter").text):
+            assert console.get(path).headers["content-type"].split(";")[0] != "text/html"
 
 
 def test_now_says_what_needs_somebody(console):

@@ -13,6 +13,7 @@ stages, in order:
 | `now_page` | the page Now as plain values |
 | `cluster_page` | the trace report of the ledger, made again after a change |
 | `run_page` | a run and an incident as plain values |
+| `static_files` | styles and scripts under names with a hash of their content |
 | `pages` | the routes that read: HTML from a template, or JSON |
 | `metrics` | the page Now as metrics for Prometheus |
 | `otlp` | new events, sent to an OpenTelemetry collector |
