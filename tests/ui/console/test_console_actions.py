@@ -1,5 +1,6 @@
 """The actions: each once, recorded with who, and refused if the target has moved on."""
 
+import queue
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from console_home import open_console, propose
 from holdfast.core.errors import BadUse
 from holdfast.core.ledger import ActionRecord, Attempt, Event
 from holdfast.ui.console.acting import ACTIONS_LIMIT
+from holdfast.ui.console.stream import Hub
 
 
 @pytest.fixture
@@ -151,6 +153,18 @@ def test_long_actions_delay_no_page_and_have_a_limit(console, monkeypatch):
         assert {one["outcome"] for one in recorded(console)} == {"under way"}
         form = console.form("cordon", "one-more")
         assert "are under way" in console.act("cordon", form, why="hot").text
+
+
+def test_browsers_receive_the_end_of_a_long_action(home, monkeypatch):
+    announced = queue.Queue()
+    monkeypatch.setattr("holdfast.ui.console.acting.ANSWER_S", 0.0)
+    monkeypatch.setattr(Hub, "announce", lambda _, target: announced.put(target))
+    with open_console(home) as console:
+        with console.held():
+            console.act("cordon", console.form("cordon", "node-3"), why="hot")
+            assert announced.empty()
+        assert announced.get(timeout=60) == "node-3"
+        assert recorded(console)[0]["outcome"] == "done: cordon: done"
 
 
 def test_a_new_supervisor_makes_a_form_stale(console):

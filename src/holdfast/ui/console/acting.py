@@ -51,12 +51,13 @@ class Acting:
     """Answers the requests that act."""
 
     def __init__(
-        self, backend: Backend, pages: Pages, sessions: Sessions, *, show_code: Any
+        self, backend: Backend, pages: Pages, sessions: Sessions, *, show_code: Any, announce: Any
     ) -> None:
         self._backend = backend
         self._pages = pages
         self._sessions = sessions
         self._show_code = show_code
+        self._announce = announce
         self._going = pages.going
         self._record = asyncio.Lock()
         """Held from reading a target to recording its action: of two forms at once, one is stale."""
@@ -238,6 +239,7 @@ class Acting:
             self._backend.ledger.end_action(action_id, state, outcome)
         except HoldfastError as error:
             outcome += f" The result could not be recorded: {error}"
+        self._announce(order.target)  # a browser may have been sent on meanwhile
         return state, outcome
 
     def _state(self, what: str, target: str) -> tuple[str, str]:

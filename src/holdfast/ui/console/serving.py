@@ -78,7 +78,7 @@ def application(
         bare = f"[{shown}]" if ":" in shown else shown
         show(f"http://{bare}:{address.port}/enter#{shown_code}")
 
-    acting = Acting(backend, pages, sessions, show_code=show_code)
+    acting = Acting(backend, pages, sessions, show_code=show_code, announce=hub.announce)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:

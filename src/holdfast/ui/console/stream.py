@@ -41,7 +41,7 @@ class Hub:
         self._position: Position | None = None
         self._states: dict[str, tuple[object, ...]] = {}
         self._announced: deque[str] = deque()
-        """The pages that changed without a change of the ledger."""
+        """The targets that changed without a new row of the ledger."""
         self._changed = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None
         self._trouble = ""
@@ -54,7 +54,7 @@ class Hub:
         self._task = asyncio.create_task(self._look_again_and_again())
 
     def announce(self, target: str) -> None:
-        """Send a change of a page that is no change of the ledger. Any thread may call this."""
+        """Send a change that is no new row of the ledger. Any thread may call this."""
         self._announced.append(target)
 
     async def close(self) -> None:
