@@ -7,7 +7,7 @@ import pytest
 from console_home import FILES, FINDINGS, open_console, propose
 
 from holdfast.cli.main import Place
-from holdfast.cli.ui import backend_of, cluster_report
+from holdfast.cli.ui import backend_of
 from holdfast.core.errors import HoldfastError
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import ledger_url
@@ -179,15 +179,3 @@ def test_the_reason_of_the_trace_report_reaches_the_page(tmp_path):
         report = backend_of(place, ledger).cluster_report
         with pytest.raises(HoldfastError, match="no run that was started"):
             report()
-
-
-@pytest.mark.slow
-def test_the_report_of_the_ledger_fills_the_page(demo_home, console):
-    found = cluster_report(Place(demo_home, ledger_url(demo_home)))
-    console.report = found
-    until_reported(console)
-    text = console.get("/cluster").text
-    assert "3 jobs" in text or "4 jobs" in text
-    assert text.count("<img") > 10
-    for name in found.files:
-        assert console.get(f"/cluster/{name}").content == found.files[name]
