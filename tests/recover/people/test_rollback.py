@@ -121,6 +121,9 @@ def started(place):
         .replace("HEALTHY", "True")
         .replace("if ENDS:", "if pathlib.Path('finish').exists():")
     )
+    stale = RunPaths(place.home, "r").rollback_asked  # of a person who asked long before
+    stale.parent.mkdir(parents=True)
+    stale.write_text(json.dumps(Rollback(number=5, to_step=1, by="ada").to_json()))
     command = ["run", "--nproc", "1", "--name", "r", "--healthy-after", "20", "--", "python"]
     return place.start(*command, script)
 
@@ -138,6 +141,7 @@ def finished(place, process, step):
     _, err = process.communicate(timeout=180)
     assert process.returncode == 0, err
     attempts, incidents, events = found(place)
+    assert [one.data["to_step"] for one in events if one.kind == "rollback_asked"] == [step]
     assert attempts[-1].start_step == step
     assert [one.data["to_step"] for one in events if one.kind == "rolled_back"] == [step]
     assert not RunPaths(place.home, "r").rollback_asked.exists()
