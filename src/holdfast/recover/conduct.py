@@ -229,7 +229,7 @@ class Conduct:
         except (HoldfastError, OSError) as error:
             why = f"The job cannot go back to a checkpoint: {error}."
         if step is not None:
-            self._recorder.event(DONE, {"number": asked.number, "by": asked.by, "to_step": step})
+            self._recorder.rolled_back({"number": asked.number, "by": asked.by}, step)
         else:
             self._recorder.event(NOT_DONE, {"number": asked.number, "by": asked.by, "why": why})
             self._observe("trouble", {"text": f"{why} The training goes on from the newest."})

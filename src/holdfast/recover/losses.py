@@ -63,7 +63,7 @@ class Losses:
             if is_calm:
                 self.replays.passed(step)
             for path in self._gate.passed(step) if is_calm else ():
-                self._mark(path, functools.partial(mark_healthy, path, step))
+                self._mark(path, functools.partial(mark_healthy, path, step), is_healthy=True)
             return None
         led = self._trail.leading_to(rank, found.first_step, found.step)
         return replace(found, batches=led)
@@ -152,13 +152,17 @@ class Losses:
         for task in self._marking:
             task.cancel()
 
-    def _mark(self, path: Path, change: Callable[[float], str | None]) -> None:
+    def _mark(
+        self, path: Path, change: Callable[[float], str | None], *, is_healthy: bool = False
+    ) -> None:
         async def mark() -> None:
             async with self._marks_lock:  # a hold must not come after the release
                 error = await asyncio.to_thread(change, self._clock.now_s())
             if error is not None:
                 self._gate.lost(path)
                 self._recorder.event("not_marked", {"path": str(path), "error": error})
+            elif is_healthy:
+                self._recorder.healthy(path)
 
         self._marking.add(marking := asyncio.create_task(mark()))
         marking.add_done_callback(self._marking.discard)

@@ -162,6 +162,10 @@ def test_a_run_goes_back_to_the_chosen_step_without_an_incident(place):
         attempts, incidents = finished(place, process, step)
     assert [one.outcome for one in attempts] == ["stopped", "completed"]
     assert incidents == []
+    with place.ledger() as ledger:
+        states = {one.step: one.state for one in ledger.checkpoints("r") if one.attempt == 1}
+    assert states[step] == "healthy"
+    assert {state for at, state in states.items() if at > step} <= {"written"}
     note = f"ada had the training go back to the checkpoint of step {step}."
     assert note in [one.get("text") for one in place.json("explain")["chain"]]
 
