@@ -25,7 +25,6 @@ from holdfast.recover.policy import (
     Replay,
     Resolve,
     RestartLimits,
-    RollbackAsked,
     Saved,
     State,
     StateSaved,
@@ -320,30 +319,6 @@ def test_a_spike_is_left_once_and_lived_with_where_it_comes_again_or_nothing_is_
     assert decide(LIMITS, state, later, 9.0)[1] == (Kill(),)
     unsafe = LossBroken(step=500, is_spike=True, can_go_back=False)
     assert decide(LIMITS, state, unsafe, 9.0) == (state, ())
-
-
-def test_a_person_has_the_job_go_back_without_an_incident():
-    state, _ = play([(0, Begin()), *crash(5, step=90, checkpoint=80)])
-    state, actions = play([(9, RollbackAsked(40)), (10, RankFailed()), (11, JobExited(-9))], state)
-    assert actions == [Kill(), Launch(in_place=True)]
-    assert (state.phase, state.goes_back_to, state.best_step) == (Phase.RUNNING, None, 40)
-    state, actions = play(crash(20, root="b", step=60), state)
-    assert state.phase is Phase.RUNNING
-    assert state.vain_at_s == (), "steps after the older checkpoint are a gain"
-
-
-def test_a_stop_ends_a_job_that_goes_back():
-    state, actions = play(
-        [(0, Begin()), (9, RollbackAsked(40)), (10, StopAsked("Ctrl-C")), (11, JobExited(-9))]
-    )
-    assert actions[1:] == [Kill(), End(state="stopped", exit_code=4, outcome="Stopped by Ctrl-C.")]
-    assert state.goes_back_to is None
-
-
-def test_only_a_running_job_goes_back():
-    for events in ([], [(0, Begin()), (5, RankFailed())], [(0, Begin()), (5, StopAsked("x"))]):
-        state, _ = play(events)
-        assert decide(LIMITS, state, RollbackAsked(40), 9.0) == (state, ())
 
 
 def broken_by(at_s, step, batches, *, healthy=100, spike=False):

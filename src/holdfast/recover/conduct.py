@@ -223,7 +223,8 @@ class Conduct:
 
     async def _go_back(self, asked: Rollback) -> None:
         """Abandon the checkpoints after the step of a request, and record the result."""
-        step, why = None, NOT_HEALTHY
+        step: int | None = None
+        why = NOT_HEALTHY
         try:
             step = await self._losses.go_back_to(asked.to_step)
         except (HoldfastError, OSError) as error:

@@ -14,11 +14,54 @@ from holdfast.checkpoint import newest_healthy
 from holdfast.core.errors import BadUse, HoldfastError, NotFound
 from holdfast.core.ledger import Attempt, Event, Ledger, Run
 from holdfast.core.paths import RunPaths, ledger_url
+from holdfast.recover import policy
 from holdfast.recover.people import rollback
 from holdfast.recover.people.rollback import Rollback, healthy_steps, requested, roll_back_run
 from holdfast.recover.run_lock import RunLock
 
 PATIENCE_S = 120.0
+
+
+def play(*events, state=None):
+    """Return the policy's state after events, and all its actions."""
+    state, done = state or policy.State(), []
+    for at_s, event in enumerate(events):
+        state, actions = policy.decide(policy.RestartLimits(), state, event, float(at_s))
+        done += actions
+    return state, done
+
+
+def failed(step):
+    cause = policy.Diagnosed(
+        fingerprint=f"f{step}", step=step, has_stepped=True, checkpoint_step=step - 10,
+        summary="s", mitigation="m", restart_helps=True,
+    )  # fmt: skip
+    return policy.RankFailed(), policy.JobExited(1), cause
+
+
+def test_a_job_goes_back_without_an_incident():
+    state, _ = play(policy.Begin(), *failed(90))
+    back = policy.RollbackAsked(40), policy.RankFailed(), policy.JobExited(-9)
+    state, actions = play(*back, state=state)
+    assert actions == [policy.Kill(), policy.Launch(in_place=True)]
+    assert (state.phase, state.goes_back_to) == (policy.Phase.RUNNING, None)
+    state, _ = play(*failed(60), state=state)
+    assert state.phase is policy.Phase.RUNNING
+    assert state.vain_at_s == (), "steps after the older checkpoint are a gain"
+
+
+def test_a_stop_ends_a_job_that_goes_back():
+    asked = policy.RollbackAsked(40), policy.StopAsked("Ctrl-C"), policy.JobExited(-9)
+    state, actions = play(policy.Begin(), *asked)
+    end = policy.End(state="stopped", exit_code=4, outcome="Stopped by Ctrl-C.")
+    assert actions[1:] == [policy.Kill(), end]
+    assert state.goes_back_to is None
+
+
+def test_only_a_running_job_goes_back():
+    for event in (policy.RankFailed(), policy.StopAsked("Ctrl-C")):
+        state, _ = play(policy.Begin(), event)
+        assert play(policy.RollbackAsked(40), state=state) == (state, [])
 
 
 @pytest.fixture

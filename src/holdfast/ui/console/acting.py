@@ -6,7 +6,8 @@ import secrets
 import threading
 import time
 import traceback
-from typing import Any, Literal, get_args
+from collections.abc import Callable
+from typing import Literal, get_args
 from urllib.parse import parse_qs, quote
 
 from sqlalchemy import Connection, func, select
@@ -51,7 +52,13 @@ class Acting:
     """Answers the requests that act."""
 
     def __init__(
-        self, backend: Backend, pages: Pages, sessions: Sessions, *, show_code: Any, announce: Any
+        self,
+        backend: Backend,
+        pages: Pages,
+        sessions: Sessions,
+        *,
+        show_code: Callable[[], None],
+        announce: Callable[[str], None],
     ) -> None:
         self._backend = backend
         self._pages = pages

@@ -112,9 +112,9 @@ class ClusterPages:
             LedgerError: the ledger cannot be read.
         """
         position, at_s, trouble = self._position(), time.time(), ""
-        report, made_at_s = None, None
-        if self._made is not None:
-            report, made_at_s = self._made.report, self._made.at_s
+        before = self._made
+        report = None if before is None else before.report
+        made_at_s = None if before is None else before.at_s
         try:
             report, made_at_s = self._backend.cluster_report(), at_s
         except HoldfastError as error:

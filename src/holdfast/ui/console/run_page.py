@@ -141,7 +141,8 @@ class RunPages:
             if one["kind"] == "incident"
         ]
         line = drawing.time_line(found.attempts, happened, start_s=run["started_at_s"], end_s=end_s)
-        usage, trouble = [], ""
+        usage: list[dict[str, Any]] = []
+        trouble = ""
         try:
             usage = [_total(one) for one in self._usage.of(run_id)]
         except HoldfastError as error:
