@@ -1,7 +1,8 @@
 """Measure the console on a large ledger: the first page, and memory with 50 browsers.
 
 The ledger has 1,000 runs, 1,000,000 events and ten minutes of streams. With `--quick` it has 100
-runs, 20,000 events and 15 s.
+runs, 20,000 events and 20 s. Five of the browsers never read. Another one comes back after it has
+missed more changes than the console sends one by one.
 """
 
 import asyncio
@@ -24,6 +25,10 @@ from holdfast.core.paths import ledger_url
 
 KINDS = ("step_report", "checkpoint", "decision", "stop_asked", "nodes_tested")
 CLIENTS = 50
+SILENT = 5
+"""The clients that never read what they are sent."""
+MISSED = 600
+"""The changes that one client misses, more than `changes.ROWS_LIMIT`."""
 PAGES = ("/", "/runs", "/runs/run-0001", "/decisions")
 
 
@@ -50,6 +55,15 @@ def fill(home: Path, runs: int, events: int) -> None:
             )
 
 
+async def first_event(client: httpx.AsyncClient, last_id: str) -> str:
+    """Return the kind of the first event for a client that comes back."""
+    async with client.stream("GET", "/stream", headers={"Last-Event-ID": last_id}) as answer:
+        async for line in answer.aiter_lines():
+            if line.startswith("event: "):
+                return line[7:]
+    return ""
+
+
 async def measure(
     home: Path, base: str, code: str, process: psutil.Process, seconds: float
 ) -> dict[str, float]:
@@ -67,14 +81,21 @@ async def measure(
                 (await client.get(path)).raise_for_status()
                 took_ms.append((time.monotonic() - started_s) * 1000)
             result[f"median_ms {path}"] = statistics.median(took_ms)
-        received = [0]
+        received, last_id = [0], [""]
 
         async def listen() -> None:
             async with client.stream("GET", "/stream") as answer:
                 async for line in answer.aiter_lines():
                     received[0] += line.startswith("event:")
+                    if line.startswith("id: "):
+                        last_id[0] = line[4:]
 
-        clients = [asyncio.create_task(listen()) for _ in range(CLIENTS)]
+        async def read_nothing() -> None:
+            async with client.stream("GET", "/stream"):
+                await asyncio.Event().wait()
+
+        clients = [asyncio.create_task(listen()) for _ in range(CLIENTS - SILENT)]
+        clients += [asyncio.create_task(read_nothing()) for _ in range(SILENT)]
         await asyncio.sleep(2)
         sizes = []
         end_s = time.monotonic() + seconds
@@ -85,6 +106,10 @@ async def measure(
                 )
                 sizes.append(process.memory_info().rss)
                 await asyncio.sleep(0.2)
+            before = last_id[0]
+            missed = Event(run_id="run-0001", attempt=1, at_s=time.time(), kind="decision")
+            ledger.add_events([missed] * MISSED)
+            result["snapshot"] = float(await first_event(client, before) == "snapshot")
         for one in clients:
             one.cancel()
         await asyncio.gather(*clients, return_exceptions=True)
@@ -128,13 +153,19 @@ def rows_of(result: dict[str, float], *, quick: bool) -> list[Row]:
             ours=result["events_received"],
             must=Must(">=", 1),
         ),
+        Row(
+            measure=f"client that missed {MISSED} changes: receives one snapshot",
+            unit="1 = yes",
+            ours=result["snapshot"],
+            must=Must(">=", 1),
+        ),
     ]
 
 
 def main() -> int:
     options = parse_arguments(__doc__ or "")
     quick = options.quick
-    runs, events, seconds = (100, 20_000, 15.0) if quick else (1000, 1_000_000, 600.0)
+    runs, events, seconds = (100, 20_000, 20.0) if quick else (1000, 1_000_000, 600.0)
     with OthersLoad() as others, tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         fill(home, runs, events)

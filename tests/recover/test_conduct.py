@@ -1,6 +1,7 @@
 """The records of a run's conduct for the next supervisor."""
 
 import asyncio
+import json
 import math
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from holdfast.recover.channel import Peer
 from holdfast.recover.conduct import HERE
 from holdfast.recover.connected_node import Node
 from holdfast.recover.leadership import HandedOver
+from holdfast.recover.people.rollback import Rollback
 from holdfast.recover.policy import NodesBack, NodeToLeave, Phase, RestartLimits, StopAsked
 from holdfast.recover.spec import RunSpec
 from holdfast.recover.supervisor import Supervisor
@@ -234,3 +236,37 @@ def test_a_person_who_stops_the_leading_pod_stops_the_run(leading_pod):
     own.launched = None
     one.stop_asked("Ctrl-C", HERE, 1)
     assert (own.is_leaving, asked) == (False, [("Ctrl-C", HERE, 1)])
+
+
+def trains(supervisor):
+    """Return the conduct of the next supervisor, whose job has made a step, and its run's folder."""
+    conduct = supervisor()._conduct
+    conduct.state = replace(conduct.state, phase=Phase.RUNNING)
+    conduct.view.start_step = 0
+    conduct._kill = lambda: None
+    return conduct
+
+
+def test_a_rollback_that_is_not_possible_is_recorded_and_not_tried_again(supervisor):
+    conduct = trains(supervisor)
+    file = conduct._paths.rollback_asked
+    text = json.dumps(Rollback(number=7, to_step=20, by="ada").to_json())
+    file.write_text(text)
+    conduct.view.start_step = None
+    conduct.go_back_if_asked()
+    assert conduct.state.phase is Phase.RUNNING, "the ranks may still restore"
+    conduct.view.start_step = 0
+    conduct.go_back_if_asked()
+    assert (conduct.state.phase, conduct.state.goes_back_to) == (Phase.LEAVING, 20)
+    asyncio.run(conduct._go_back(conduct._rollback))
+    assert not file.exists()
+    file.write_text(text)  # as if the disk had refused
+    for one in (conduct, trains(supervisor)):
+        one.state = replace(one.state, phase=Phase.RUNNING)
+        one.go_back_if_asked()
+        assert one.state.phase is Phase.RUNNING
+    found = conduct._recorder.events("rollback_asked", "not_rolled_back")
+    assert [(kind, data["number"], data["by"]) for kind, _, data in found] == [
+        ("rollback_asked", 7, "ada"),
+        ("not_rolled_back", 7, "ada"),
+    ]

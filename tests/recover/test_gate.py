@@ -66,6 +66,18 @@ def test_a_candidate_that_is_gone_makes_room_for_the_next(gate):
     assert gate.saved(path(20), 20)
 
 
+def test_checkpoints_that_were_abandoned_are_not_healthy_any_more(gate, tmp_path):
+    with Checkpointer(tmp_path, keep=None) as ckpt:
+        for step in (10, 30):
+            saved = ckpt.save(step, {"w": torch.ones(4)}).result()
+            gate.saved(saved, step)
+            assert gate.passed(step + 20) == [saved]
+            assert mark_healthy(saved, step + 20, time.time()) is None
+    assert not gate.can_go_back(25), "the newest healthy one is of step 30"
+    assert gate.go_back(25) == 10
+    assert gate.can_go_back(25)
+
+
 def test_a_held_checkpoint_is_not_deleted_and_a_healthy_one_neither(tmp_path):
     held = tmp_path / "step-0000000001"
     with Checkpointer(tmp_path, keep=1) as ckpt:

@@ -2,6 +2,7 @@
 
 import math
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -170,6 +171,23 @@ def test_a_checkpoint_that_a_rollback_abandoned_is_not_the_newest(recorder):
     assert recorder.newest_checkpoint().step == 40
     recorder.event("rolled_back", {"to_step": None})
     assert recorder.newest_checkpoint().step == 40
+
+
+def test_the_health_of_checkpoints_is_recorded_until_a_rollback_abandons_them(recorder, ledger):
+    for step in (20, 40, 60):
+        path = f"/c/step-{step}"
+        recorder.checkpoint({"path": path, "step": step, "size_bytes": 1, "stall_s": 0.0})
+    for step in (20, 40, 80):
+        recorder.healthy(Path(f"/c/step-{step}"))
+
+    def states():
+        recorder._thread.call(lambda _: None)  # after all that waits in the thread
+        return [one.state for one in ledger.checkpoints("r")]
+
+    recorder.rolled_back({"by": "ada"}, None)
+    assert states() == ["healthy", "healthy", "written"]
+    recorder.rolled_back({"by": "ada"}, 20)
+    assert states() == ["healthy", "written", "written"]
 
 
 def test_a_dead_supervisor_of_a_silent_job_is_remembered_by_time(recorder, clock):

@@ -104,6 +104,11 @@ class RunPaths:
         return self.root / "approved"
 
     @property
+    def rollback_asked(self) -> Path:
+        """The file with a person's request to go back to an earlier checkpoint."""
+        return self.root / "rollback-asked"
+
+    @property
     def supervisor_log(self) -> Path:
         """The log of a supervisor that runs in the background."""
         return self.logs / "supervisor.log"

@@ -9,6 +9,7 @@ The modules, in the order in which data flow through them:
 - `writing` appends counters and phases to the files of a `recording`. Reports read these files.
 - `captures` runs PyTorch's own profiler for a few steps, when a user requests a capture.
 - `iterations` estimates the steps of a job without hooks, from its log or from its GPU utilisation.
+- `usage` reduces the counters to one curve for each metric.
 - `report` summarizes a recording. The package is the second public face of this room.
 - `formulas` computes theoretical FLOPs and memory. `synthetic` writes example recordings of jobs
   that never ran.
@@ -49,6 +50,7 @@ from holdfast.profile.recording import (
     SeriesId,
     Span,
 )
+from holdfast.profile.usage import UsageCurve, usage_curves
 from holdfast.profile.writing import RecordingWriter
 
 if TYPE_CHECKING:
@@ -71,6 +73,7 @@ __all__ = [
     "Series",
     "SeriesId",
     "Span",
+    "UsageCurve",
     "captured",
     "end_step",
     "from_lines",
@@ -91,6 +94,7 @@ __all__ = [
     "stop_phases",
     "timed_data",
     "typical_s",
+    "usage_curves",
 ]
 
 

@@ -179,6 +179,7 @@ class Recording:
         incidents: Iterable[IncidentMark] = (),
         *,
         most_bytes: int = MOST_BYTES,
+        has_spans: bool = True,
     ) -> Self:
         """Read a recording from its folder, even while the files are still being written.
 
@@ -187,12 +188,15 @@ class Recording:
             incidents: the incidents of the run, see `incidents.incidents_of`.
             most_bytes: the most bytes to read; if the files are larger, the oldest parts are
                 skipped.
+            has_spans: False to read the nodes' counters alone.
 
         Raises:
             NotFound: the folder holds no recording.
             BadUse: a newer version of Holdfast wrote the recording.
         """
         files = _files(folder)
+        if not has_spans:
+            files = [file for file in files if file.name.startswith("samples-")]
         if not files:
             raise NotFound(
                 f"{folder} holds no profile. `holdfast run` records one by default, and `holdfast profile -- COMMAND` "

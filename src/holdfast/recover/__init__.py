@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from holdfast.recover.localise.verdicts import keep_verdicts, priors_of
     from holdfast.recover.outcome import Outcome
     from holdfast.recover.people.modes import MODES
+    from holdfast.recover.people.rollback import healthy_steps, roll_back_run
     from holdfast.recover.people.sender import check_urls
     from holdfast.recover.runs import (
         approve_run,
@@ -88,6 +89,7 @@ __all__ = [
     "clock_is_synchronised",
     "default_stem",
     "detach",
+    "healthy_steps",
     "is_left",
     "join",
     "keep_verdicts",
@@ -95,6 +97,7 @@ __all__ = [
     "new_submission",
     "priors_of",
     "remove_run",
+    "roll_back_run",
     "settle_jobs",
     "state_of",
     "state_on_this_host",
@@ -123,6 +126,8 @@ _HOMES = {
     "board_of": "agent.board",
     "change_options": "runs",
     "check_urls": "people.sender",
+    "healthy_steps": "people.rollback",
+    "roll_back_run": "people.rollback",
     "clock_is_synchronised": "signals.host",
     "default_stem": "runs",
     "detach": "runs",

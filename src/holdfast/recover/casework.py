@@ -136,7 +136,7 @@ class Casework:
         except (HoldfastError, OSError) as error:
             self._observe("trouble", {"text": f"The job cannot go back to a checkpoint: {error}."})
             return None
-        self._recorder.event("rolled_back", {**anomaly.to_json(), "to_step": step})
+        self._recorder.rolled_back(anomaly.to_json(), step)
         return step
 
     @property

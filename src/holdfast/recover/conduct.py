@@ -13,6 +13,7 @@ from typing import Any
 
 from holdfast.cluster import is_in_pod
 from holdfast.core.clock import Clock
+from holdfast.core.errors import HoldfastError
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import RunPaths
 from holdfast.core.tasks import Tasks
@@ -21,6 +22,7 @@ from holdfast.recover import policy
 from holdfast.recover.attempt import AttemptView
 from holdfast.recover.casework import Casework
 from holdfast.recover.follower import LogFollower
+from holdfast.recover.gate import NOT_HEALTHY
 from holdfast.recover.launching.launches import Launches
 from holdfast.recover.leadership import HandedOver
 from holdfast.recover.localise.in_run import NodeTests
@@ -29,6 +31,7 @@ from holdfast.recover.nodes import Nodes
 from holdfast.recover.outcome import Outcome, outcome_of
 from holdfast.recover.people import modes
 from holdfast.recover.people.decisions import Decisions
+from holdfast.recover.people.rollback import ASKED, DONE, NOT_DONE, Rollback, requested
 from holdfast.recover.recorder import Launch, Recorder
 from holdfast.recover.signals.in_run import NodeHealth
 from holdfast.recover.signals.slurm import states_here
@@ -96,6 +99,11 @@ class Conduct:
             states_here(),
         )
         self.decisions = Decisions(spec, recorder, paths.approved, observe, self.health.coverage)
+        self._losses = losses
+        self._rollback: Rollback | None = None
+        """The request that is being carried out."""
+        self._settled: int | None = None
+        """The number of the last request that was carried out or could not be."""
         self.tasks = Tasks(self._failed)
         self._all_ended = asyncio.Event()
         self._kill_requested = asyncio.Event()
@@ -199,6 +207,41 @@ class Conduct:
                 self._observe("nodes", {"text": f"node {name} is to lead from now on"})
                 raise HandedOver
 
+    def go_back_if_asked(self) -> None:
+        """End the ranks if a person wants the training to go on from an earlier checkpoint."""
+        # Until the first step, the ranks may still restore.
+        if self.state.phase is not policy.Phase.RUNNING or self.view.start_step is None:
+            return
+        asked = requested(self._paths.rollback_asked)
+        if asked is None or asked.number == self._settled:
+            return
+        known = [data.get("number") for _, _, data in self._recorder.events(DONE, NOT_DONE)]
+        if asked.number in known:  # an earlier supervisor could not delete the file
+            self._settled = asked.number
+            return
+        text = f"{asked.by} asked to go back to the checkpoint of step {asked.to_step}."
+        self._rollback = asked
+        self._recorder.event(ASKED, {**asked.to_json(), "text": text})
+        self._observe("trouble", {"text": text})
+        self.tell(policy.RollbackAsked(asked.to_step))
+
+    async def _go_back(self, asked: Rollback) -> None:
+        """Abandon the checkpoints after the step of a request, and record the result."""
+        step: int | None = None
+        why = NOT_HEALTHY
+        try:
+            step = await self._losses.go_back_to(asked.to_step)
+        except (HoldfastError, OSError) as error:
+            why = f"The job cannot go back to a checkpoint: {error}."
+        if step is not None:
+            self._recorder.rolled_back({"number": asked.number, "by": asked.by}, step)
+        else:
+            self._recorder.event(NOT_DONE, {"number": asked.number, "by": asked.by, "why": why})
+            self._observe("trouble", {"text": f"{why} The training goes on from the newest."})
+        self._settled, self._rollback = asked.number, None
+        with contextlib.suppress(OSError):
+            self._paths.rollback_asked.unlink(missing_ok=True)
+
     def grow_if_possible(self) -> None:
         """Have the ranks save and end, if the job can be launched on more nodes now."""
         is_free = self.state.phase is policy.Phase.RUNNING and not self.state.keeps_size
@@ -288,6 +331,8 @@ class Conduct:
 
     async def _attempt(self, *, in_place: bool) -> None:
         chosen = None
+        if self._rollback is not None:  # the ranks have ended: none saves meanwhile
+            await self._go_back(self._rollback)
         if in_place and self._tests.is_due and await self._tests.run(self._kill_requested):
             in_place = False
             self._launch_anew()
@@ -316,7 +361,8 @@ class Conduct:
         if self.view.dropped_log_bytes:
             self._recorder.event("log_dropped", {"bytes": self.view.dropped_log_bytes})
         is_moving = self.state.is_moving and self.state.phase is policy.Phase.LEAVING
-        stopping = self.state.stop_by is not None or is_moving
+        is_left = is_moving or self.state.goes_back_to is not None
+        stopping = self.state.stop_by is not None or is_left
         outcome = "stopped" if stopping else "completed" if returncode == 0 else "failed"
         self._recorder.attempt_ended(outcome=outcome, last_step=self.view.last_step)
         self.tell(policy.JobExited(returncode))

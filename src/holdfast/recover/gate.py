@@ -87,6 +87,7 @@ class CheckpointGate:
             return None
         for folder in self.folders:
             roll_back(folder, to_step=min(healthy))
+        self.healthy = dict.fromkeys(self.folders, min(healthy))
         return min(healthy)
 
     def _take(self, is_due: Callable[[int], bool]) -> list[Path]:

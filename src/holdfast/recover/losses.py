@@ -63,7 +63,7 @@ class Losses:
             if is_calm:
                 self.replays.passed(step)
             for path in self._gate.passed(step) if is_calm else ():
-                self._mark(path, functools.partial(mark_healthy, path, step))
+                self._mark(path, functools.partial(mark_healthy, path, step), is_healthy=True)
             return None
         led = self._trail.leading_to(rank, found.first_step, found.step)
         return replace(found, batches=led)
@@ -122,6 +122,19 @@ class Losses:
                 return step
         return None
 
+    async def go_back_to(self, step: int) -> int | None:
+        """Abandon the checkpoints that are newer than a step.
+
+        Returns:
+            The step of the healthy checkpoint to go on from; None if there is none.
+
+        Raises:
+            HoldfastError, OSError: the folder of the checkpoints cannot be changed.
+        """
+        if self._marking:
+            await asyncio.wait(self._marking)
+        return await asyncio.to_thread(self._gate.go_back, step + 1)
+
     def _steps_to_go_back_below(self, anomaly: Anomaly, finding: Finding) -> list[int]:
         if finding.kind == "checkpoint" and finding.before_step is not None:
             return [finding.before_step]
@@ -141,13 +154,17 @@ class Losses:
         for task in self._marking:
             task.cancel()
 
-    def _mark(self, path: Path, change: Callable[[float], str | None]) -> None:
+    def _mark(
+        self, path: Path, change: Callable[[float], str | None], *, is_healthy: bool = False
+    ) -> None:
         async def mark() -> None:
             async with self._marks_lock:  # a hold must not follow its release
                 error = await asyncio.to_thread(change, self._clock.now_s())
             if error is not None:
                 self._gate.lost(path)
                 self._recorder.event("not_marked", {"path": str(path), "error": error})
+            elif is_healthy:
+                self._recorder.healthy(path)
 
         self._marking.add(marking := asyncio.create_task(mark()))
         marking.add_done_callback(self._marking.discard)

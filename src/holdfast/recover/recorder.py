@@ -216,6 +216,20 @@ class Recorder:
         self._thread.later(lambda ledger: ledger.add_checkpoint(checkpoint))
 
     @_or_complain
+    def healthy(self, path: Path) -> None:
+        """Record that a checkpoint is healthy."""
+        self._thread.later(lambda ledger: ledger.set_checkpoint_healthy(self._run_id, str(path)))
+
+    @_or_complain
+    def rolled_back(self, data: dict[str, Any], to_step: int | None) -> None:
+        """Record that the job goes back to a checkpoint; None if there is none."""
+        self.event("rolled_back", {**data, "to_step": to_step})
+        if to_step is not None:
+            self._thread.later(
+                lambda ledger: ledger.abandon_checkpoints(self._run_id, after_step=to_step)
+            )
+
+    @_or_complain
     def observed(self, lines: list[str]) -> None:
         """Append observations of the supervisor to a log, so that a diagnosis can cite them."""
         with self._paths.observer_log(self.attempt).open("a", encoding="utf-8") as log:

@@ -151,6 +151,7 @@ def supervise(
     lock = RunLock.acquire(paths.lock, timeout_s=TEARDOWN_TIMEOUT_S)
     try:
         paths.stop_asked.unlink(missing_ok=True)
+        paths.rollback_asked.unlink(missing_ok=True)
         goes_on = run.state in ("running", "queued")
         is_lost = goes_on and bool(ledger.attempts(run_id))
         changes = {"state": "running", "pid": os.getpid(), "host": socket.gethostname()}

@@ -442,6 +442,7 @@ class Supervisor:
             await self._nodes.tick()
             self._conduct.health.tick(self._view, self._conduct.state)
             self._conduct.grow_if_possible()
+            self._conduct.go_back_if_asked()
             self._conduct.hand_over_if_due()
             self._recorder.flush()
             self._conduct.stopping.look()

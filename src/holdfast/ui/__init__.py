@@ -17,7 +17,7 @@ The page is made from `RunSummary` objects of `holdfast.core.accounting`. The st
 | `console` | live pages over the ledger, with actions that the command line passes in |
 """
 
-from holdfast.ui.console.backend import ActionName, Backend, Order
+from holdfast.ui.console.backend import ActionName, Backend, ClusterReport, Order
 from holdfast.ui.console.now_page import now_page
 from holdfast.ui.console.serving import Address, serve
 from holdfast.ui.period import Period, period_of
@@ -29,6 +29,7 @@ __all__ = [
     "ActionName",
     "Address",
     "Backend",
+    "ClusterReport",
     "Order",
     "Period",
     "Tracker",

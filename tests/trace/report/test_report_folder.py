@@ -202,3 +202,8 @@ def test_the_findings_are_json_without_nan(written):
     assert found["findings"][2]["study"] is None
     assert found["numbers"]["seren.avg_gpu_num"] == 5.68
     assert [note["rows"] for note in found["notes"]] == [12, 3141, 7]
+    assert [one["cluster"] for one in found["overviews"]] == ["Seren"]
+    assert found["overviews"][0]["key_figures"][0]["name"] == "GPUs in use"
+    assert found["answer"].startswith("Seren gave ")
+    shown = [one for one in found["analyses"] if one["left_out"] is None]
+    assert all(one["caption"] and one["section"] for one in shown)

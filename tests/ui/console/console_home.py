@@ -10,11 +10,31 @@ from starlette.testclient import TestClient
 
 from holdfast.core.ledger import Event, Ledger
 from holdfast.core.paths import RunPaths, ledger_url
-from holdfast.ui import Address, Backend
+from holdfast.ui import Address, Backend, ClusterReport
 from holdfast.ui.console.serving import application
 
 HOST = "127.0.0.1:8470"
 OWN = {"origin": f"http://{HOST}", "sec-fetch-site": "same-origin"}
+
+
+FINDINGS = {
+    "answer": "holdfast gave 7 GPU-hours to 2 jobs.",
+    "overviews": [
+        {
+            "key_figures": [{"name": "GPU-hours", "value": "7", "note": "held by jobs"}],
+            "actions": [{"do": "Test the nodes.", "why": "1 <b>failure</b>.", "gpu_h": 1.0}],
+            "losses": [["ada", "NVLink Error", "1", "2", "100 %"]],
+            "more_losses": 0,
+            "months": [["2026-11", "50 %", "1 s", "2"]],
+        }
+    ],
+    "analyses": [
+        {"name": "durations", "section": "Jobs", "title": "How long jobs run", "caption": "Not long.",
+         "left_out": None},
+        {"name": "power", "section": "Energy", "title": "Power", "caption": None, "left_out": "No telemetry."},
+    ],
+}  # fmt: skip
+FILES = {"durations.svg": b"<svg/>", "durations.csv": b"a,b\n"}
 
 
 @dataclass
@@ -26,7 +46,12 @@ class Console:
     client: TestClient = None
     orders: list = field(default_factory=list)
     links: list = field(default_factory=list)
+    curves: dict = field(default_factory=dict)
+    healthy_steps: tuple = (20, 10)
     refusal: Exception | None = None
+    report: ClusterReport | Exception = field(
+        default_factory=lambda: ClusterReport(findings=FINDINGS, files=FILES)
+    )
     state: str = ""
     """The state of every run that goes on; empty: the ledger's."""
     may_end: threading.Event = field(default_factory=threading.Event)
@@ -65,7 +90,16 @@ class open_console:  # noqa: N801 - used as a function
         ledger = Ledger.open(url or ledger_url(home))
         self.console = Console(home, ledger)
         self.console.may_end.set()
-        names = ("confirm", "correct", "stop", "restart", "approve", "cordon", "return")
+        names = (
+            "confirm",
+            "correct",
+            "stop",
+            "restart",
+            "approve",
+            "roll-back",
+            "cordon",
+            "return",
+        )
 
         def carry_out(what, order):
             if self.console.refusal is not None:
@@ -74,11 +108,24 @@ class open_console:  # noqa: N801 - used as a function
             self.console.may_end.wait()
             return f"{what}: done"
 
+        def profile_of(run_id):
+            if self.console.curves is None:
+                raise self.console.refusal
+            return self.console.curves.get(run_id, ())
+
+        def report():
+            if isinstance(self.console.report, Exception):
+                raise self.console.report
+            return self.console.report
+
         backend = Backend(
             ledger=ledger,
             home=home,
             state_of=lambda run_id, state, host: self.console.state or state,
             actions={name: lambda order, name=name: carry_out(name, order) for name in names},
+            healthy_steps=lambda run_id: self.console.healthy_steps,
+            profile_of=profile_of,
+            cluster_report=report,
             reasons=lambda: ["CUDA Error", "NVLink Error"],
             me="ada",
         )

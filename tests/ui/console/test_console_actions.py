@@ -1,5 +1,6 @@
 """The actions: each once, recorded with who, and refused if the target has moved on."""
 
+import queue
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from console_home import open_console, propose
 from holdfast.core.errors import BadUse
 from holdfast.core.ledger import ActionRecord, Attempt, Event
 from holdfast.ui.console.acting import ACTIONS_LIMIT
+from holdfast.ui.console.stream import Hub
 
 
 @pytest.fixture
@@ -34,7 +36,8 @@ def recorded(console):
 
 @pytest.mark.parametrize(
     ("what", "target", "why"),
-    [("stop", "going", ""), ("approve", "going", ""), ("restart", "demo-1", ""), ("confirm", "1", ""),
+    [("stop", "going", ""), ("approve", "going", ""), ("roll-back", "going", "20"),
+     ("restart", "demo-1", ""), ("confirm", "1", ""),
      ("correct", "1", "CUDA Error"), ("cordon", "node-3", "It is hot.")],
 )  # fmt: skip
 def test_an_action_is_carried_out_once_and_recorded_with_who(console, what, target, why):
@@ -57,6 +60,22 @@ def test_the_page_of_an_action_states_its_consequence(console):
     assert "attempt 1" in page
     assert "The newest usable checkpoint is of step 20." in page
     assert "Rank 1 is frozen." in console.get("/act/approve?target=going").text
+
+
+def test_a_roll_back_offers_the_healthy_checkpoints(console):
+    assert 'href="/act/roll-back?target=going"' in console.get("/runs/going").text
+    page = console.get("/act/roll-back?target=going").text
+    assert "<h1>Roll back going?</h1>" in page
+    assert "<option>20</option><option>10</option>" in page
+    sent = console.act("roll-back", console.form("roll-back", "going"))
+    assert (sent.status_code, "Choose a step." in sent.text) == (400, True)
+    console.healthy_steps = ()
+    page = console.get("/act/roll-back?target=going")
+    assert page.status_code == 400
+    assert "no healthy checkpoint to go back to" in page.text
+    refused = console.get("/act/roll-back?target=demo-1")
+    assert refused.status_code == 400
+    assert "Only a run that runs and has a checkpoint can go back." in refused.text
 
 
 @pytest.mark.parametrize("what", ["stop", "approve"])
@@ -134,6 +153,18 @@ def test_long_actions_delay_no_page_and_have_a_limit(console, monkeypatch):
         assert {one["outcome"] for one in recorded(console)} == {"under way"}
         form = console.form("cordon", "one-more")
         assert "are under way" in console.act("cordon", form, why="hot").text
+
+
+def test_browsers_receive_the_end_of_a_long_action(home, monkeypatch):
+    announced = queue.Queue()
+    monkeypatch.setattr("holdfast.ui.console.acting.ANSWER_S", 0.0)
+    monkeypatch.setattr(Hub, "announce", lambda _, target: announced.put(target))
+    with open_console(home) as console:
+        with console.held():
+            console.act("cordon", console.form("cordon", "node-3"), why="hot")
+            assert announced.empty()
+        assert announced.get(timeout=60) == "node-3"
+        assert recorded(console)[0]["outcome"] == "done: cordon: done"
 
 
 def test_a_new_supervisor_makes_a_form_stale(console):

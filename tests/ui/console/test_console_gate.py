@@ -8,6 +8,7 @@ from holdfast.core.paths import RunPaths
 from holdfast.ui import Address
 from holdfast.ui.console.serving import hosts_of
 from holdfast.ui.console.sessions import CODES_LIMIT
+from holdfast.ui.console.static_files import path_of
 
 EVIL = "<script>alert('x')</script><img src=x onerror=alert(1)>"
 
@@ -22,7 +23,7 @@ def console(home):
 @pytest.mark.parametrize(
     "host", ["evil.example", "127.0.0.1:9999", "127.0.0.1", "", "127.0.0.1:8470.evil.example"]
 )
-@pytest.mark.parametrize("path", ["/", "/stream", "/now.json", "/static/console.js"])
+@pytest.mark.parametrize("path", ["/", "/stream", "/now.json", path_of("console.js")])
 def test_a_rebound_name_is_refused_on_every_path(console, host, path):
     assert console.get(path, headers={"host": host}).status_code == 421
 

@@ -1,5 +1,6 @@
 """The console's pages over a ledger: complete without scripts, equal as JSON, bounded."""
 
+import hashlib
 import json
 import re
 
@@ -7,6 +8,7 @@ import pytest
 import sample_runs
 from console_home import add_log, open_console, propose
 
+from holdfast.core.errors import HoldfastError
 from holdfast.core.ledger import Attempt, EvaluationRecord, Ledger, Run, TooSlow
 from holdfast.core.paths import RunPaths, ledger_url
 from holdfast.core.words import LINE_LIMIT
@@ -15,6 +17,7 @@ from holdfast.ui.console.journal import Journals
 from holdfast.ui.console.logs import surroundings
 from holdfast.ui.console.queries.now import runs_page
 from holdfast.ui.console.queries.paging import PAGE_ROWS
+from holdfast.ui.console.usage import Usage
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +50,7 @@ def console(home):
 
 
 PAGES = ["/", "/runs", "/runs/demo-1", "/runs/going", "/runs/demo-1/logs", "/incidents/1", "/nodes",
-         "/evaluations", "/decisions"]  # fmt: skip
+         "/evaluations", "/cluster", "/decisions"]  # fmt: skip
 
 
 @pytest.mark.parametrize("path", PAGES)
@@ -63,6 +66,74 @@ def test_every_page_is_whole_without_a_script_and_has_its_facts_as_json(console,
     assert told["schema"].startswith("holdfast.console.")
     tag = page.headers["etag"]
     assert len(tag) == 34
+
+
+CURVE = {"metric": "gpu_power", "unit": "W", "meaning": "Power draw of the GPU.", "series": 8,
+         "times_s": [1.79e9, 1.79e9 + 1], "low": [90.0, 100.0], "mean": [400.0, 500.0],
+         "high": [650.5, 690.0]}  # fmt: skip
+
+
+def test_a_run_shows_its_profile_as_curves_and_as_a_table(home):
+    with open_console(home) as console:
+        console.curves["demo-1"] = [CURVE, {**CURVE, "metric": "gpu_memory_used", "unit": "B"}]
+        page = console.get("/runs/demo-1").text
+        assert '<th scope="row">gpu power' in page
+        for amount in ("90 W", "450 W", "690 W", "690\N{NO-BREAK SPACE}B"):
+            assert f">{amount}" in page
+        assert 'data-source="/runs/demo-1/profile.json"' in page
+        assert console.get("/runs/demo-1/profile.json").json()["curves"][0] == CURVE
+        assert "No profile was recorded" in console.get("/runs/going").text
+        assert console.get("/runs/none/profile.json").status_code == 404
+
+
+def test_a_run_states_why_its_profile_cannot_be_read(home):
+    with open_console(home) as console:
+        console.curves = None  # the function of the command line fails, as of a newer recording
+        console.refusal = HoldfastError("A newer Holdfast has written this.")
+        page = console.get("/runs/demo-1")
+        assert page.status_code == 200
+        assert "A newer Holdfast has written this." in page.text
+
+
+def test_a_recording_is_read_again_after_a_rest():
+    now_s, read = [100.0], []
+
+    def curves_of(run_id):
+        read.append(run_id)
+        now_s[0] += 5.0  # a large recording
+        return [CURVE]
+
+    usage = Usage(curves_of, lambda: now_s[0])
+    for _ in range(50):
+        assert usage.of("a") == [CURVE]
+    usage.of("b")
+    assert read == ["a", "b"]
+    now_s[0] = 154.9
+    usage.of("a")
+    assert read == ["a", "b"], "ten times as long as the reading took"
+    now_s[0] = 155.1
+    usage.of("a")
+    assert read == ["a", "b", "a"]
+
+
+def test_styles_and_scripts_are_kept_by_browsers_under_a_name_that_changes_with_them(console):
+    linked = set(re.findall(r'"(/static/[^"]+)"', console.get("/runs/demo-1").text))
+    assert {re.sub(r"\.[0-9a-f]{16}", "", one) for one in linked} == {
+        f"/static/{name}"
+        for name in ("console.css", "console.js", "chart.js", "uplot.js", "icon.svg")
+    }
+    for path in linked:
+        file = console.get(path)
+        assert file.headers["cache-control"] == "public, max-age=31536000, immutable"
+        assert hashlib.sha256(file.content).hexdigest()[:16] == path.split(".")[-2]
+    assert console.get("/static/console.js").status_code == 404
+    assert console.get("/static/grafana.json").headers["cache-control"] == "private, no-cache"
+
+
+def test_the_page_that_signs_in_has_its_style_and_script_without_a_session(home):
+    with open_console(home, signed_in=False) as console:
+        for path in re.findall(r'"(/static/[^"]+)"', console.get("/enter").text):
+            assert console.get(path).headers["content-type"].split(";")[0] != "text/html"
 
 
 def test_now_says_what_needs_somebody(console):

@@ -113,8 +113,8 @@ def event_note(event: Event, run_id: str) -> str | None:
                 f"Rank {event.rank} was cut off: {data.get('why')}. Training went on, without a watch over this "
                 "rank."
             )
-        case "stop_asked":
-            return _stop_requested(str(data.get("by")))
+        case "stop_asked" | "rolled_back" | "not_rolled_back":
+            return _asked_by_a_person(event)
         case "loss_accepted":
             return (
                 f"The loss jumped at step {data.get('first_step')}, and a restart would not mend that: "
@@ -177,6 +177,17 @@ def _left(left_s: object) -> str:
 def _begun(name: object) -> str:
     text = str(name)
     return f"{text[:1].upper()}{text[1:]}"
+
+
+def _asked_by_a_person(event: Event) -> str | None:
+    by, data = event.data.get("by"), event.data
+    if event.kind == "stop_asked":
+        return _stop_requested(str(by))
+    if event.kind == "not_rolled_back":
+        return f"{by} asked to go back to an earlier checkpoint. {data.get('why')}"
+    if by is None:  # after a broken loss: a part of its incident
+        return None
+    return f"{by} had the training go back to the checkpoint of step {data.get('to_step')}."
 
 
 def _stop_requested(by: str) -> str:

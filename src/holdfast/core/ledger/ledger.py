@@ -276,6 +276,18 @@ class Ledger(Remembered, NodeTable, LeadTable, ActionTable):
             )
             connection.execute(table.insert().values(**asdict(checkpoint)))
 
+    def set_checkpoint_healthy(self, run_id: str, path: str) -> None:
+        """Record that the training went well after a checkpoint; a deleted one is no error."""
+        table = schema.checkpoints
+        here = (table.c.run_id == run_id) & (table.c.path == path)
+        self._update(table, here, {"state": "healthy"})
+
+    def abandon_checkpoints(self, run_id: str, *, after_step: int) -> None:
+        """Record that the training has gone back to a step: no later checkpoint is healthy now."""
+        table = schema.checkpoints
+        later = (table.c.run_id == run_id) & (table.c.step > after_step)
+        self._update(table, later & (table.c.state == "healthy"), {"state": "written"})
+
     def checkpoints(self, run_id: str) -> list[Checkpoint]:
         """Return the checkpoints of a run, in the order in which they were recorded."""
         table = schema.checkpoints

@@ -80,6 +80,13 @@ class LossBroken:
     """
 
 
+@dataclass(frozen=True)
+class RollbackAsked:
+    """A person wants the training to go on from an earlier checkpoint."""
+
+    to_step: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class NodeToLeave:
     """The job must leave a node, which has not failed yet."""
@@ -184,6 +191,7 @@ Event = (
     | Saved
     | LossBroken
     | NodeToLeave
+    | RollbackAsked
     | JobExited
     | Diagnosed
     | StopAsked

@@ -88,6 +88,9 @@ class State:
     """
     leaving: str = ""
     """The node that the job is leaving. The next launch begins as soon as the state is saved."""
+    goes_back_to: int | None = None
+    """The step to which a person has the job go back. The next launch begins as soon as the ranks
+    have ended."""
     stop_by: str | None = None
     """The source of the stop request; None if no stop was requested."""
     has_stepped: bool = False

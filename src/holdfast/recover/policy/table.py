@@ -24,6 +24,7 @@ from holdfast.recover.policy.events import (
     RankFailed,
     Replay,
     Resolve,
+    RollbackAsked,
     Saved,
     StateSaved,
     StopAsked,
@@ -128,8 +129,31 @@ def _freeze_stopping(limits: RestartLimits, state: State, event: Event, now_s: f
     return _kill_leaving(limits, state, event, now_s)
 
 
+def _go_back(_limits: RestartLimits, state: State, event: Event, _now_s: float) -> Decision:
+    assert isinstance(event, RollbackAsked)
+    leaving = replace(state, phase=Phase.LEAVING, deadline_s=None, goes_back_to=event.to_step)
+    return leaving, (Kill(),)
+
+
+def _launch_earlier(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
+    """Return the decision after the end of the ranks of a job that goes back."""
+    step = state.goes_back_to
+    earlier = replace(
+        state,
+        goes_back_to=None,
+        is_replay=False,
+        has_stepped=True,
+        best_step=step,
+        best_checkpoint_step=step,
+        rolled_back_to=step,
+    )
+    return _launch(limits, earlier, event, now_s)
+
+
 def _stop_again(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
     assert isinstance(event, StopAsked)
+    if state.goes_back_to is not None:  # the ranks are already ending
+        return replace(state, goes_back_to=None, stop_by=event.by), ()
     if state.is_moving:  # the ranks are already saving
         latest_s = now_s + limits.stop_grace_s
         deadline_s = None if state.deadline_s is None else min(state.deadline_s, latest_s)
@@ -324,6 +348,8 @@ def _stop_waiting(_limits: RestartLimits, state: State, event: Event, _now_s: fl
 
 def _stopped_now(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
     assert isinstance(event, JobExited)
+    if state.goes_back_to is not None:
+        return _launch_earlier(limits, state, event, now_s)
     if state.is_moving:  # other nodes need new launchers
         return _launch(limits, replace(state, has_stepped=False), event, now_s)
     return finish(state, _stopped(state))
@@ -365,6 +391,7 @@ TABLE: dict[tuple[Phase, type[Event]], Rule] = {
     (Phase.STOPPING, Saved): _learn_save,
     (Phase.RUNNING, LossBroken): _leave_broken_state,
     (Phase.RUNNING, NodeToLeave): _leave_node,
+    (Phase.RUNNING, RollbackAsked): _go_back,
     (Phase.RUNNING, JobExited): _exited,
     (Phase.RUNNING, StopAsked): _save_first,
     (Phase.FAILING, Tick): _kill_when_due,

@@ -17,7 +17,7 @@ from holdfast.trace.figures.look import DARK, DASHES, LIGHT
 from holdfast.trace.report.folder import replaced
 from holdfast.trace.report.model import Progress, Report
 from holdfast.trace.report.overview import overviews
-from holdfast.trace.report.view import TraceView, page_view
+from holdfast.trace.report.view import TraceView, answer, page_view
 
 PAGE, FINDINGS, FIGURES, DATA = "index.html", "findings.json", "figures", "data"
 _SUFFIXES = {FIGURES: {".svg", ".pdf", ".png"}, DATA: {".csv"}}
@@ -107,14 +107,15 @@ VERSION = 1
 def findings_json(report: Report) -> str:
     """Return the report as a JSON object.
 
-    The keys are `schema`, `version`, `title`, `clusters`, `actions`, `findings`, `notes`,
-    `analyses` and `numbers`. An unknown number is null. Names of numbers have the form
-    `CLUSTER.WHAT_UNIT`.
+    The keys are `schema`, `version`, `title`, `answer`, `clusters`, `overviews`, `actions`,
+    `findings`, `notes`, `analyses` and `numbers`. An unknown number is null. Names of numbers have
+    the form `CLUSTER.WHAT_UNIT`.
     """
     made = {
         "schema": SCHEMA,
         "version": VERSION,
         "title": report.title,
+        "answer": answer(report),
         "duration": report.duration,
         "parameters": dict(report.parameters),
         "clusters": [
@@ -130,6 +131,7 @@ def findings_json(report: Report) -> str:
             }
             for read in report.clusters
         ],
+        "overviews": [asdict(one) for one in overviews(report)],
         "actions": [
             {"cluster": one.cluster, **asdict(action)}
             for one in overviews(report) for action in one.actions
@@ -141,7 +143,8 @@ def findings_json(report: Report) -> str:
             for note in report.notes
         ],
         "analyses": [
-            {"name": entry.analysis.name, "title": entry.analysis.title, "source": entry.analysis.source,
+            {"name": entry.analysis.name, "section": entry.analysis.section, "title": entry.analysis.title,
+             "source": entry.analysis.source, "caption": entry.result.caption if entry.result else None,
              "left_out": entry.left_out or None}
             for entry in report.entries
         ],

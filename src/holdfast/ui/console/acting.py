@@ -6,7 +6,8 @@ import secrets
 import threading
 import time
 import traceback
-from typing import Any, Literal, get_args
+from collections.abc import Callable
+from typing import Literal, get_args
 from urllib.parse import parse_qs, quote
 
 from sqlalchemy import Connection, func, select
@@ -29,12 +30,14 @@ ACTIONS_LIMIT = 32
 """The most actions at once, each in a thread: a stop of an hour delays no page."""
 WHY_LIMIT = 255
 NAMES = get_args(ActionName)
-ON_RUNS = ("stop", "restart", "approve")
+ON_RUNS = ("stop", "restart", "approve", "roll-back")
 ON_INCIDENTS = ("confirm", "correct")
 CONSEQUENCES = {
     "stop": "Every rank saves its state at one step, and the run ends. The run can go on later.",
     "restart": "The run goes on from its newest checkpoint that verifies, under a supervisor on the console's host.",
     "approve": "The supervisor carries out the proposal below.",
+    "roll-back": "The ranks end at once, without saving. The checkpoints after the chosen step are abandoned, "
+    "and the training goes on from the chosen step.",
     "cordon": "No run launches anything on the node until somebody returns the node. Ranks that run there go on.",
     "return": "Runs may use the node again, also without a passed test.",
     "confirm": "The diagnosis counts as right. The next answer about a like incident is surer.",
@@ -49,12 +52,19 @@ class Acting:
     """Answers the requests that act."""
 
     def __init__(
-        self, backend: Backend, pages: Pages, sessions: Sessions, *, show_code: Any
+        self,
+        backend: Backend,
+        pages: Pages,
+        sessions: Sessions,
+        *,
+        show_code: Callable[[], None],
+        announce: Callable[[str], None],
     ) -> None:
         self._backend = backend
         self._pages = pages
         self._sessions = sessions
         self._show_code = show_code
+        self._announce = announce
         self._going = pages.going
         self._record = asyncio.Lock()
         """Held from reading a target to recording its action: of two forms at once, one is stale."""
@@ -99,6 +109,7 @@ class Acting:
         what, target = request.path_params["what"], request.query_params.get("target", "")
         try:
             seen, description = await asyncio.to_thread(self._state, what, target)
+            choices = await asyncio.to_thread(self._choices, what, target)
         except HoldfastError as error:
             return self._pages.error(request, status_of(error), str(error))
         page = {
@@ -108,7 +119,7 @@ class Acting:
             "told": description,
             "consequence": CONSEQUENCES[what],
             "key": secrets.token_hex(16),
-            "reasons": list(self._backend.reasons()) if what == "correct" else [],
+            "choices": choices,
             "why": request.query_params.get("why", "")[:WHY_LIMIT],
             "back": place_of(what, target),
         }
@@ -127,8 +138,9 @@ class Acting:
         if len(why) > WHY_LIMIT or not why.isprintable():
             message = f"Give one line of at most {WHY_LIMIT} printable characters as the reason."
             return self._pages.error(request, 400, message)
-        if what in ("cordon", "correct") and not why:
-            return self._pages.error(request, 400, "Give a reason.")
+        if what in ("cordon", "correct", "roll-back") and not why:
+            message = "Choose a step." if what == "roll-back" else "Give a reason."
+            return self._pages.error(request, 400, message)
         back = place_of(what, target)
         record = ActionRecord(
             key=key, at_s=time.time(), by=session.who, address=request.state.address, what=what,
@@ -154,6 +166,24 @@ class Acting:
         except TimeoutError:
             return signed_out("/decisions")
         return self._answered(request, state, outcome, back)
+
+    def _choices(self, what: str, target: str) -> list[str]:
+        """Return the values of which an action needs one.
+
+        Raises:
+            BadUse: there is nothing to choose.
+        """
+        if what == "correct":
+            return list(self._backend.reasons())
+        if what != "roll-back":
+            return []
+        steps = self._backend.healthy_steps(target)
+        if not steps:
+            raise BadUse(
+                f"Run {target} has no healthy checkpoint to go back to. A checkpoint is healthy after --healthy-after "
+                "steps with an ordinary loss."
+            )
+        return [str(one) for one in steps]
 
     def _begin(self, record: ActionRecord) -> tuple[ActionRecord | None, int | None]:
         """Record an action, if its target is still in the state that the person saw.
@@ -216,6 +246,7 @@ class Acting:
             self._backend.ledger.end_action(action_id, state, outcome)
         except HoldfastError as error:
             outcome += f" The result could not be recorded: {error}"
+        self._announce(order.target)  # a browser may have been sent on meanwhile
         return state, outcome
 
     def _state(self, what: str, target: str) -> tuple[str, str]:
@@ -258,10 +289,12 @@ class Acting:
 def _impossible(what: str, run_id: str, state: str) -> str:
     if what == "approve":
         return f"Nothing of run {run_id} waits for an approval."
-    can = "that runs or waits in a queue can be stopped" if what == "stop" else (
-        "that is lost, failed or stopped can go on"
-    )  # fmt: skip
-    return f"Run {run_id} is {state}. Only a run {can}."
+    can = {
+        "stop": "that runs or waits in a queue can be stopped",
+        "restart": "that is lost, failed or stopped can go on",
+        "roll-back": "that runs and has a checkpoint can go back",
+    }
+    return f"Run {run_id} is {state}. Only a run {can[what]}."
 
 
 def _stops(connection: Connection, found: RunRecords) -> int:

@@ -14,10 +14,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.core.channel import is_token
 from holdfast.ui.console.sessions import Sessions
+from holdfast.ui.console.static_files import path_of
 
 BODY_LIMIT_BYTES = 16 * 1024
 URL_LIMIT_BYTES = 2048
-OPEN_PATHS = frozenset({"/enter", "/static/console.css", "/static/console.js", "/static/icon.svg"})
+OPEN_PATHS = frozenset({"/enter", *map(path_of, ("console.css", "console.js", "icon.svg"))})
 """The paths for people who are not signed in yet."""
 METRICS_PATH = "/metrics"
 POLICY = (

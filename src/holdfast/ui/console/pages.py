@@ -15,11 +15,11 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 
 from holdfast.core import words
 from holdfast.core.errors import BadUse, HoldfastError, LedgerError, NotFound
-from holdfast.core.page import UPLOT_SCRIPT, UPLOT_STYLE, environment
-from holdfast.core.page.parts import DARK, LIGHT
+from holdfast.core.page import environment
 from holdfast.core.paths import RunPaths
 from holdfast.ui.console import logs
 from holdfast.ui.console.backend import Backend
+from holdfast.ui.console.cluster_page import ClusterPages
 from holdfast.ui.console.journal import Journals
 from holdfast.ui.console.metrics import exposition_of
 from holdfast.ui.console.now_page import complete, now_page
@@ -29,6 +29,7 @@ from holdfast.ui.console.queries.nodes import nodes_page
 from holdfast.ui.console.queries.now import runs_page
 from holdfast.ui.console.queries.paging import LIMIT_S
 from holdfast.ui.console.run_page import RunPages
+from holdfast.ui.console.static_files import FILES, path_of
 from holdfast.ui.console.stream import STREAMS_LIMIT, Hub
 
 _HERE = Path(__file__).parent
@@ -46,12 +47,13 @@ class Pages:
         """The ids of the actions that this console carries out."""
         self._journals = Journals(backend.home)
         self.runs = RunPages(backend, self._journals)
+        self._cluster = ClusterPages(backend, hub.announce)
         self._templates = environment(_HERE / "templates")
         self._templates.filters.update(
             ago=_ago, moment=words.moment, duration=words.duration, size=words.size, percent=words.percent,
             figure=_figure, path=lambda text: quote(str(text), safe=""),
         )  # fmt: skip
-        self._static = {name: (body, kind) for name, body, kind in _static_files()}
+        self._templates.globals["static"] = path_of
 
     # Pages
 
@@ -75,6 +77,10 @@ class Pages:
         """Return the loss of a run, for the interactive chart."""
         return self.runs.loss(request.path_params["run_id"])
 
+    def profile(self, request: Request) -> dict[str, Any]:
+        """Return the profile curves of a run, for the interactive charts."""
+        return self.runs.profile(request.path_params["run_id"])
+
     def incident(self, request: Request) -> dict[str, Any]:
         """Return the page of an incident."""
         return self.runs.incident(number_of(request.path_params["incident_id"], "An incident's id"))
@@ -88,6 +94,10 @@ class Pages:
         """Return a page of the evaluations."""
         with self._backend.ledger.bounded_reading(LIMIT_S) as connection:
             return evaluations_page(connection, request.query_params.get("next", ""))
+
+    def cluster(self, _: Request) -> dict[str, Any]:
+        """Return the trace report of the ledger."""
+        return self._cluster.page()
 
     def decisions(self, request: Request) -> dict[str, Any]:
         """Return a page of the audit."""
@@ -172,10 +182,22 @@ class Pages:
 
     async def static(self, request: Request) -> Response:
         """Return one of the files that were read at the start."""
-        found = self._static.get(request.path_params["name"])
+        found = FILES.get(request.path_params["name"])
         if found is None:
             return self.error(request, 404, "There is no such file.")
-        return _tagged(request, found[0], found[1], 200)
+        if found.is_named_by_content:
+            headers = {"Cache-Control": "public, max-age=31536000, immutable"}
+            return Response(found.body, headers=headers, media_type=found.kind)
+        return _tagged(request, found.body, found.kind, 200)
+
+    async def cluster_file(self, request: Request) -> Response:
+        """Return a drawing or the numbers of a figure of the trace report."""
+        name = request.path_params["name"]
+        found = self._cluster.file(name)
+        if found is None:
+            return self.error(request, 404, "The newest report has no such figure.")
+        kind = "image/svg+xml" if name.endswith(".svg") else "text/csv; charset=utf-8"
+        return _tagged(request, found, kind, 200)
 
     async def stream(self, request: Request) -> Response:
         """Return the stream of changes."""
@@ -255,27 +277,6 @@ def _tagged(request: Request, body: bytes, kind: str, status: int) -> Response:
     if status == 200 and request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers=headers)
     return Response(body, status, headers, media_type=kind)
-
-
-def _static_files() -> list[tuple[str, bytes, str]]:
-    variables = "".join(f"--{name}:{value};" for name, value in LIGHT.items())
-    dark = "".join(f"--{name}:{value};" for name, value in DARK.items())
-    style = (
-        f":root{{{variables}}}\n@media (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}}}}}\n"
-        f":root[data-theme=dark]{{{dark}}}\n"
-        + (_HERE / "static" / "console.css").read_text()
-        + UPLOT_STYLE.read_text()
-    )
-    script = (_HERE / "static" / "console.js").read_bytes()
-    kind = "text/javascript; charset=utf-8"
-    return [
-        ("console.css", style.encode(), "text/css; charset=utf-8"),
-        ("console.js", script, kind),
-        ("chart.js", (_HERE / "static" / "chart.js").read_bytes(), kind),
-        ("uplot.js", UPLOT_SCRIPT.read_bytes(), kind),
-        ("icon.svg", (_HERE / "static" / "icon.svg").read_bytes(), "image/svg+xml"),
-        ("grafana.json", (_HERE / "static" / "grafana.json").read_bytes(), "application/json"),
-    ]
 
 
 def _ago(at_s: float | None, now_s: float) -> str:

@@ -2,11 +2,12 @@
 
 import shlex
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from holdfast.core.accounting import RunSummary
-from holdfast.core.errors import NotFound
+from holdfast.core.errors import HoldfastError, NotFound
 from holdfast.core.explanation import IncidentStory
 from holdfast.core.ledger import Checkpoint, Run
 from holdfast.ui.console import drawing
@@ -15,6 +16,7 @@ from holdfast.ui.console.journal import Journals, Series
 from holdfast.ui.console.logs import surroundings
 from holdfast.ui.console.queries.paging import LIMIT_S
 from holdfast.ui.console.queries.run import RunRecords, run_of_incident, seen_of_verdict
+from holdfast.ui.console.usage import Usage
 
 CHAIN_LIMIT = 100
 EVIDENCE_LIMIT = 25
@@ -27,6 +29,7 @@ class RunPages:
     def __init__(self, backend: Backend, journals: Journals) -> None:
         self._backend = backend
         self._journals = journals
+        self._usage = Usage(backend.profile_of)
 
     def records(self, run_id: str) -> RunRecords:
         """Return the newest records of a run.
@@ -87,6 +90,15 @@ class RunPages:
             "unread_bytes": series.unread_bytes,
         }
 
+    def profile(self, run_id: str) -> dict[str, Any]:
+        """Return the `curves` of a run's profile.
+
+        Raises:
+            NotFound: the ledger has no such run.
+        """
+        self.records(run_id)
+        return {"curves": list(self._usage.of(run_id))}
+
     def incident(self, incident_id: int) -> dict[str, Any]:
         """Return the page of an incident.
 
@@ -129,7 +141,31 @@ class RunPages:
             if one["kind"] == "incident"
         ]
         line = drawing.time_line(found.attempts, happened, start_s=run["started_at_s"], end_s=end_s)
-        return {"loss": drawing.loss_chart(series.lines(), page["marks"]), "time": line}
+        usage: list[dict[str, Any]] = []
+        trouble = ""
+        try:
+            usage = [_total(one) for one in self._usage.of(run_id)]
+        except HoldfastError as error:
+            trouble = str(error)
+        return {
+            "loss": drawing.loss_chart(series.lines(), page["marks"]),
+            "time": line,
+            "usage": usage,
+            "usage_trouble": trouble,
+        }
+
+
+def _total(curve: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a profile curve as one row of a table."""
+    count = len(curve["mean"])
+    return {
+        **{name: curve[name] for name in ("metric", "unit", "meaning", "series")},
+        "low": min(curve["low"]),
+        "mean": sum(curve["mean"]) / count,
+        "high": max(curve["high"]),
+        "from_s": curve["times_s"][0],
+        "to_s": curve["times_s"][-1],
+    }
 
 
 def _figures(summary: RunSummary, *, is_whole: bool) -> dict[str, Any]:
@@ -203,6 +239,8 @@ def possible(state: str, found: RunRecords) -> list[str]:
         possible.append("stop")
     if state in ("lost", "failed", "stopped"):
         possible.append("restart")
+    if state == "running" and found.checkpoints:
+        possible.append("roll-back")
     if found.proposal is not None:
         possible.append("approve")
     return possible

@@ -78,7 +78,7 @@ def application(
         bare = f"[{shown}]" if ":" in shown else shown
         show(f"http://{bare}:{address.port}/enter#{shown_code}")
 
-    acting = Acting(backend, pages, sessions, show_code=show_code)
+    acting = Acting(backend, pages, sessions, show_code=show_code, announce=hub.announce)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -101,9 +101,11 @@ def application(
         ("incidents/{incident_id}", "incident", pages.incident),
         ("nodes", "nodes", pages.nodes),
         ("evaluations", "evaluations", pages.evaluations),
+        ("cluster", "cluster", pages.cluster),
         ("decisions", "decisions", pages.decisions),
     ]
     routes = [
+        Route("/runs/{run_id}/profile.json", pages.page("profile", pages.profile), methods=["GET"]),
         Route("/runs/{run_id}/loss.json", pages.page("loss", pages.loss), methods=["GET"]),
         *[
             Route(f"/{path or name}.json", pages.page(name, build), methods=["GET"])
@@ -114,6 +116,7 @@ def application(
             for path, name, build in reads
         ],
         Route("/enter", pages.enter, methods=["GET"]),
+        Route("/cluster/{name}", pages.cluster_file, methods=["GET"]),
         Route("/static/{name}", pages.static, methods=["GET"]),
         Route("/stream", pages.stream, methods=["GET"]),
         Route("/metrics", pages.metrics, methods=["GET"]),

@@ -40,6 +40,8 @@ class Hub:
         self._count = 0
         self._position: Position | None = None
         self._states: dict[str, tuple[object, ...]] = {}
+        self._announced: deque[str] = deque()
+        """The targets that changed without a new row of the ledger."""
         self._changed = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None
         self._trouble = ""
@@ -50,6 +52,10 @@ class Hub:
     def start(self) -> None:
         """Begin to look at the ledger, in the running event loop."""
         self._task = asyncio.create_task(self._look_again_and_again())
+
+    def announce(self, target: str) -> None:
+        """Send a change that is no new row of the ledger. Any thread may call this."""
+        self._announced.append(target)
 
     async def close(self) -> None:
         """End the task, and every stream with it."""
@@ -87,6 +93,8 @@ class Hub:
             states = dict(changes.states(connection))
         moved = {run_id for run_id, state in states.items() if self._states.get(run_id) != state}
         moved |= self._states.keys() - states.keys()
+        while self._announced:
+            moved.add(self._announced.popleft())
         is_news = change.position != self._position or moved
         self._position, self._states = change.position, states
         if not is_news:

@@ -10,7 +10,15 @@ from holdfast.core.ledger import schema
 from holdfast.ui.console.queries.now import kind_query
 from holdfast.ui.console.queries.paging import PAGE_ROWS, key_of, plain, token_of
 
-KINDS = ("decision", "proposal", "observed", "approved", "withdrawn", "stop_asked")
+KINDS = (
+    "decision",
+    "proposal",
+    "observed",
+    "approved",
+    "withdrawn",
+    "stop_asked",
+    "rollback_asked",
+)
 _NONE_YET = 2**62
 UNKNOWN = "not known whether it was carried out: the console that began it has recorded no result"
 
@@ -81,7 +89,8 @@ def _decided(row: dict[str, Any]) -> dict[str, Any]:
     data = _object(row["data"])
     plan, signals = _object(data.get("plan")), _object(data.get("signals"))
     what = {"proposal": "proposes", "observed": "would do", "approved": "was approved",
-            "withdrawn": "was withdrawn", "stop_asked": "was asked to stop"}  # fmt: skip
+            "withdrawn": "was withdrawn", "stop_asked": "was asked to stop",
+            "rollback_asked": "was asked to go back"}  # fmt: skip
     return {
         "from": "policy",
         "key": row["event_id"],
@@ -114,7 +123,7 @@ def _acted(row: dict[str, Any], *, is_going: bool) -> dict[str, Any]:
         "at_s": row["at_s"],
         "who": f"{row['by']} from {row['address']}",
         "target": row["target"],
-        "is_run": row["what"] in ("stop", "restart", "approve"),
+        "is_run": row["what"] in ("stop", "restart", "approve", "roll-back"),
         "what": row["what"],
         "why": row["why"],
         "mode": "",

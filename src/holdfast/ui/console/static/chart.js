@@ -1,5 +1,5 @@
 "use strict";
-// The loss as a chart that can be zoomed. The drawing below it is the same, for a browser without scripts.
+// The loss as a chart that can be zoomed, and the profile. Beside each is the same without a script: a drawing, a table.
 
 const holder = document.getElementById("loss-chart");
 const SIGNS = { spike: "✶", rollback: "◀", restart: "|" };
@@ -60,6 +60,59 @@ async function draw() {
     })))],
   }, table(found.lines), holder);
   if (!wasWhole) chart.setScale("x", zoom);
+}
+
+// The profile: one chart a metric, the mean within the band from the lowest to the highest device.
+const profile = document.getElementById("profile-charts");
+const PROFILE_MS = 15000;
+let profileCharts = [];
+let profileAt = -PROFILE_MS;
+
+function amount(value, unit) {
+  if (value === null || value === undefined) return "";
+  if (!unit.startsWith("B")) return `${Number(value.toPrecision(4))} ${unit}`;
+  const power = Math.max(0, Math.min(5, Math.floor(Math.log10(Math.abs(value) || 1) / 3)));
+  return `${Number((value / 1000 ** power).toPrecision(3))} ${["", "k", "M", "G", "T", "P"][power]}${unit}`;
+}
+
+function profileChart(curve) {
+  const box = document.createElement("article");
+  const title = document.createElement("h3");
+  title.textContent = curve.metric.replaceAll("_", " ");
+  const meaning = document.createElement("p");
+  meaning.className = "small muted";
+  meaning.textContent = curve.meaning;
+  box.append(title, meaning);
+  profile.append(box);
+  const axis = { stroke: colour("--muted"), grid: { stroke: colour("--hair") }, ticks: { stroke: colour("--hair") } };
+  const edge = { stroke: colour("--c0"), width: 0.5, points: { show: false } };
+  const numbers = (plot, values) => values.map((value) => amount(value, curve.unit));
+  return new uPlot({
+    width: box.clientWidth, height: 160, legend: { show: false }, cursor: { show: false },
+    axes: [axis, { ...axis, size: 84, values: numbers }],
+    series: [{}, { ...edge, label: "lowest" }, { stroke: colour("--c0"), width: 2, label: "mean", points: { show: curve.mean.length < 2 } }, { ...edge, label: "highest" }],
+    bands: [{ series: [3, 1], fill: `${colour("--c0")}33` }],
+  }, [curve.times_s, curve.low, curve.mean, curve.high], box);
+}
+
+async function drawProfile(isDue) {
+  if (!isDue && performance.now() - profileAt < PROFILE_MS) return;
+  profileAt = performance.now();
+  const answer = await fetch(profile.dataset.source);
+  if (!answer.ok) return;
+  const { curves } = await answer.json();
+  if (!curves.length) return;
+  for (const one of profileCharts) one.destroy();
+  profile.replaceChildren();
+  profile.hidden = false;
+  profileCharts = curves.map(profileChart);
+}
+
+if (profile) {
+  drawProfile(true);
+  document.addEventListener("holdfast:fresh", () => drawProfile(false));
+  document.addEventListener("holdfast:theme", () => drawProfile(true));
+  addEventListener("resize", () => { for (const one of profileCharts) one.setSize({ width: one.root.parentElement.clientWidth, height: 160 }); });
 }
 
 if (holder) {

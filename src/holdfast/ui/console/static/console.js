@@ -23,6 +23,8 @@ theme.addEventListener("click", () => {
   document.dispatchEvent(new Event("holdfast:theme"));
 });
 
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => document.dispatchEvent(new Event("holdfast:theme")));
+
 // Times: local, with UTC and the age in the title.
 function age(seconds) {
   if (seconds < 90) return `${Math.max(0, Math.round(seconds))} s ago`;
