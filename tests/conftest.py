@@ -47,6 +47,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
 LONGEST = {
+    "test_demo.py",
     "test_many_nodes.py",
     "test_runs_that_hang.py",
     "test_runs_with_checkpoints.py",

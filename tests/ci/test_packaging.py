@@ -1,8 +1,6 @@
 """The package as pip installs it: what each extra has suffices for what it is said to be for."""
 
 import importlib.metadata
-import json
-import os
 import subprocess
 import sys
 import tomllib
@@ -107,32 +105,3 @@ def test_what_is_installed_suffices_for_what_is_started(extras):
         check=True,
     )
     assert not done.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_the_wheel_runs_the_demonstration_in_an_empty_environment(tmp_path):
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("PYTHONPATH", "VIRTUAL_ENV", "HOLDFAST_HOME")
-    }
-
-    def run(*command):
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    dist = tmp_path / "dist"
-    run(sys.executable, "-m", "build", "--outdir", str(dist), str(ROOT))
-    wheel, sdist = sorted(dist.iterdir(), key=lambda path: path.suffix != ".whl")
-    run(sys.executable, "-m", "twine", "check", "--strict", str(wheel), str(sdist))
-    run(sys.executable, "-m", "venv", "empty")
-    binaries = tmp_path / "empty/bin"
-    constraints = str(ROOT / "constraints.txt")
-    run(str(binaries / "pip"), "install", "-c", constraints, f"{wheel}[train,report]")
-    verdict = json.loads(run(str(binaries / "holdfast"), "demo", "--steps", "84", "--json"))
-    assert verdict["shortcomings"] == []
-    assert verdict["proof"]["identical"]

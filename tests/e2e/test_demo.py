@@ -1,4 +1,4 @@
-"""The demonstration itself, as a newcomer runs it: three runs, five faults, the proof, the page."""
+"""Install the wheel in an empty environment and run the demonstration, as a newcomer does."""
 
 import contextlib
 import importlib
@@ -18,21 +18,58 @@ from holdfast.core.ledger import Ledger
 from holdfast.core.paths import ledger_url
 from holdfast.demo.faults import KINDS
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory):
-    """Run `holdfast demo --json` once, as short as its faults have room; returns its folder and its answer."""
-    out = tmp_path_factory.mktemp("demo") / "report"
-    options = ["--seed", "7", "--steps", "84", "--out", str(out), "--json"]
-    command = [sys.executable, "-m", "holdfast.cli.main", "demo", *options]
+def dist(tmp_path_factory):
+    """Build the wheel and the source distribution; return them in this order."""
+    folder = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--outdir", folder, ROOT)
+    return sorted(folder.iterdir(), key=lambda path: path.suffix != ".whl")
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory, dist):
+    """Run `holdfast demo --json` once, from the wheel in an empty environment.
+
+    The demonstration is as short as its faults have room. The fixture is its folder and its answer.
+    """
+    folder = tmp_path_factory.mktemp("demo")
+    wheel, _ = dist
+    run(sys.executable, "-m", "venv", folder / "empty")
+    binaries = folder / "empty/bin"
+    constraints = ROOT / "constraints.txt"
+    run(binaries / "pip", "install", "-c", constraints, f"{wheel}[train,report]")
+    out = folder / "report"
+    options = ["--seed", "7", "--steps", "84", "--out", out, "--json"]
+    answer = run(binaries / "holdfast", "demo", *options)
+    return out, json_schemas.check(json.loads(answer))
+
+
+def run(*command):
+    """Run a command without the Python settings of the tests; return its standard output."""
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "VIRTUAL_ENV", "HOLDFAST_HOME")
+    }
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=850, check=False, env=os.environ
+        [str(word) for word in command],
+        capture_output=True,
+        text=True,
+        timeout=1500,
+        check=False,
+        env=environment,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return out, json_schemas.check(json.loads(done.stdout))
+    return done.stdout
+
+
+def test_the_distributions_pass_twine(dist):
+    run(sys.executable, "-m", "twine", "check", "--strict", *dist)
 
 
 def test_five_faults_on_two_nodes_and_nobody_stepped_in(demo):
