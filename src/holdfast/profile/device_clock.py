@@ -103,11 +103,11 @@ class DeviceTimes:
         self._steps.append((step, phases))
 
     def completed(self) -> list[tuple[int | None, list[tuple[str, int, int]]]]:
-        """Return the queued steps that the device has finished, and remove them from the queue.
+        """Remove the steps that the device has finished from the queue, and return them.
 
         Each step comes with its phases: name, start and end by the host's clock, in nanoseconds.
-        Steps beyond the newest `WAITING_STEPS` are returned too, although they are unfinished;
-        their times are those at which the host recorded the events.
+        The queue holds at most `WAITING_STEPS` steps. Older steps are returned even if the device
+        has not finished them; their times are those at which the host recorded the events.
         """
         found = []
         while self._steps and self._is_complete(self._steps[0][1]):

@@ -209,7 +209,9 @@ def write_hierarchical_zero(folder: Path, *, steps: int = 4, cluster: Cluster | 
 
 
 def write_evaluation(folder: Path, *, cluster: Cluster | None = None) -> None:
-    """Write a recording of the study's evaluation of a 7B model on HumanEval (figure 13).
+    """Write a synthetic recording of an evaluation, from the numbers of the NSDI'24 study.
+
+    The study shows an evaluation of a 7B model on HumanEval in figure 13.
 
     Loading and preprocessing take 29.5 % of the time. The correctness tests take 42 s on CPUs,
     which is 19.0 %. The rest is inference: 20 batches of one prefill and one decode each.

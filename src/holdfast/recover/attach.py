@@ -193,7 +193,8 @@ def attach() -> Run:
 def connect_quietly() -> None:
     """Connect this process like `attach`, but without announcing steps; ignore failures.
 
-    A child process of `multiprocessing` is not the rank.
+    The function does nothing in a child process of `multiprocessing`, such as a worker of a data
+    loader, because such a process is not the rank.
     """
     if multiprocessing.parent_process() is None:
         with contextlib.suppress(ChannelError):

@@ -152,8 +152,8 @@ def erase(hidden: Path, progress: Callable[[int], None] = lambda _: None) -> Non
     """Delete a hidden folder, file by file; if it is a link, delete only the link.
 
     No file of the folder may be open, because a network file system would not delete open files.
-    `progress` is called with 1 after each file, since deleting thousands of large files can take
-    longer than a save may go without progress.
+    `progress` is called with 1 after each file: a save without progress is given up after a time
+    limit, and deleting thousands of large files can take longer than this limit.
     """
     try:
         if hidden.is_symlink():

@@ -204,10 +204,10 @@ class Arena:
             self._map[_COPIED] = copied_bytes.to_bytes(8, "little")
 
     def progress(self, generation: int) -> Progress:
-        """Return the state and the number of copied bytes.
+        """Return the state of a save's buffer, and how many bytes of the snapshot are copied.
 
         Raises:
-            ArenaError: the arena has another generation.
+            ArenaError: the arena's generation is no longer `generation`.
         """
         with self._alone():
             self._check_use(generation)

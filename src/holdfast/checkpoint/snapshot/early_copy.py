@@ -6,12 +6,12 @@ other tensors are copied in the call, unless they are too large:
 
 | tensors | up to `BUDGET_BYTES` together | above this budget |
 |---|---|---|
-| buffers of modules; tensors that were found changed | copied in the call | the call waits for the whole copy |
-| others, such as a raw dict of averages | copied in the call | see below |
-| parameters that no optimizer changes | copied in the call | digests or versions detect a change |
+| buffers of modules; tensors that changed during an earlier save | copied in the call | the call waits for the whole copy |
+| tensors outside modules and optimizers, such as a dict of averaged weights | copied in the call | with `attest`, copied later; without `attest`, the call waits for the whole copy |
+| parameters that no optimizer changes | copied in the call | copied later |
 
-If others exceed the budget, digests detect a change (with `attest`), or the call waits for the
-whole copy (without `attest`).
+Training could change a tensor that is copied later before its copy is complete. A comparison of
+digests or of PyTorch's version counters detects such a change.
 """
 
 import enum

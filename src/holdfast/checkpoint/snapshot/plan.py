@@ -127,9 +127,10 @@ class Plan:
 
     @functools.cached_property
     def around(self) -> list[Template | None]:
-        """Return the bytes in the file around each tensor that is digested as one piece.
+        """Return, for each saved item, the template of the bytes before and after its data in a file.
 
-        There is one entry for each saved item; it is None for any other item.
+        The entry is None for plain values and for tensors whose digest is computed in several
+        pieces: only a tensor that is digested as one piece has a template.
         """
         return [
             template(blob.need.dtype, blob.need.shape)

@@ -28,13 +28,14 @@ def attach_to(
     interval_s: float,
     as_json: bool,
 ) -> int:
-    """Attach to a run that is in progress.
+    """Request captures of a run in progress, or show or make its recording; return the exit code.
 
     Args:
         place: the home and the ledger of the records.
         run_id: the run.
-        wanted: the kinds of captures to request. If empty, the run's recording is shown; if the run
-            records nothing, this node is sampled.
+        wanted: the kinds of captures to request from the ranks. If empty, the recording of the run
+            is summarized. If the run records nothing either, this process first samples the ranks on
+            this node until the run ends.
         max_bytes: the largest size of one rank's capture.
         interval_s: seconds between two samples, if this process samples.
         as_json: True to print JSON.

@@ -58,9 +58,10 @@ class Segments:
 def segments_of(
     files: Iterable[LogFile], rules: RuleSet, learned: Iterable[Filter] = ()
 ) -> Segments:
-    """Split the lines that no filter drops into segments.
+    """Remove the lines of routine output, and split the remaining lines into segments.
 
-    `learned` are filters in addition to the packaged ones.
+    A line is removed if a packaged filter or one of the `learned` filters matches it, unless one of
+    the `rules` matches it too.
     """
     filters = Filters((*packaged_filters(), *learned))
     counts: dict[bytes, int] = {}

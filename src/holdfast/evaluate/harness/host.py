@@ -32,11 +32,14 @@ _REST_S = 5.0  # for reading an ended process's last messages
 
 
 class Runs:
-    """Run each task once, and keep its outcome until the coordinator has received it.
+    """Run each task once, in a client, and keep its outcome until the coordinator has received it.
+
+    A client is a child process that builds the requests of one task, waits for the answers and
+    computes the scores.
 
     Args:
         nursery: forks the clients.
-        tell: receives each outcome.
+        tell: a function that sends an outcome to the coordinator.
         building: the largest number of clients that build requests at the same time; clients that
             wait for answers do not count.
     """

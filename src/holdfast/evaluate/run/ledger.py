@@ -118,7 +118,8 @@ def keep(
 ) -> None:
     """Write an evaluation's result and reports to its folder, and record it in the ledger.
 
-    `session` are the paths of the stream that the evaluation belongs to; None without a stream.
+    `session` has the paths of the session of `holdfast eval watch` that made the evaluation; None if
+    the evaluation was run alone.
     """
     write_evaluation(evaluation, paths.root)
     previous = last_checkpoint(evaluation, plan, ledger)

@@ -102,7 +102,9 @@ class Journal:
         return body
 
     def commit(self, records: Iterable[tuple[bytes, bytes]]) -> None:
-        """Append (key, body) records and wait until they are on disk; skip keys that have a body.
+        """Append (key, body) records and wait until they are on disk.
+
+        A record whose key is already in the journal is skipped.
 
         Raises:
             JournalError: the disk is full or failing; none of the records counts as committed, and

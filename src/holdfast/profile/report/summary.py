@@ -39,9 +39,10 @@ UNCOVERED: Final = "between phases"
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Hold one execution of a training step on the reference rank, in Unix ns.
+    """Hold the start and the end of one execution of a training step on the reference rank.
 
-    A step that was repeated, for example after a restart, counts as two.
+    Times are Unix times in nanoseconds. A step that ran twice, for example after a restart, has two
+    objects.
     """
 
     number: int

@@ -1,6 +1,7 @@
 """Run a Python script in this process in the same way as the interpreter would.
 
-The keys of the script's process groups get a separate prefix in the launcher's store.
+In addition, the keys of the script's process groups get a prefix in the launcher's store. The
+launcher outlives an attempt, and the store still has the keys of earlier attempts.
 """
 
 import builtins

@@ -1,6 +1,7 @@
-"""Find the batches that led to a broken loss, from the reports of the rank with this loss.
+"""Find the batches that led to a NaN or a spike of the loss.
 
-These are the batches of the last step with an ordinary loss, and all later batches up to the step
+The input is the loss and the batches that the rank with this loss reported for each step. The
+result is the batches of the last step with an ordinary loss, and all later batches up to the step
 at which the anomaly became certain. The last ordinary step is included because the loss of a step
 is computed before the step updates the weights. So if a batch's gradient breaks the weights, this
 is visible only in the loss of the next step. A step may have any number of batches, for example

@@ -157,13 +157,14 @@ def _mix(stream: str) -> tuple[tuple[Cause, float], ...]:
 
 
 def table3() -> Rates:
-    """Return the failure rates of Table 3 for a large job that is past its first minutes.
+    """Return the failure rates of the study's Table 3 for a large job past its first minutes.
 
-    Only failures count that struck a job with at least `LARGE_GPUS` GPUs after at least `EARLY_MIN`
-    minutes. Table 3 does not state their number, so it is estimated separately for each reason. The
+    A failure counts if the job had at least `LARGE_GPUS` GPUs and had run for at least `EARLY_MIN`
+    minutes. Table 3 does not state how many failures these are, so the count is estimated for each
+    reason. The
     number of GPUs and the time to failure are modelled as a bivariate lognormal distribution, with
-    the means and medians of the reason. Their correlation is chosen such that the reason has its
-    share of GPU time.
+    the means and medians of the reason. Their correlation is chosen so that the model
+    gives the reason the share of GPU time that Table 3 states.
 
     The exposure, by which the numbers of failures are divided, is the GPU time of all jobs. This
     time is the GPU time of failed jobs divided by their share of all GPU time.

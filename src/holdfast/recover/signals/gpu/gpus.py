@@ -1,6 +1,7 @@
-"""Convert a reader's findings about the GPUs to signals.
+"""Convert the measured state of a node's GPUs to signals: typed evidence that a node is faulty.
 
-The reader runs in a separate process, because a call into a driver may hang.
+The program that reads the GPUs' counters is a separate process, the reader, because a call into a
+driver may hang.
 """
 
 import json
