@@ -86,11 +86,11 @@ picture: $(VENV)/.dev $(VENV)/.debian
 # The longest ones, which come first: at the end nobody waits for one of them alone.
 LONGEST := quick-checkpoint quick-chaos quick-recover quick-evaluate quick-overhead example-integrations
 
-# A failed test, example or quick benchmark runs once more, alone; lint, the site and the collection do not.
+# A failed test, page, example or quick benchmark runs once more, alone; lint, the site and the collection do not.
 ci:
 	$(MAKE) --jobs=2 $(VENV)/.dev $(VENV)/.debian $(VENV)/.trackers
 	$(MAKE) $(VENV)/.docs
-	$(BIN)/python .ci/checks.py --once lint site collect --again $(LONGEST) $(filter-out $(LONGEST),$(EXAMPLES) $(QUICK)) -- $(PARALLEL) $(PYTEST_FLAGS)
+	$(BIN)/python .ci/checks.py --once lint site collect --again $(LONGEST) docs-test $(filter-out $(LONGEST),$(EXAMPLES) $(QUICK)) -- $(PARALLEL) $(PYTEST_FLAGS)
 
 clean:
 	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

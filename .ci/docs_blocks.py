@@ -1,27 +1,34 @@
 """Execute every block of a newcomer's pages (`PAGES`), or list what a block needs.
 
 Usage: `docs_blocks.py [PAGE …]`. Each page has a folder of its own, with a training script, its
-checkpoints and one run, logs of a failed job, and job records. A line of a block that needs more
-(`NEEDS`, or the comment `<!-- needs: … -->` before the block) is not executed: its command line is
-parsed, Python is compiled, TOML, YAML and JSON are loaded. A Python block starts with the names of
-`docs_workspace/given.py`, which a reader's script has: a model, a loader, a step.
+checkpoints and one run, logs of a failed job, and job records. The first block of `STARTING_PAGE`
+makes the run, once for all pages. A line of a block that needs more (`NEEDS`, or the comment
+`<!-- needs: … -->` before the block) is not executed: its command line is parsed, Python is
+compiled, TOML, YAML and JSON are loaded. A Python block that uses a name of
+`docs_workspace/given.py` starts with these names, which a reader's script has: a model, a loader,
+a step.
+
+A block that exceeds `LIMIT_S` fails. Every process that a block has started ends with the block,
+or with this program if it is killed.
 
 Exit code: 0 if no block failed, else 1.
 """
 
+import ast
 import contextlib
 import json
 import os
 import re
+import resource
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +37,7 @@ import yaml
 from markdown_it import MarkdownIt
 
 from holdfast.cli.main import cli
+from holdfast.cluster.leash import release, start_on_leash
 from holdfast.core.errors import HoldfastError
 
 ROOT = Path(__file__).parents[1]
@@ -39,12 +47,15 @@ PAGES = (
     "docs/evaluation.md",
     "docs/trace.md",
     "docs/diagnosis.md",
+    "docs/on-call.md",
 )
 """A newcomer's path; other pages are executed where they are named."""
+STARTING_PAGE = "docs/running.md"
+"""The page whose first block starts the run that the other blocks of all pages read."""
 WORKSPACE = ROOT / ".ci/docs_workspace"
 GIVEN = "from given import *\n"
-LIMIT_S = 600
-"""For one block or command."""
+LIMIT_S = 300.0
+"""For one block. The slowest one uses 20 CPU seconds, which take two minutes beside many tests."""
 NEEDS = (
     ("an index of packages", r"^pip install"),
     ("a step of CI of its own", r"^make "),
@@ -139,17 +150,15 @@ def _run_shell(block: Block, folder: Path) -> list[Result]:
     commands = [one for one in block.text.replace("\\\n", " ").splitlines() if one.strip()]
     if "#SBATCH" in block.text:
         commands = [one for one in commands if not one.startswith("#")]
-    results, script = [], []
-    for command in commands:
-        need = need_of(command, block)
-        results.append(Result(block, command, need=need, error=check_command(command)))
-        if not need:
-            script.append(_accepting(command))
-    if script:
-        error = _execute(["bash", "-e", "-c", "\n".join(script)], folder)
-        if error:
-            results.append(Result(block, "\n".join(script), error=error))
-    return results
+    checked = [
+        Result(block, command, need=need_of(command, block), error=check_command(command))
+        for command in commands
+    ]
+    script = "\n".join(_accepting(one.text) for one in checked if not one.need)
+    error = _execute(["bash", "-e", "-c", script], folder) if script else ""
+    if not error:
+        return checked
+    return [one for one in checked if one.need or one.error] + [Result(block, script, error=error)]
 
 
 def _accepting(command: str) -> str:
@@ -198,25 +207,38 @@ def _run_python(block: Block, folder: Path) -> Result:
         return Result(block, block.text, error=str(error))
     if block.need:
         return Result(block, block.text, need=block.need)
-    return Result(
-        block, block.text, error=_execute([sys.executable, "-c", GIVEN + block.text], folder)
-    )
+    code = GIVEN + block.text if _uses_given(block.text, folder) else block.text
+    return Result(block, block.text, error=_execute([sys.executable, "-c", code], folder))
+
+
+def _uses_given(text: str, folder: Path) -> bool:
+    """Return whether a block uses what `given.py` defines; else the import of torch is saved."""
+    given = ast.parse((folder / "given.py").read_text())
+    defined = {node.name for node in ast.walk(given) if isinstance(node, ast.FunctionDef)}
+    defined |= {
+        node.id
+        for node in ast.walk(given)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
+    used = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
+    return bool(used & defined)
 
 
 def _execute(command: Sequence[str], folder: Path) -> str:
     """Run a command in a page's folder; return its output if it fails, else the empty text."""
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env=_environment(folder),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
+    output = folder.parent / f"{folder.name}.output"
+    leashed = start_on_leash(
+        command, output, environment=_environment(folder), working_folder=folder
     )
-    return "" if done.returncode == 0 else f"exit code {done.returncode}\n{done.stdout[-3000:]}"
+    try:
+        end = f"exit code {leashed.wait(LIMIT_S)}"
+    except subprocess.TimeoutExpired:
+        end = f"killed after {LIMIT_S:g} s, the limit of a block"
+    finally:
+        code = release(leashed)  # which also kills what the command has started
+    if code == 0:
+        return ""
+    return f"{end}\n{output.read_text(errors='replace')[-3000:]}"
 
 
 def _environment(folder: Path) -> dict[str, str]:
@@ -229,54 +251,67 @@ def _environment(folder: Path) -> dict[str, str]:
     }
 
 
-def prepare(folder: Path) -> None:
-    """Fill the folder that each page is executed in a copy of: the files, a run, its checkpoints."""
+def prepare(folder: Path) -> list[Result]:
+    """Fill the folder that each page has a copy of; return what became of the first block."""
     shutil.copytree(WORKSPACE, folder)
     script = (folder / "train.py").read_text()
-    error = _execute(
-        ["bash", "-e", "-c", "holdfast init train.py --write\nholdfast run -- python train.py"],
-        folder,
-    )
-    if error:
-        sys.exit(f"The workspace cannot be prepared: {error}")
+    first = next(blocks_of(STARTING_PAGE, (ROOT / STARTING_PAGE).read_text()))
+    results = run_timed(first, folder)
     (folder / "train.py").write_text(script)
+    return results
 
 
 def run_page(page: str, text: str, folder: Path) -> list[Result]:
-    """Execute the blocks of a page, in order, in its own folder."""
-    return [result for block in blocks_of(page, text) for result in run_block(block, folder)]
+    """Execute the blocks of a page, in order, in its own folder; print the seconds of each."""
+    blocks = list(blocks_of(page, text))[page == STARTING_PAGE :]
+    return [result for block in blocks for result in run_timed(block, folder)]
+
+
+def run_timed(block: Block, folder: Path) -> list[Result]:
+    """Execute or check one block, and print its seconds and its CPU seconds."""
+    began_s, cpu_s = time.monotonic(), _cpu_s()
+    results = run_block(block, folder)
+    took_s, cpu_s = time.monotonic() - began_s, _cpu_s() - cpu_s
+    if not all(one.need for one in results):
+        print(f"{took_s:6.1f} s {cpu_s:6.1f} CPU s  {block.page}:{block.line}", flush=True)
+    return results
+
+
+def _cpu_s() -> float:
+    """Return the CPU seconds of this process and of all processes that it has waited for."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def report(results: Sequence[Result]) -> int:
     """Print the failed blocks, and how many were executed or need what; return the exit code."""
     failed = [one for one in results if one.error]
-    for need in sorted({one.need for one in results if one.need}):
-        print(f"\nneeds {need}:")
+    needs = Counter(one.need for one in results if one.need and not one.error)
+    for need, count in sorted(needs.items()):
+        print(f"\n{count} checked only, needs {need}:")
         for one in results:
-            if one.need == need:
+            if one.need == need and not one.error:
                 print(f"  {one.block.page}:{one.block.line}  {one.text.strip().splitlines()[0]}")
     for one in failed:
         print(f"\nFAILED {one.block.page}:{one.block.line}\n{one.text}\n{one.error}")
-    needs = Counter(one.need for one in results if one.need)
     executed = len(results) - needs.total() - len(failed)
-    print(f"\n{executed} passed, {len(failed)} failed, {needs.total()} skipped")
+    print(f"\n{executed} executed, {needs.total()} checked only, {len(failed)} failed")
     return 1 if failed else 0
 
 
 def main(arguments: Sequence[str]) -> int:
     """Execute the pages that the arguments name, or those of a newcomer's path."""
+    began_s = time.monotonic()
     pages = [Path(one).resolve() for one in arguments] or [ROOT / page for page in PAGES]
-    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(2) as pool:
+    with tempfile.TemporaryDirectory() as scratch:
         prepared = Path(scratch) / "prepared"
-        prepare(prepared)
-
-        def execute(number: int, page: Path) -> list[Result]:
+        results = prepare(prepared)
+        for number, page in enumerate(pages):
             folder = Path(scratch) / str(number)
             shutil.copytree(prepared, folder)
-            return run_page(str(page.relative_to(ROOT)), page.read_text(), folder)
-
-        found = pool.map(execute, range(len(pages)), pages)
-        return report([result for results in found for result in results])
+            results += run_page(str(page.relative_to(ROOT)), page.read_text(), folder)
+    print(f"\n{time.monotonic() - began_s:.0f} s, {_cpu_s():.0f} CPU s")
+    return report(results)
 
 
 if __name__ == "__main__":
