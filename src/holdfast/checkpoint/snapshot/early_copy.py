@@ -2,13 +2,13 @@
 
 The optimizer's step waits until a snapshot is copied; forward and backward do not wait. Tensors
 that only an optimizer's step changes can therefore be copied while forward and backward run. All
-other tensors are copied in the call, unless they are too large:
+other tensors are copied in the call, up to `BUDGET_BYTES` together. Above this budget:
 
-| tensors | up to `BUDGET_BYTES` together | above this budget |
-|---|---|---|
-| buffers of modules; tensors that changed during an earlier save | copied in the call | the call waits for the whole copy |
-| tensors outside modules and optimizers, such as a dict of averaged weights | copied in the call | with `attest`, copied later; without `attest`, the call waits for the whole copy |
-| parameters that no optimizer changes | copied in the call | copied later |
+- For buffers of modules, and for tensors that changed during an earlier save, the call waits for
+  the whole copy.
+- Tensors outside modules and optimizers, such as a dict of averaged weights, are copied later if
+  the state is attested. Otherwise the call waits for the whole copy.
+- Parameters that no optimizer changes are copied later.
 
 Training could change a tensor that is copied later before its copy is complete. A comparison of
 digests or of PyTorch's version counters detects such a change.
