@@ -32,7 +32,7 @@ test-slow: $(VENV)/.dev $(VENV)/.debian $(VENV)/.trackers
 
 # On a machine with one, or more; elsewhere they are skipped.
 test-gpu:
-	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest tests/checkpoint/test_gpu_copy.py tests/checkpoint/test_xxh3_kernel.py $(PYTEST_FLAGS)
+	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest tests/checkpoint/test_gpu_copy.py tests/checkpoint/test_gpu_plan.py tests/checkpoint/test_xxh3_kernel.py $(PYTEST_FLAGS)
 
 # Executes the blocks of the README and of a newcomer's pages, and lists what a block needs that is not here.
 docs-test: $(VENV)/.dev

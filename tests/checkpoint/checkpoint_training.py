@@ -31,6 +31,19 @@ class Training:
         return {"model": self.model, "optimizer": self.optimizer, "schedule": self.schedule}
 
 
+class Wide(Training):
+    """The same training with a layer whose tensors are copied after the call."""
+
+    def __init__(self, seed=0):
+        super().__init__(seed)
+        wide = torch.nn.Sequential(
+            torch.nn.Linear(6, 1000), torch.nn.BatchNorm1d(1000), torch.nn.Linear(1000, 3)
+        )
+        self.model = torch.nn.Sequential(wide, torch.nn.BatchNorm1d(3), torch.nn.Dropout(0.2))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=50)
+
+
 def assert_same(left, right, where="state"):
     """Check that two states are bit-equal and of the same types, at every depth."""
     assert type(left) is type(right), f"{where}: {type(left)} and {type(right)}"

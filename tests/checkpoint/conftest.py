@@ -1,14 +1,19 @@
 import random
 import signal
+import threading
 from datetime import timedelta
 
 import numpy as np
 import pytest
 import seaweedfs_server
 import torch
+from waiting import ENDS_S
+from writer_bench import Bench
 
 from holdfast.checkpoint.catalog import writer_lease
+from holdfast.checkpoint.save import staging_thread
 from holdfast.checkpoint.save.engine import Engine
+from holdfast.checkpoint.storage import uploader
 from holdfast.core import link as link_module
 from holdfast.core.link import Unsupervised, set_job_link
 from holdfast.testing import FakeClock
@@ -121,3 +126,58 @@ def storage_clock(monkeypatch):
     clock, began = FakeClock(), models.utcnow()
     monkeypatch.setattr(models, "utcnow", lambda: began + timedelta(seconds=clock.monotonic_s()))
     return clock
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """Return an event: once a test clears it, saves copy nothing until the test sets it."""
+    gate, copy_into = threading.Event(), staging_thread.copy_into
+
+    def later(*arguments, **named):
+        assert gate.wait(ENDS_S)
+        copy_into(*arguments, **named)
+
+    gate.set()
+    monkeypatch.setattr(staging_thread, "copy_into", later)
+    yield gate
+    gate.set()
+
+
+@pytest.fixture
+def bench(tmp_path):
+    """Return a function that makes a writer with an arena and a layout; close each at the end."""
+    made = []
+
+    def make(**options):
+        made.append(Bench(tmp_path / "checkpoints", **options))
+        made[-1].folder.mkdir(exist_ok=True)
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.writer.close()
+
+
+@pytest.fixture
+def there(tmp_path):
+    """Return a folder that is the object storage."""
+    (tmp_path / "there").mkdir()
+    return tmp_path / "there"
+
+
+@pytest.fixture
+def no_pusher_is_left(monkeypatch):
+    """End all pushing processes, also those of jobs that have only restored."""
+    made, start = [], uploader.Pusher.start
+
+    def record(self):
+        made.append(self)
+        start(self)
+
+    monkeypatch.setattr(uploader.Pusher, "start", record)
+    yield
+    for pusher in made:
+        pusher._is_needed = False
+        if pusher._process is not None:
+            pusher._process.kill()
+            pusher._process.wait()

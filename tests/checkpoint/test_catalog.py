@@ -3,6 +3,8 @@ import json
 import os
 import random
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -365,3 +367,8 @@ def test_a_finding_does_not_land_on_a_later_save_of_the_step(two, monkeypatch, c
     verify_and_note(scan(two)[0], by="me", now_s=5.0)
     assert read_marks(path) == Annotations()
     assert "was saved again meanwhile" in caplog.text
+
+
+def test_the_catalog_imports_no_torch():
+    program = "import sys, holdfast.checkpoint, holdfast.checkpoint.catalog.catalog; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

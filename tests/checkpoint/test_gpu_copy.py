@@ -1,212 +1,32 @@
-"""Test snapshots of a GPU's tensors; without a GPU, the CPU stands in, with immediate copies."""
+"""Show that a GPU's tensors are saved as they were in the call; without a GPU, the CPU stands in."""
 
-import contextlib
 import multiprocessing
 import os
-import shutil
 import signal
 import threading
-import time
 
 import pytest
 import torch
 import torch.distributed as dist
+from gpu_stand_in import DEVICE, LARGE, Everything, assert_equal, assert_saved, stand_in
 from torch import nn
 from waiting import ENDS_S
 
 import holdfast
 from holdfast.checkpoint.format.paths import step_path
 from holdfast.checkpoint.ipc.shared_buffer import Arena, ArenaError
-from holdfast.checkpoint.save import engine
 from holdfast.checkpoint.save.plan_cache import PlanCache
-from holdfast.checkpoint.snapshot import buffer_pool, plan
 from holdfast.checkpoint.snapshot.gpu import xxh3_kernel
 from holdfast.checkpoint.snapshot.gpu.copy import DeviceCopy, Taken
 from holdfast.checkpoint.snapshot.gpu.memory import DeviceStaging
 from holdfast.core.errors import SaveFailed
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="there is no CUDA device")
-LARGE = 3_000_000 if DEVICE == "cuda" else 70_000
-"""The number of elements of a tensor that is copied on its own, for every type."""
-MIB = 1 << 20
-
-
-class Stream:
-    """A stream whose work is complete at once."""
-
-    def __init__(self, device=None):
-        self.device = torch.device(device or DEVICE)
-
-    def wait_event(self, _event):
-        pass
-
-    def synchronize(self):
-        pass
-
-    def record_event(self):
-        return Event()
-
-
-class Event:
-    """An event on such a stream, which is complete at once."""
-
-    def __init__(self, **_):
-        self.at_s = time.monotonic()
-
-    def record(self, _stream=None):
-        self.at_s = time.monotonic()
-
-    def query(self):
-        return True
-
-    def synchronize(self):
-        pass
-
-    def elapsed_time(self, other):
-        return (other.at_s - self.at_s) * 1000
 
 
 @pytest.fixture(autouse=True)
-def stand_in(monkeypatch):
-    """Without a GPU, treat tensors of the CPU as tensors of a GPU."""
-    if DEVICE == "cuda":
-        return
-    stream, place = Stream(), plan._place
-    monkeypatch.setattr(plan, "_GPU", "cpu")
-    # The states of random generators are on the host, also the states of a GPU's generators.
-    monkeypatch.setattr(
-        plan,
-        "_place",
-        lambda item, leaf: plan._ON_HOST if ".rng." in item.index.fqn else place(item, leaf),
-    )
-    monkeypatch.setattr(engine, "current_streams", lambda _: {stream.device: stream})
-    monkeypatch.setattr(buffer_pool, "pin", lambda _: False)
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
-    for name, stood_in in {
-        "Stream": Stream,
-        "Event": Event,
-        "stream": contextlib.nullcontext,
-        "current_stream": lambda _=None: stream,
-        "set_device": lambda _: None,
-        "synchronize": lambda: None,
-        "mem_get_info": lambda _: (8 << 30, 16 << 30),
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, stood_in)
-
-
-class Everything:
-    """A state of all kinds, trained on the GPU."""
-
-    def __init__(self):
-        torch.manual_seed(0)
-        self.model = nn.Sequential(
-            nn.Linear(700, 900),
-            nn.BatchNorm1d(900),
-            nn.ReLU(),
-            nn.Linear(900, 400),
-            nn.Linear(400, 10),
-        ).to(DEVICE)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
-        whole = torch.randn(2 * LARGE, device=DEVICE)
-        self.more = {
-            "bfloat16": torch.randn(LARGE, device=DEVICE).to(torch.bfloat16),
-            "longer than a chunk": torch.randint(
-                0, 256, (17 * MIB + 77,), dtype=torch.uint8, device=DEVICE
-            ),
-            "transposed": torch.randn(500, 300, device=DEVICE).t(),
-            "every other": whole[::2],
-            "a view at an odd address": whole.view(torch.uint8)[3 : LARGE + 3],
-            "conjugated": torch.randn(LARGE, dtype=torch.complex64, device=DEVICE).conj(),
-            "small": [
-                torch.full((number % 9,), float(number), device=DEVICE) for number in range(500)
-            ],
-            "0-d": torch.tensor(3, device=DEVICE),
-            "bool": torch.rand(100, device=DEVICE) > 0.5,
-            "float8": torch.randn(500, device=DEVICE).to(torch.float8_e4m3fn),
-            "NaNs of all bits": {
-                "small": torch.arange(0x7F81, 0x7FC0, dtype=torch.int16, device=DEVICE).view(
-                    torch.bfloat16
-                ),
-                "large": torch.full((LARGE,), 0x7F81, dtype=torch.int16, device=DEVICE).view(
-                    torch.bfloat16
-                ),
-                "uint16": torch.arange(100, dtype=torch.int16, device=DEVICE).view(torch.uint16),
-                "complex128": torch.randn(50, dtype=torch.complex128, device=DEVICE),
-                "complex64": torch.randn(50, dtype=torch.complex64, device=DEVICE),
-            },
-            "on the host": torch.randn(LARGE),
-            "small on the host": torch.arange(5),
-            "plain": {"text": "x" * 300, "number": 1.5},
-        }
-        self.steps = torch.zeros((), dtype=torch.int64)
-        self.state = {
-            "model": self.model,
-            "optimizer": self.optimizer,
-            "more": self.more,
-            "steps": self.steps,
-        }
-
-    def forward_backward(self):
-        self.optimizer.zero_grad()
-        self.model(torch.randn(64, 700, device=DEVICE)).square().sum().backward()
-
-    def update(self):
-        self.optimizer.step()
-        for value in self.more.values():
-            if (
-                isinstance(value, torch.Tensor)
-                and value.is_floating_point()
-                and value.dtype.itemsize >= 2
-            ):
-                value.mul_(1.5)
-        for value in self.more["small"]:
-            value.add_(1)
-        self.steps.add_(1)
-
-    def clone(self):
-        """Return a copy of the present state on the CPU."""
-        state = {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "more": self.more,
-            "steps": self.steps,
-        }
-        return torch.utils._pytree.tree_map(
-            lambda leaf: leaf.cpu().clone() if torch.is_tensor(leaf) else leaf, state
-        )
-
-
-def leaves_of(tree):
-    return torch.utils._pytree.tree_flatten_with_path(tree)[0]
-
-
-def assert_equal(found, expected):
-    found, expected = leaves_of(found), leaves_of(expected)
-    assert [path for path, _ in found] == [path for path, _ in expected]
-    for (path, one), (_, other) in zip(found, expected, strict=True):
-        if torch.is_tensor(one):
-            assert one.dtype == other.dtype, path
-            assert torch.equal(bytes_of(one), bytes_of(other)), path
-        else:
-            assert one == other, path
-
-
-def bytes_of(tensor):
-    return tensor.cpu().resolve_conj().contiguous().reshape(-1).view(torch.uint8)
-
-
-def assert_saved(folder, step, expected):
-    """Check that the checkpoint of `step`, restored to the GPU, equals `expected`."""
-    into = Everything()
-    for value in torch.utils._pytree.tree_leaves(into.more):
-        if torch.is_tensor(value) and value.numel():
-            value.zero_()
-    path, copied = step_path(folder, step), folder.parent / f"only-{step}"
-    shutil.copytree(path, copied / path.name)
-    with holdfast.Checkpointer(copied) as ckpt:
-        assert ckpt.restore(into.state) == step
-    assert_equal(into.clone(), expected)
+def _gpu_or_stand_in(monkeypatch):
+    stand_in(monkeypatch)
 
 
 @pytest.mark.parametrize("attest", [True, False], ids=["attested", "not attested"])
@@ -515,129 +335,6 @@ def test_where_the_gpu_has_no_memory_left_the_update_waits_instead(tmp_path, mon
             expected = trained.clone()
             ckpt.save(step, trained.state)
     assert_saved(tmp_path / "c", 3, expected)
-
-
-def test_a_state_that_moves_to_the_cpu_is_planned_anew(tmp_path):
-    weights = {name: torch.randn(LARGE, device=DEVICE) for name in "abc"}
-    with holdfast.Checkpointer(tmp_path, every=1) as ckpt:
-        for step, place in enumerate((DEVICE, "cpu", DEVICE, DEVICE), 1):
-            moved = {name: value.to(place) for name, value in weights.items()}
-            ckpt.save(step, {"weights": moved}).result()
-            ckpt.restore(
-                into := {
-                    "weights": {name: torch.empty_like(value) for name, value in moved.items()}
-                }
-            )
-            assert_equal(into, {"weights": weights})
-
-
-@pytest.mark.parametrize("attest", [True, False], ids=["attested", "not attested"])
-def test_the_same_tensors_in_another_order_keep_their_names(tmp_path, attest):
-    weights = {
-        name: torch.full((LARGE,), float(number), device=DEVICE)
-        for number, name in enumerate("abcd")
-    }
-    small = {
-        name: torch.full((3,), float(number), device=DEVICE) for number, name in enumerate("abcd")
-    }
-    with holdfast.Checkpointer(tmp_path, every=1, attest=attest) as ckpt:
-        ckpt.save(1, {"weights": weights, "small": small}).result()
-        turned = {
-            name: dict(reversed(tensors.items()))
-            for name, tensors in (("small", small), ("weights", weights))
-        }
-        for step in (2, 3):
-            ckpt.save(step, turned).result()
-            into = {
-                name: {each: torch.empty_like(value) for each, value in tensors.items()}
-                for name, tensors in turned.items()
-            }
-            assert ckpt.restore(into) == step
-            assert_equal(into, turned)
-
-
-@pytest.mark.parametrize("change", ["the order", "what was one tensor is two"])
-def test_a_shape_that_differs_while_the_training_goes_on_is_left_out_and_planned_by_the_next_save(
-    tmp_path, change, caplog
-):
-    weights = {
-        name: torch.full((LARGE,), float(number), device=DEVICE)
-        for number, name in enumerate("abcd")
-    }
-    if change == "what was one tensor is two":
-        weights["b"] = weights["a"]
-    state = {"weights": weights, "log": "x"}
-    with holdfast.Checkpointer(tmp_path, every=1, attest=False) as ckpt:
-        ckpt.save(1, state).result()
-        ckpt.before_update()
-        if change == "the order":
-            state = {"weights": dict(reversed(weights.items())), "log": "x"}
-        else:
-            weights["b"] = weights["b"].clone() + 1
-        assert ckpt.save(2, state).result() is None
-        assert "Step 2 is not saved: the state has another shape" in caplog.text
-        ckpt.save(3, state).result()
-        into = {
-            "weights": {name: torch.empty_like(value) for name, value in weights.items()},
-            "log": "",
-        }
-        assert ckpt.restore(into) == 3
-    assert_equal(into, {"weights": dict(weights), "log": state["log"]})
-
-
-GROWN = {
-    "a text": {"log": "x" * 5000},
-    "a list": {"losses": [1.0] * 500},
-    "by an entry": {"best": 0.5},
-}
-
-
-@pytest.mark.parametrize("attest", [True, False], ids=["attested", "not attested"])
-@pytest.mark.parametrize("grown", GROWN)
-def test_a_save_whose_plain_values_have_grown_is_made_though_the_training_goes_on(
-    tmp_path, attest, grown
-):
-    """A log grows with each save, and no save may be skipped for that."""
-    weights = {
-        name: torch.full((LARGE,), float(number), device=DEVICE)
-        for number, name in enumerate("abcd")
-    }
-    plain = {"log": "x", "losses": [1.0], "step": 1}
-    with holdfast.Checkpointer(tmp_path, every=1, attest=attest) as ckpt:
-        ckpt.save(1, {"weights": weights, "plain": plain}).result()
-        ckpt.before_update()
-        plain = {**plain, "step": 2, **GROWN[grown]}
-        assert ckpt.save(2, {"weights": weights, "plain": plain}).result() == step_path(tmp_path, 2)
-        into = {
-            "weights": {name: torch.empty_like(value) for name, value in weights.items()},
-            "plain": {},
-        }
-        assert ckpt.restore(into) == 2
-    assert_equal(into, {"weights": weights, "plain": plain})
-
-
-@pytest.mark.parametrize("value", ["step 2", [2.0]], ids=["a text", "a list"])
-def test_a_value_that_was_none_at_the_plan_makes_no_later_call_wait_for_good(
-    tmp_path, monkeypatch, value
-):
-    weights = {
-        name: torch.full((LARGE,), float(number), device=DEVICE) for number, name in enumerate("ab")
-    }
-    fits, take = [], PlanCache.take
-
-    def record(*arguments, **named):
-        fits.append(take(*arguments, **named))
-        return fits[-1]
-
-    with holdfast.Checkpointer(tmp_path, every=1, attest=False) as ckpt:
-        ckpt.save(1, {"weights": weights, "best": None}).result()
-        ckpt.before_update()
-        monkeypatch.setattr(PlanCache, "take", record)
-        for step in (2, 3):
-            assert ckpt.save(step, {"weights": weights, "best": value}).result() == step_path(
-                tmp_path, step
-            )
-    assert fits[-1]
 
 
 @needs_gpu

@@ -1,4 +1,4 @@
-"""`holdfast diagnose` in process: its output for people and programs, and its errors."""
+"""Show what `holdfast diagnose` answers people and programs, how its options act, and what it costs."""
 
 import contextlib
 import gzip
@@ -9,33 +9,20 @@ import pty
 import re
 import subprocess
 import sys
-import threading
-from importlib import resources
 from pathlib import Path
 
 import jsonschema
 import pytest
-import zstandard
-from click.testing import CliRunner
+from diagnose_calls import answer, holdfast
 
 from holdfast.cli import progress
 from holdfast.cli.diagnosis_view import ACTIONS, at_fault, ranges
-from holdfast.cli.main import cli
-from holdfast.core.errors import BadUse, HoldfastError, NotFound
+from holdfast.core.errors import BadUse, HoldfastError
 from holdfast.diagnose import diagnose, study
 from holdfast.diagnose.rules.packaged import packaged_rules
 from holdfast.diagnose.rules.taxonomy import CATEGORIES
 from holdfast.testing.model_endpoint import ModelServer, Words
 
-STEPS = [f"step {step} loss {2.5 - step / 100:.3f}" for step in range(40)]
-FAILED = [
-    "Traceback (most recent call last):",
-    '  File "/job/train.py", line 12, in <module>',
-    "    print(settings['warmup'])",
-    "          ~~~~~~~~^^^^^^^^^^",
-    "KeyError: 'warmup'",
-]
-PEER = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.{}]:{}"
 RULES = """
 order: 1
 hot: [flux capacitor]
@@ -53,56 +40,6 @@ rules:
     match: ["flux capacitor empty"]
     no_match: ["flux capacitor full"]
 """
-
-
-def holdfast(*arguments, given=None, fails=None, code=0):
-    """Run the command; return its standard output, or with `fails` the error that it raised."""
-    found = CliRunner().invoke(
-        cli, ["diagnose", *map(str, arguments)], input=given, standalone_mode=False
-    )
-    if fails is not None:
-        assert isinstance(found.exception, fails), found.output
-        return str(found.exception)
-    if found.exception is not None and not isinstance(found.exception, SystemExit):
-        raise found.exception
-    assert (found.return_value or 0) == code, found.output
-    return found.stdout
-
-
-def answer(*arguments, **options):
-    said = holdfast(*arguments, "--json", **options).splitlines()
-    assert len(said) == 1, "one object and nothing else"
-    return json.loads(said[0])
-
-
-@pytest.fixture(scope="module")
-def job(tmp_path_factory):
-    """A job of 64 ranks in which rank 1 fails and the others lose their connection to it."""
-    folder = tmp_path_factory.mktemp("job")
-    for rank in range(64):
-        peer = [
-            "Traceback (most recent call last):",
-            '  File "/job/train.py", line 30, in <module>',
-            "    reduce()",
-        ]
-        end = FAILED if rank == 1 else [*peer, PEER.format(rank, 20000 + rank)]
-        (folder / f"rank-{rank}.log").write_text("\n".join([*STEPS, *end]) + "\n")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def log(job):
-    return job / "rank-1.log"
-
-
-@pytest.fixture(scope="module")
-def schema():
-    text = (resources.files("holdfast.diagnose.explain") / "diagnosis.schema.json").read_text(
-        "utf-8"
-    )
-    found = json.loads(text)
-    jsonschema.Draft202012Validator.check_schema(found)
-    return found
 
 
 # What it answers
@@ -214,6 +151,26 @@ def test_compressed_prints_the_lines_that_matter_and_nothing_else(job, log):
     )
 
 
+def test_a_run_that_ended_well_is_said_first_and_nothing_is_to_do(tmp_path):
+    log = tmp_path / "job.log"
+    log.write_text("step 1 loss 2\nKeyError: 'a'\nTraining complete!\ntorchrun exit code: 0\n")
+    said = holdfast(log)
+    assert said.startswith("The job ended well: nothing to do.\n")
+    assert "completed (line 4: torchrun exit code: 0)" in said
+    assert "restart" not in said
+    found = answer(log)
+    assert (found["outcome"], found["action"], found["id"]) == ("completed", "none", None)
+    assert found["end_line"]["line"] == 4
+
+
+def test_only_what_failed_is_remembered_and_has_an_id(log, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
+    done = tmp_path / "done.log"
+    done.write_text("step 1 loss 2\nTraining complete!\n")
+    assert answer(done, "--remember")["id"] is None
+    assert answer(log, "--remember")["id"] == "m1"
+
+
 # Several jobs
 
 
@@ -245,188 +202,6 @@ def test_each_fails_where_nothing_could_be_answered(tmp_path):
 def test_each_of_one_folder_is_one_job(job):
     (said,) = map(json.loads, holdfast("--each", job).splitlines())
     assert {key: value for key, value in said.items() if key != "path"} == answer(job)
-
-
-# Where logs come from
-
-
-def test_standard_input_is_shown_in_its_surroundings(log):
-    said = holdfast("-", given=log.read_text())
-    assert "The root: -, line 45" in said
-    assert "step 39 loss 2.110" in said
-    assert answer("-", given=log.read_text())["root_line"]["file"] == "-"
-
-
-def test_a_pipe_is_read_once_and_shown_whole(log):
-    command = [sys.executable, "-m", "holdfast.cli.main", "diagnose", "-"]
-    for options, wanted in ([], "step 39 loss 2.110"), (["--compressed"], "KeyError: 'warmup'"):
-        with subprocess.Popen(["cat", log], stdout=subprocess.PIPE) as source:
-            done = subprocess.run(
-                [*command, *options],
-                stdin=source.stdout,
-                capture_output=True,
-                text=True,
-                check=True,
-            )
-        assert wanted in done.stdout
-        assert done.stderr == ""
-
-
-def test_a_named_pipe_is_not_opened_twice(log, tmp_path):
-    path = tmp_path / "pipe"
-    os.mkfifo(path)
-    writer = threading.Thread(target=lambda: path.write_bytes(log.read_bytes()), daemon=True)
-    writer.start()
-    said = holdfast(path)
-    writer.join(5)
-    assert "KeyError: 'warmup'" in said
-    assert "step 39" not in said
-
-
-@pytest.mark.parametrize("packed", [gzip.compress, zstandard.compress], ids=["gz", "zst"])
-def test_compressed_logs_show_the_root_in_its_surroundings(log, tmp_path, packed):
-    path = tmp_path / "rank-1.log.packed"
-    path.write_bytes(packed(b"an early line\n" * 300_000 + log.read_bytes()))
-    said = holdfast(path)
-    assert "> 300045 KeyError: 'warmup'" in said
-    assert "300040 step 39 loss 2.110" in said
-
-
-def test_a_record_is_shown_in_its_own_words(tmp_path):
-    path = tmp_path / "sacct.json"
-    path.write_text(
-        '{"jobs": [\n{"job_id": 7, "state": {"current": ["NODE_FAIL"]}, "nodes": "gn[01-02]"}\n]}\n'
-    )
-    said = holdfast(path)
-    assert "NodeFailure" in said
-    assert "> 2 slurm: job 7 state=NODE_FAIL" in said
-    assert "]}" not in said
-
-
-def test_a_compressed_log_that_is_cut_short_is_used_and_noted(log, tmp_path):
-    path = tmp_path / "rank-1.log.gz"
-    path.write_bytes(
-        gzip.compress(b"".join(b"step %d loss 1\n" % step for step in range(20_000)))[:-40]
-    )
-    found = answer(path)
-    assert found["reason"] == "Unknown"
-    assert "cut short" in found["notes"][0]
-    assert "Notes" in holdfast(path)
-
-
-def test_what_is_missing_beside_the_log_is_noted(log, tmp_path):
-    found = answer(log, tmp_path / "dmesg.log")
-    assert found["reason"] == "KeyError"
-    assert any("dmesg.log" in note for note in found["notes"])
-
-
-def test_carriage_returns_show_what_was_left_standing(tmp_path):
-    path = tmp_path / "job.log"
-    path.write_bytes(
-        b"\n".join([b"  0%|    |\r 50%|##  |\r100%|####|", *(line.encode() for line in FAILED)])
-    )
-    said = holdfast(path)
-    assert "100%|####|" in said
-    assert "50%|##" not in said
-
-
-def test_control_characters_and_brackets_are_shown_as_text(tmp_path):
-    path = tmp_path / "job.log"
-    lines = [
-        "\x1b[31mstep 1 [bold]not markup[/bold] \u202egnol\u202c",
-        *FAILED[:-1],
-        "KeyError: '[red]\x07x'",
-    ]
-    path.write_text("\n".join(lines))
-    said = holdfast(path)
-    assert "[bold]not markup[/bold]" in said
-    assert "[red]" in said
-    assert not {"\x1b", "\x07", "\u202e"} & set(said)
-
-
-# Bad input
-
-
-def test_nothing_there_is_bad_use(tmp_path):
-    said = holdfast(tmp_path / "missing.log", fails=NotFound)
-    assert str(tmp_path / "missing.log") in said
-    assert said.endswith(".")
-
-
-def test_no_path_is_bad_use():
-    found = CliRunner().invoke(cli, ["diagnose"])
-    assert found.exit_code == 2
-    assert "PATH" in found.output
-
-
-def test_an_empty_path_is_not_the_current_folder():
-    assert "PATH is empty" in holdfast("", fails=BadUse)
-
-
-def test_a_folder_without_logs_is_bad_use(tmp_path):
-    (tmp_path / "model.safetensors").write_bytes(b"\0" * 100)
-    assert "There is no log in" in holdfast(tmp_path, fails=BadUse)
-
-
-def test_binary_only_is_bad_use_that_says_so(tmp_path):
-    path = tmp_path / "weights.bin"
-    path.write_bytes(bytes(range(8)) * 4000)
-    assert "binary" in holdfast(path, fails=BadUse)
-
-
-def test_a_file_that_may_not_be_read_is_told():
-    assert "/proc/self/mem: not readable" in holdfast("/proc/self/mem", fails=BadUse)
-
-
-def test_an_empty_file_is_bad_use_that_says_so(tmp_path, schema):
-    path = tmp_path / "rank-0.log"
-    path.write_text("")
-    assert holdfast(path, fails=BadUse) == (
-        f"{path} is empty. Give the log that the job's own output went to."
-    )
-    assert holdfast("-", given="", fails=BadUse).startswith("Standard input is empty.")
-    said = json.loads(holdfast(path, "--json", code=2))
-    jsonschema.validate(said, schema, cls=jsonschema.Draft202012Validator)
-    assert said["error"] == {
-        "message": f"{path} is empty.",
-        "next_step": "Give the log that the job's own output went to.",
-    }
-
-
-def test_an_error_is_an_object_for_programs(tmp_path):
-    said = json.loads(holdfast(tmp_path / "missing.log", "--json", code=2))
-    assert set(said) == {"schema", "version", "error"}
-    assert "missing.log" in said["error"]["message"]
-
-
-def test_a_run_that_ended_well_is_said_first_and_nothing_is_to_do(tmp_path):
-    log = tmp_path / "job.log"
-    log.write_text("step 1 loss 2\nKeyError: 'a'\nTraining complete!\ntorchrun exit code: 0\n")
-    said = holdfast(log)
-    assert said.startswith("The job ended well: nothing to do.\n")
-    assert "completed (line 4: torchrun exit code: 0)" in said
-    assert "restart" not in said
-    found = answer(log)
-    assert (found["outcome"], found["action"], found["id"]) == ("completed", "none", None)
-    assert found["end_line"]["line"] == 4
-
-
-def test_only_what_failed_is_remembered_and_has_an_id(log, tmp_path, monkeypatch):
-    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
-    done = tmp_path / "done.log"
-    done.write_text("step 1 loss 2\nTraining complete!\n")
-    assert answer(done, "--remember")["id"] is None
-    assert answer(log, "--remember")["id"] == "m1"
-
-
-def test_a_line_without_end_is_shown_short(tmp_path):
-    path = tmp_path / "job.log"
-    path.write_bytes(
-        b"x" * 3_000_000 + b"\n" + "\n".join(FAILED).encode() + b"\n" + b"y" * 3_000_000
-    )
-    said = holdfast(path)
-    assert "> 6 KeyError" in said
-    assert len(said) < 10_000
 
 
 # Options

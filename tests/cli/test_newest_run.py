@@ -12,17 +12,9 @@ from holdfast.core.errors import NotFound
 from holdfast.core.ledger import Attempt, Checkpoint, Incident, Ledger, Run
 from holdfast.core.paths import RunPaths, ledger_url
 
-DIAGNOSIS = {
-    "reason": "KeyError",
-    "category": "Script",
-    "confidence": 0.9,
-    "evidence": [],
-    "mitigation": "Mend it.",
-}
-
 
 @pytest.fixture
-def home(tmp_path, monkeypatch):
+def home(tmp_path, monkeypatch, diagnosis):
     """A home with an old and a new run; the new one has logs and two incidents."""
     monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path))
     with Ledger.open(ledger_url(tmp_path)) as ledger:
@@ -37,7 +29,7 @@ def home(tmp_path, monkeypatch):
             for step in (3, 5):
                 ledger.add_incident(
                     Incident(run_id=run_id, attempt=1, kind="exit", rank=0, step=step, fault_at_s=began_s,
-                             detected_at_s=began_s, diagnosis=DIAGNOSIS)
+                             detected_at_s=began_s, diagnosis=diagnosis)
                 )  # fmt: skip
             paths = RunPaths(tmp_path, run_id)
             paths.attempt_logs(1).mkdir(parents=True)
