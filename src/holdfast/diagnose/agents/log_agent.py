@@ -58,10 +58,12 @@ class Segments:
 def segments_of(
     files: Iterable[LogFile], rules: RuleSet, learned: Iterable[Filter] = ()
 ) -> Segments:
-    """Remove the lines of routine output, and split the remaining lines into segments.
+    """Return the lines of a log for which filters may be learned, cut into segments.
 
-    A line is removed if a packaged filter or one of the `learned` filters matches it, unless one of
-    the `rules` matches it too.
+    Lines that differ only in numbers count as one line. Guarded lines are returned separately:
+    lines of tracebacks, and lines that one of the `rules` takes for more than routine output. The
+    segments leave out progress lines and lines that a packaged filter or one of the `learned`
+    filters drops.
     """
     filters = Filters((*packaged_filters(), *learned))
     counts: dict[bytes, int] = {}
