@@ -10,15 +10,23 @@ The loop is found by the call of the optimizer's `step`. These forms are recogni
 """
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from holdfast.adopt.script import Scope, Script, called_name, keyword_of
+from holdfast.adopt.script import (
+    Loop,
+    Scope,
+    Script,
+    assignments_in,
+    called_name,
+    keyword_of,
+    loops_around,
+    parameters_of,
+)
 from holdfast.adopt.trainers import EVERY
 from holdfast.adopt.training_parts import Parts, parts_of
 
-Loop = ast.For | ast.While
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _COUNTING: Final = ("range", "trange")
 _WRAPPERS: Final = ("enumerate", "tqdm", "track")
@@ -66,7 +74,7 @@ def add_to_loop(script: Script) -> str:
     """
     parts = parts_of(script)
     anchor = _common_statement(script, parts.steps)
-    loops = _loops_around(script, anchor)
+    loops = loops_around(script, anchor)
     if not loops:
         raise script.refuse(anchor, f"`{parts.optimizer}.step()` is in no loop of its function")
     outer = loops[-1]
@@ -116,7 +124,7 @@ def _check_trained_once(script: Script, scope: Scope, loop: Loop) -> None:
         return  # the function trains an epoch: `_caller_of` checks its calls
     calls = _calls_of(script, scope)
     for call in calls:
-        if len(calls) > 1 or _loops_around(script, script.statement_of(call)):
+        if len(calls) > 1 or loops_around(script, script.statement_of(call)):
             raise script.refuse(call, f"`{scope.name}` trains more than once")
 
 
@@ -183,7 +191,7 @@ def _plan_count(plan: _Plan, loops: Sequence[Loop]) -> None:
     if counter:
         is_set_elsewhere = any(
             not (isinstance(value, ast.Constant) and value.value == 0)
-            for name, value, _ in _assignments(script.scope_of(outer))
+            for name, value, _ in assignments_in(script.scope_of(outer))
             if name == counter
         )
         plan.restore = f"{counter} = {{}}" + (f" or {counter}" if is_set_elsewhere else "")
@@ -256,7 +264,7 @@ def _caller_of(script: Script, loops: Sequence[Loop]) -> ast.Call | None:
     if _counting(script, loops[0]):
         return None
     calls = _calls_of(script, scope)
-    if len(calls) == 1 and not _loops_around(script, script.statement_of(calls[0])):
+    if len(calls) == 1 and not loops_around(script, script.statement_of(calls[0])):
         return None
     if len(calls) != 1:
         raise script.refuse(
@@ -284,7 +292,7 @@ def _plan_epochs_of_caller(plan: _Plan, inner: ast.For, call: ast.Call) -> ast.F
     script = plan.script
     function = script.scope_of(inner)
     assert not isinstance(function, ast.Module)
-    epochs = _loops_around(script, script.statement_of(call))
+    epochs = loops_around(script, script.statement_of(call))
     counting = _counting(script, epochs[0]) if isinstance(epochs[0], ast.For) else None
     if len(epochs) > 1 or not isinstance(epochs[0], ast.For) or counting is None:
         raise script.refuse(call, "the loop over epochs is not over a `range`")
@@ -408,7 +416,7 @@ def _unwrapped(script: Script, node: ast.expr, loop: ast.For) -> ast.expr:
 def _bar_of(script: Script, name: str, loop: ast.For) -> ast.Call | None:
     bars = [
         value
-        for assigned, value, statement in _assignments(script.scope_of(loop))
+        for assigned, value, statement in assignments_in(script.scope_of(loop))
         if assigned == name
         and isinstance(value, ast.Call)
         and called_name(value) in _WRAPPERS
@@ -424,7 +432,7 @@ def _wrap_loader(plan: _Plan, inner: ast.For, outer: Loop) -> None:
     if not isinstance(loader, ast.Name | ast.Attribute):
         raise script.refuse(inner, "the loop's loader has no name: assign it to one")
     plan.loader = script.text(loader)
-    if any(name == plan.loader for name, _, _ in _assignments(outer)):
+    if any(name == plan.loader for name, _, _ in assignments_in(outer)):
         raise script.refuse(inner, f"`{plan.loader}` is made anew within the loop")
     plan.batches = script.free_name("batches")
     _restore_before(plan, script.statement_of(loader))
@@ -462,7 +470,7 @@ def _wrap_iterator(plan: _Plan, loop: Loop) -> None:
     (name,) = taken
     made = [
         (value, statement)
-        for assigned, value, statement in _assignments(script.scope_of(loop))
+        for assigned, value, statement in assignments_in(script.scope_of(loop))
         if assigned == name
     ]
     if not made:
@@ -498,7 +506,7 @@ def _counter(plan: _Plan, loops: Sequence[Loop]) -> str:
     scope = script.scope_of(loops[0])
     zeroed = {
         name
-        for name, value, statement in _assignments(scope)
+        for name, value, statement in assignments_in(scope)
         if isinstance(value, ast.Constant)
         and value.value == 0
         and statement.lineno < loops[-1].lineno
@@ -565,14 +573,14 @@ def _check_bound(plan: _Plan) -> None:
     wanted = {*plan.parts.names, *([plan.loader] if plan.loader else [])}
     for text in sorted(wanted):
         name = text.partition(".")[0]
-        parameters = [] if isinstance(scope, ast.Module) else _parameters(scope)
+        parameters = [] if isinstance(scope, ast.Module) else parameters_of(scope)
         lines = [
             node.lineno
             for node in ast.walk(scope)
             if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store)
         ]
         is_global = scope is not script.tree and any(
-            assigned == name for assigned, _, _ in _assignments(script.tree, deep=False)
+            assigned == name for assigned, _, _ in assignments_in(script.tree, deep=False)
         )
         if name in parameters or is_global or any(line < plan.before.lineno for line in lines):
             continue
@@ -581,23 +589,6 @@ def _check_bound(plan: _Plan) -> None:
                 plan.before, f"`{text}` is made after this line, which has to follow it"
             )
         raise script.refuse(plan.before, f"`{text}` is not known in the function of the loop")
-
-
-def _parameters(scope: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
-    given = scope.args
-    return [one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
-
-
-def _assignments(within: ast.AST, *, deep: bool = True) -> Iterator[tuple[str, ast.expr, ast.stmt]]:
-    """Yield each assignment to a single name or attribute, as its name, value and statement."""
-    nodes = ast.walk(within) if deep else iter(getattr(within, "body", []))
-    for node in nodes:
-        if isinstance(node, ast.Assign):
-            for target in node.targets:
-                if isinstance(target, ast.Name | ast.Attribute):
-                    yield ast.unparse(target), node.value, node
-        elif isinstance(node, ast.AnnAssign) and node.value is not None:
-            yield ast.unparse(node.target), node.value, node
 
 
 def _common_statement(script: Script, nodes: Sequence[ast.stmt]) -> ast.stmt:
@@ -609,15 +600,3 @@ def _common_statement(script: Script, nodes: Sequence[ast.stmt]) -> ast.stmt:
             raise script.refuse(nodes[1], "the optimizer makes a step in a second place")
         anchor = parent
     return anchor
-
-
-def _loops_around(script: Script, statement: ast.stmt) -> list[Loop]:
-    """Return the loops around a statement within its function, innermost first."""
-    loops: list[Loop] = []
-    node: ast.AST = statement
-    scope = script.scope_of(statement)
-    while node is not scope:
-        node = script.parents[node]
-        if isinstance(node, ast.For | ast.While):
-            loops.append(node)
-    return loops

@@ -11,6 +11,7 @@ from holdfast.core.errors import BadUse
 
 BY_HAND = 'Add the lines by hand: docs/running.md, "What a script says".'
 Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
+Loop = ast.For | ast.While
 
 
 class NotRecognised(BadUse):
@@ -254,6 +255,38 @@ def called_name(call: ast.Call) -> str:
 def keyword_of(call: ast.Call, name: str) -> ast.expr | None:
     """Return the value of a keyword argument; None if the call does not pass the keyword."""
     return next((one.value for one in call.keywords if one.arg == name), None)
+
+
+def parameters_of(scope: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    """Return the names of a function's parameters."""
+    given = scope.args
+    return [one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+
+
+def assignments_in(
+    within: ast.AST, *, deep: bool = True
+) -> Iterator[tuple[str, ast.expr, ast.stmt]]:
+    """Yield each assignment to a single name or attribute, as its name, value and statement."""
+    nodes = ast.walk(within) if deep else iter(getattr(within, "body", []))
+    for node in nodes:
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                if isinstance(target, ast.Name | ast.Attribute):
+                    yield ast.unparse(target), node.value, node
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            yield ast.unparse(node.target), node.value, node
+
+
+def loops_around(script: Script, statement: ast.stmt) -> list[Loop]:
+    """Return the loops around a statement within its function, innermost first."""
+    loops: list[Loop] = []
+    node: ast.AST = statement
+    scope = script.scope_of(statement)
+    while node is not scope:
+        node = script.parents[node]
+        if isinstance(node, ast.For | ast.While):
+            loops.append(node)
+    return loops
 
 
 def _imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
