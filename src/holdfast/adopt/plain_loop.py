@@ -112,10 +112,7 @@ def add_to_loop(script: Script) -> str:
 
 
 def _check_trained_once(script: Script, scope: Scope, loop: Loop) -> None:
-    """Check that a script trains only once.
-
-    A second training would restore the state at the end of the first.
-    """
+    """Check that a script trains once: a second training would restore the end of the first."""
     if isinstance(scope, ast.Module):
         return
     if isinstance(script.parents[scope], ast.ClassDef):
