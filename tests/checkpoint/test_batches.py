@@ -6,7 +6,6 @@ import random
 import sys
 import warnings
 
-import accelerate
 import numpy as np
 import pytest
 import torch
@@ -328,6 +327,8 @@ def test_a_loop_that_another_one_has_replaced_changes_nothing():
 @pytest.mark.parametrize("epoch", [0, 2])
 @pytest.mark.parametrize("seedable", [False, True])
 def test_a_loader_of_accelerate_goes_on_where_it_was(seedable, epoch):
+    import accelerate
+
     def prepared():
         seed()
         config = accelerate.DataLoaderConfiguration(use_seedable_sampler=seedable, data_seed=5)

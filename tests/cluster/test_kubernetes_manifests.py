@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from kubernetes import client
 
+from deferred import Deferred
 from holdfast.cluster.kubernetes_pod import CLASSES
 from holdfast.recover.agent.rendezvous import meeting_of, node_name
 from holdfast.testing.kubernetes_policies import (
@@ -42,6 +42,7 @@ JOBSET_SPEC = {
 }
 """The fields of jobset.x-k8s.io/v1alpha2; a string names a type or a model of the client."""
 
+client = Deferred("kubernetes.client")
 SPECS = {
     "JobSet": JOBSET_SPEC,
     "ClusterTrainingRuntime": {

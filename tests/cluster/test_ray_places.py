@@ -21,13 +21,17 @@ from cluster_tasks import (
     states,
 )
 
+from deferred import Deferred, needs
 from holdfast.cluster import places
 from holdfast.cluster.places_ray import _Leashed
 from holdfast.core.errors import BadUse
 
-pytestmark = pytest.mark.slow  # a whole cluster is started
+pytestmark = [
+    pytest.mark.slow,  # a whole cluster is started
+    needs("ray", "Ray is not installed (pip install 'holdfast[ray]')"),
+]
 
-ray = pytest.importorskip("ray", reason="Ray is not installed (pip install 'holdfast[ray]')")
+ray = Deferred("ray")
 
 RUNNING = ("running", None)
 SECRET = {"SECRET": "open-sesame"}

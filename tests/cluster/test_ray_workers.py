@@ -9,11 +9,15 @@ import threading
 import pytest
 from cluster_tasks import await_true, exit_codes, none_lives, noted_pids, python_task, sleeping_task
 
+from deferred import Deferred, needs
 from holdfast.cluster import workers
 
-pytestmark = pytest.mark.slow  # a whole cluster is started
+pytestmark = [
+    pytest.mark.slow,  # a whole cluster is started
+    needs("ray", "Ray is not installed (pip install 'holdfast[ray]')"),
+]
 
-ray = pytest.importorskip("ray", reason="Ray is not installed (pip install 'holdfast[ray]')")
+ray = Deferred("ray")
 
 
 @pytest.fixture(scope="module")

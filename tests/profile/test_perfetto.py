@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from deferred import Deferred, needs
 from holdfast.profile.incidents import IncidentMark
 from holdfast.profile.perfetto import nested_lanes, perfetto_trace, write_perfetto
 from holdfast.profile.recording import MemoryUse, Recording, Series, Span
 
-protos = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
+protos = Deferred("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
+pytestmark = needs("perfetto", "perfetto is not installed")
 
 GOLDEN = Path(__file__).parent / "golden.pftrace"
 """The trace of `recorded(2)`; written anew by `GOLDEN.write_bytes(perfetto_trace(recorded(2)))`."""

@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch._dynamo.testing import CompileCounter
 from torch.utils.data import DataLoader
 
 from holdfast.core.phases import note_phase, phase
@@ -235,6 +234,8 @@ def test_hooks_that_cannot_be_installed_stop_the_recorder_and_no_training(
 
 
 def test_a_program_that_is_compiled_whole_holds_no_hook(tmp_path: Path) -> None:
+    from torch._dynamo.testing import CompileCounter
+
     model = nn.Linear(8, 1)
     start(tmp_path, modules=[model])
     frames = CompileCounter()

@@ -39,6 +39,23 @@ class DiesAt(TrainerCallback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+class Breaks(TrainerCallback):
+    def on_epoch_end(self, args, state, control, **kwargs):
+        raise RuntimeError("it broke")
+
+
+class Unimproved(TrainerCallback):
+    """Report a metric that never improves."""
+
+    def on_evaluate(self, args, state, control, metrics, **kwargs):
+        metrics["eval_loss"] = 1.0
+
+
+class StopsOnceItIsEvaluated(TrainerCallback):
+    def on_evaluate(self, args, state, control, **kwargs):
+        control.should_training_stop = True
+
+
 def make(folder, *, seed=0, callbacks=(), first=(), patience=50, saving=None, **options):
     """Return a trainer and its callback; only the weights depend on `seed`."""
     set_seed(seed)

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from holdfast.checkpoint import Batches
 from holdfast.checkpoint.integrations.lightning import HoldfastCheckpoint
 
 EPOCHS = 3
@@ -85,6 +86,46 @@ class WithPlateau(Net):
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
         scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=1e9)
         return [optimizer], [{"scheduler": scheduler, "monitor": "noisy"}]
+
+
+class Wrapped(Net):
+    def train_dataloader(self):
+        self.numbers = []
+        self.batches = Batches(DataLoader(Noisy(), batch_size=4, shuffle=True))
+        return self.batches
+
+    def training_step(self, batch, batch_idx):
+        self.numbers.append(self.batches.number)
+        return super().training_step(batch, batch_idx)
+
+
+class InARow(Net):
+    """Train on samples in order, whose loading draws no random numbers."""
+
+    def train_dataloader(self):
+        return Batches(DataLoader(torch.arange(16.0).view(16, 1) / 16, batch_size=4))
+
+
+class WithoutSome:
+    """A loader without some of its batches, given by their numbers over all epochs."""
+
+    def __init__(self, loader, left_out):
+        self.loader, self.left_out, self.number = loader, left_out, 0
+
+    def __len__(self):
+        return len(self.loader)
+
+    def __iter__(self):
+        for batch in self.loader:
+            self.number += 1
+            if self.number not in self.left_out:
+                yield batch
+
+
+class ByHand(InARow):
+    def train_dataloader(self):
+        loader = DataLoader(torch.arange(16.0).view(16, 1) / 16, batch_size=4)
+        return WithoutSome(loader, {3, 4, 5, 6})
 
 
 def train(folder, *, seed=0, kill_at=None, net=Net, resume=True, trainer_options=None, **options):

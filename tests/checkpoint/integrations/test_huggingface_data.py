@@ -3,31 +3,30 @@
 import itertools
 import shutil
 
-import huggingface_training
 import pytest
 import torch
-from accelerate.data_loader import BatchSamplerShard, SeedableRandomSampler
 from checkpoint_training import assert_same
-from huggingface_training import STEPS, STEPS_AN_EPOCH, make
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler
-from transformers import EarlyStoppingCallback
 
+from deferred import Deferred
 from holdfast.checkpoint import scan
-from holdfast.checkpoint.integrations.huggingface_data import TrainerData
 from holdfast.core import link as link_module
 from holdfast.core.errors import BadUse
 from holdfast.core.left_out import ENV_LEAVE_OUT, LeftOut
 from holdfast.core.link import ENV_ACCUMULATION, Unsupervised, take_batches
 
+huggingface_data = Deferred("holdfast.checkpoint.integrations.huggingface_data")
+hf = Deferred("huggingface_training")
+
 
 def made(folder, **options):
     """Return a trainer without evaluation, and its callback."""
-    trainer, saves = make(
+    trainer, saves = hf.make(
         folder, **{"eval_strategy": "no", "metric_for_best_model": None, **options}
     )
-    trainer.remove_callback(EarlyStoppingCallback)
+    trainer.remove_callback(hf.EarlyStoppingCallback)
     return trainer, saves
 
 
@@ -63,7 +62,7 @@ def trained_by_hand(folder, left_out, **options):
 def trained(folder, **options):
     trainer, saves = made(folder, **options)
     trainer.train(resume_from_checkpoint=saves.resume(trainer))
-    assert trainer.state.global_step == STEPS
+    assert trainer.state.global_step == hf.STEPS
     return trainer.model.state_dict()
 
 
@@ -92,7 +91,7 @@ def test_a_trainer_leaves_out_as_if_by_hand_and_goes_on_so_from_any_step(tmp_pat
         1: (1, 2), 2: (5, 6), 3: (7, 10), 4: (11, 12), 5: (13, 14), 6: (15, 16), 7: (17, 19), 8: (20, 21), 9: (22, 23)
     }  # fmt: skip
     assert link.skipped == [(3, 4, 0), (8, 9, 0), (18, 18, 2)]
-    for step in (2, STEPS_AN_EPOCH, 7):
+    for step in (2, hf.STEPS_AN_EPOCH, 7):
         (kept,) = (info.path for info in scan(tmp_path / "straight") if info.step == step)
         shutil.copytree(kept, tmp_path / str(step) / kept.name)
         assert_same(trained(tmp_path / str(step), seed=99), expected)
@@ -119,7 +118,7 @@ def test_on_fewer_ranks_a_trainer_accumulates_more_and_the_batches_keep_their_nu
 
 def test_the_accumulation_is_multiplied_once(tmp_path, monkeypatch):
     monkeypatch.setenv(ENV_ACCUMULATION, "3")
-    trainer, saves = make(tmp_path)
+    trainer, saves = hf.make(tmp_path)
     assert saves.resume(trainer) is None
     assert saves.resume(trainer) is None
     assert trainer.args.gradient_accumulation_steps == 6
@@ -127,7 +126,7 @@ def test_the_accumulation_is_multiplied_once(tmp_path, monkeypatch):
 
 class Stream(torch.utils.data.IterableDataset):
     def __iter__(self):
-        return (huggingface_training.Text()[index] for index in range(15))
+        return (hf.Text()[index] for index in range(15))
 
 
 def test_a_stream_is_left_as_it_is_and_that_is_said(tmp_path, monkeypatch, caplog):
@@ -139,6 +138,8 @@ def test_a_stream_is_left_as_it_is_and_that_is_said(tmp_path, monkeypatch, caplo
 
 
 def sampler(samples, size, ranks=1, rank=0):
+    from accelerate.data_loader import BatchSamplerShard, SeedableRandomSampler
+
     order = SeedableRandomSampler(range(samples), data_seed=5)
     order.generator = torch.Generator()
     batches = BatchSampler(order, size, drop_last=False)
@@ -149,7 +150,7 @@ class Process:
     """The data handling of a Trainer in one process, whose loader reads `ahead` batches ahead."""
 
     def __init__(self, source, left_out, *, per_step, accumulation=1, state=None, step=0, ahead=0):
-        self.data = TrainerData(source, left_out, accumulation)
+        self.data = huggingface_data.TrainerData(source, left_out, accumulation)
         self.per_step, self.ahead, self.step = per_step, ahead, step
         self.passed = self.data.go_on(state, step=step, accumulation_steps=per_step)
         self.epoch_ahead = None
@@ -247,20 +248,20 @@ def test_a_position_in_other_data_is_refused_if_batches_are_left_out():
     first = Process(sampler(24, 3), LeftOut(), per_step=2)
     list(first.steps(1))
     state = first.data.state()
-    again = TrainerData(sampler(24, 4), LeftOut(), 1)
+    again = huggingface_data.TrainerData(sampler(24, 4), LeftOut(), 1)
     assert again.go_on(state, step=1, accumulation_steps=2) == 2
     with pytest.raises(BadUse, match=r"An epoch had 8 batches a rank .* and has 6"):
-        TrainerData(sampler(24, 4), LeftOut.of([(3, 4)]), 1).go_on(
+        huggingface_data.TrainerData(sampler(24, 4), LeftOut.of([(3, 4)]), 1).go_on(
             state, step=1, accumulation_steps=2
         )
     with pytest.raises(BadUse, match="no valid position"):
-        TrainerData(sampler(24, 3), LeftOut(), 1).go_on(
+        huggingface_data.TrainerData(sampler(24, 3), LeftOut(), 1).go_on(
             {**state, "taken": "2"}, step=1, accumulation_steps=2
         )
 
 
 def test_an_epoch_that_a_callback_ends_early_ends_in_the_data():
-    data = TrainerData(sampler(24, 3), LeftOut(), 1)
+    data = huggingface_data.TrainerData(sampler(24, 3), LeftOut(), 1)
     data.begin_epoch()
     next(entries := iter(data))
     assert next(iter(data)) is not None, "somebody looks at the data beside the training"

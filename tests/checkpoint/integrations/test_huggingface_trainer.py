@@ -6,18 +6,19 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
-import huggingface_training
 import pytest
 import torch
 from checkpoint_training import assert_same
-from huggingface_training import STEPS, STEPS_AN_EPOCH, Text, make, train
-from transformers import TrainerCallback
 
+from deferred import Deferred
 from holdfast.checkpoint import scan, verify
 from holdfast.checkpoint.state import random_state
 from holdfast.core.errors import BadUse
 
+hf = Deferred("huggingface_training")
+SCRIPT = Path(__file__).with_name("huggingface_training.py")
 MEASURED = {"loss", "grad_norm", "learning_rate", "eval_loss", "step", "epoch"}
 
 
@@ -25,7 +26,7 @@ MEASURED = {"loss", "grad_norm", "learning_rate", "eval_loss", "step", "epoch"}
 def straight(tmp_path_factory):
     """Return an uninterrupted trainer, its folder (one checkpoint a step), and its generators."""
     folder = tmp_path_factory.mktemp("straight")
-    trainer = train(folder)
+    trainer = hf.train(folder)
     return trainer, folder, random_state.capture()
 
 
@@ -46,7 +47,7 @@ def assert_goes_on_as(trainer, straight):
 def test_every_step_is_saved_and_verifies(straight):
     _, folder, _ = straight
     found = scan(folder)
-    assert [info.step for info in found] == list(range(STEPS, 0, -1))
+    assert [info.step for info in found] == list(range(hf.STEPS, 0, -1))
     assert verify(found[0]).state == "verified"
 
 
@@ -56,63 +57,53 @@ def test_resumed_from_any_step_it_goes_on_to_the_bit(tmp_path, straight, step):
     trainer, folder, generators = straight
     (kept,) = (info.path for info in scan(folder) if info.step == step)
     shutil.copytree(kept, tmp_path / kept.name)
-    assert_goes_on_as(train(tmp_path, seed=99), trainer)
+    assert_goes_on_as(hf.train(tmp_path, seed=99), trainer)
     assert_same(random_state.capture(), generators)
 
 
 @pytest.mark.slow
 def test_killed_and_started_again_it_goes_on_to_the_bit(tmp_path, straight):
-    command = [sys.executable, huggingface_training.__file__, str(tmp_path), "7"]
+    command = [sys.executable, str(SCRIPT), str(tmp_path), "7"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert 0 < scan(tmp_path)[0].step < 7
-    assert_goes_on_as(train(tmp_path), straight[0])
+    assert_goes_on_as(hf.train(tmp_path), straight[0])
 
 
 def test_the_final_state_is_saved_though_its_step_is_not_due(tmp_path, straight):
-    trainer = train(tmp_path, saving={"every": 1000})
-    assert [info.step for info in scan(tmp_path)] == [STEPS]
-    again = train(tmp_path, saving={"every": 1000}, lr_scheduler_type="constant")  # no step is left
-    assert again.state.global_step == STEPS
-    assert [info.step for info in scan(tmp_path)] == [STEPS]
+    trainer = hf.train(tmp_path, saving={"every": 1000})
+    assert [info.step for info in scan(tmp_path)] == [hf.STEPS]
+    again = hf.train(
+        tmp_path, saving={"every": 1000}, lr_scheduler_type="constant"
+    )  # no step is left
+    assert again.state.global_step == hf.STEPS
+    assert [info.step for info in scan(tmp_path)] == [hf.STEPS]
     assert_same(again.model.state_dict(), trainer.model.state_dict())
     assert_same(trainer.model.state_dict(), straight[0].model.state_dict())
 
 
 def test_a_run_that_ended_with_an_epoch_is_not_gone_on_with(tmp_path):
-    options = {"max_steps": 2 * STEPS_AN_EPOCH, "num_train_epochs": 9}
-    ended = train(tmp_path, **options)
-    again = train(tmp_path, **options)
-    assert again.state.global_step == 2 * STEPS_AN_EPOCH
+    options = {"max_steps": 2 * hf.STEPS_AN_EPOCH, "num_train_epochs": 9}
+    ended = hf.train(tmp_path, **options)
+    again = hf.train(tmp_path, **options)
+    assert again.state.global_step == 2 * hf.STEPS_AN_EPOCH
     assert_same(again.model.state_dict(), ended.model.state_dict())
-    longer, saves = make(tmp_path)
+    longer, saves = hf.make(tmp_path)
     longer.train(resume_from_checkpoint=saves.resume(longer))
-    assert longer.state.global_step == STEPS
-
-
-class Breaks(TrainerCallback):
-    def on_epoch_end(self, args, state, control, **kwargs):
-        raise RuntimeError("it broke")
+    assert longer.state.global_step == hf.STEPS
 
 
 def test_one_that_was_through_and_broke_off_can_be_trained_longer(tmp_path):
-    train(tmp_path)
-    trainer, saves = make(tmp_path, callbacks=[Breaks()])
+    hf.train(tmp_path)
+    trainer, saves = hf.make(tmp_path, callbacks=[hf.Breaks()])
     own = trainer.get_batch_samples = trainer.get_batch_samples
     with pytest.raises(RuntimeError, match="it broke"):
         trainer.train(resume_from_checkpoint=saves.resume(trainer))
-    trainer.remove_callback(Breaks)
-    trainer.args.max_steps = STEPS + 2
+    trainer.remove_callback(hf.Breaks)
+    trainer.args.max_steps = hf.STEPS + 2
     trainer.train(resume_from_checkpoint=saves.resume(trainer))
-    assert trainer.state.global_step == STEPS + 2
+    assert trainer.state.global_step == hf.STEPS + 2
     assert vars(trainer)["get_batch_samples"] == own
-
-
-class Unimproved(TrainerCallback):
-    """Report a metric that never improves."""
-
-    def on_evaluate(self, args, state, control, metrics, **kwargs):
-        metrics["eval_loss"] = 1.0
 
 
 def test_callbacks_with_a_state_go_on_where_the_trainer_restores_them(tmp_path, caplog):
@@ -120,39 +111,34 @@ def test_callbacks_with_a_state_go_on_where_the_trainer_restores_them(tmp_path, 
         "restore_callback_states_from_checkpoint": True,
         "eval_steps": 1,
         "patience": 4,
-        "first": [Unimproved()],
+        "first": [hf.Unimproved()],
     }
-    stopped = train(tmp_path / "straight", **options)
+    stopped = hf.train(tmp_path / "straight", **options)
     assert stopped.state.global_step == 5
     (kept,) = (info.path for info in scan(tmp_path / "straight") if info.step == 3)
     shutil.copytree(kept, tmp_path / "resumed" / kept.name)
-    resumed = train(tmp_path / "resumed", **options)
+    resumed = hf.train(tmp_path / "resumed", **options)
     assert resumed.state.global_step == 5
     assert "will begin anew" not in caplog.text
-    make_and_resume = make(tmp_path / "warned")
+    make_and_resume = hf.make(tmp_path / "warned")
     make_and_resume[1].resume(make_and_resume[0])
     assert "EarlyStoppingCallback will begin anew where training is resumed" in caplog.text
-
-
-class StopsOnceItIsEvaluated(TrainerCallback):
-    def on_evaluate(self, args, state, control, **kwargs):
-        control.should_training_stop = True
 
 
 def test_an_evaluation_that_ends_the_training_after_an_epoch_leaves_it_saved(tmp_path):
     options = {
         "saving": {"every": 1000},
         "eval_strategy": "epoch",
-        "callbacks": [StopsOnceItIsEvaluated()],
+        "callbacks": [hf.StopsOnceItIsEvaluated()],
     }
-    train(tmp_path, **options)
-    assert [info.step for info in scan(tmp_path)] == [STEPS_AN_EPOCH]
+    hf.train(tmp_path, **options)
+    assert [info.step for info in scan(tmp_path)] == [hf.STEPS_AN_EPOCH]
 
 
 def test_the_workers_of_its_data_loader_outlive_sigterm_for_as_long_as_the_trainer(
     tmp_path, monkeypatch
 ):
-    item = Text.__getitem__
+    item = hf.Text.__getitem__
 
     def item_after_sigterm(self, index):
         if not (
@@ -163,9 +149,9 @@ def test_the_workers_of_its_data_loader_outlive_sigterm_for_as_long_as_the_train
             os.kill(os.getpid(), signal.SIGTERM)
         return item(self, index)
 
-    monkeypatch.setattr(Text, "__getitem__", item_after_sigterm)
+    monkeypatch.setattr(hf.Text, "__getitem__", item_after_sigterm)
     saving = {"sigterm_grace_s": 300.0}
-    trainer = train(tmp_path / "saves", saving=saving, dataloader_num_workers=1, max_steps=2)
+    trainer = hf.train(tmp_path / "saves", saving=saving, dataloader_num_workers=1, max_steps=2)
     assert trainer.state.global_step == 2
     assert (tmp_path / "sent").exists()
     set_up = trainer.callback_handler.train_dataloader.worker_init_fn
@@ -181,34 +167,34 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, straight):
     content = bytearray(data.read_bytes())
     content[len(content) // 2] ^= 1
     data.write_bytes(content)
-    assert_goes_on_as(train(tmp_path), trainer)
+    assert_goes_on_as(hf.train(tmp_path), trainer)
 
 
 def test_what_is_not_saved_to_the_bit_is_refused(tmp_path):
-    trainer, saves = make(tmp_path, save_strategy="steps")
+    trainer, saves = hf.make(tmp_path, save_strategy="steps")
     with pytest.raises(BadUse, match="Set it to 'no'"):
         saves.resume(trainer)
-    trainer, saves = make(tmp_path, auto_find_batch_size=True)
+    trainer, saves = hf.make(tmp_path, auto_find_batch_size=True)
     with pytest.raises(BadUse, match="Set the batch size instead"):
         saves.resume(trainer)
-    trainer, saves = make(tmp_path, train_sampling_strategy="group_by_length")
+    trainer, saves = hf.make(tmp_path, train_sampling_strategy="group_by_length")
     with pytest.raises(BadUse, match="Set one of random, sequential"):
         saves.resume(trainer)
-    trainer, saves = make(tmp_path, accelerator_config={"use_seedable_sampler": False})
+    trainer, saves = hf.make(tmp_path, accelerator_config={"use_seedable_sampler": False})
     with pytest.raises(BadUse, match="Leave it on in accelerator_config"):
         saves.resume(trainer)
-    trainer, saves = make(tmp_path)
+    trainer, saves = hf.make(tmp_path)
     trainer.model_init = lambda: None
     with pytest.raises(BadUse, match="Pass the Trainer the model itself"):
         saves.resume(trainer)
-    trainer, _ = make(tmp_path)
+    trainer, _ = hf.make(tmp_path)
     with pytest.raises(BadUse, match=r"saves\.resume\(trainer\)"):
         trainer.train()
 
 
 def test_a_run_that_would_begin_anew_over_checkpoints_is_refused(tmp_path, straight):
     _, folder, _ = straight
-    trainer, saves = make(tmp_path)
+    trainer, saves = hf.make(tmp_path)
     shutil.copytree(scan(folder)[0].path, tmp_path / scan(folder)[0].path.name)
     saves.resume(trainer)
     with pytest.raises(BadUse, match="begins anew"):
@@ -217,7 +203,7 @@ def test_a_run_that_would_begin_anew_over_checkpoints_is_refused(tmp_path, strai
 
 def test_another_model_than_the_one_that_was_restored_is_refused(tmp_path, straight):
     _, folder, _ = straight
-    trainer, saves = make(tmp_path)
+    trainer, saves = hf.make(tmp_path)
     shutil.copytree(scan(folder)[0].path, tmp_path / scan(folder)[0].path.name)
     resumed = saves.resume(trainer)
     trainer.model = trainer.model_wrapped = copy.deepcopy(trainer.model)

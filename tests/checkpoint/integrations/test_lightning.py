@@ -4,31 +4,22 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
-import lightning_ranks
-import lightning_training
 import pytest
-import torch
 from checkpoint_training import assert_same
-from lightning_training import (
-    BATCHES,
-    EPOCHS,
-    Averaged,
-    Net,
-    Noisy,
-    Pickled,
-    WithPlateau,
-    train,
-)
-from torch.utils.data import DataLoader
 
-from holdfast.checkpoint import Batches, Checkpointer, scan, verify
+from deferred import Deferred
+from holdfast.checkpoint import Checkpointer, scan, verify
 from holdfast.checkpoint.state import random_state
 from holdfast.checkpoint.storage.remote import Remote
 from holdfast.core.errors import BadUse
 from holdfast.core.left_out import ENV_LEAVE_OUT
 from holdfast.core.link import ENV_ACCUMULATION
 
+lightning = Deferred("lightning_training")
+FOLDER = Path(__file__).parent
+EPOCHS, BATCHES = 3, 4  # of lightning_training, which is not imported to collect the tests
 STEPS = EPOCHS * BATCHES
 
 
@@ -36,7 +27,7 @@ STEPS = EPOCHS * BATCHES
 def straight(tmp_path_factory):
     """Return an uninterrupted trainer, module, folder (one checkpoint a step) and generators."""
     folder = tmp_path_factory.mktemp("straight")
-    trainer, module = train(folder)
+    trainer, module = lightning.train(folder)
     return trainer, module, folder, random_state.capture()
 
 
@@ -74,76 +65,44 @@ def test_every_step_is_saved_and_verifies(straight):
 def test_resumed_from_any_step_it_goes_on_to_the_bit(tmp_path, straight, step):
     """Resume within an epoch and at its end, also from other weights and other random numbers."""
     copy_of(step, straight[2], tmp_path)
-    resumed = train(tmp_path, seed=99)
+    resumed = lightning.train(tmp_path, seed=99)
     assert min(resumed[1].losses) == step
     assert_goes_on_as(resumed, straight)
     assert_same(random_state.capture(), straight[3])
-
-
-class Wrapped(Net):
-    def train_dataloader(self):
-        self.numbers = []
-        self.batches = Batches(DataLoader(Noisy(), batch_size=4, shuffle=True))
-        return self.batches
-
-    def training_step(self, batch, batch_idx):
-        self.numbers.append(self.batches.number)
-        return super().training_step(batch, batch_idx)
 
 
 def test_a_wrapped_loader_goes_on_where_it_was_without_what_is_left_out(tmp_path, monkeypatch):
     monkeypatch.setenv(ENV_LEAVE_OUT, "2-2,6-7,12-12")
     numbers = [1, 3, 4, 5, 8, 9, 10, 11]
     options = {"limit_val_batches": 0}  # Lightning evaluates after as many batches as an epoch has
-    straight = train(tmp_path / "straight", net=Wrapped, trainer_options=options)
+    straight = lightning.train(
+        tmp_path / "straight", net=lightning.Wrapped, trainer_options=options
+    )
     assert straight[1].numbers == numbers
     for step in (1, 3, 4, 5, 7):  # an epoch ends with 3 and 5
         (tmp_path / str(step)).mkdir()
         copy_of(step, tmp_path / "straight", tmp_path / str(step))
-        resumed = train(tmp_path / str(step), seed=99, net=Wrapped, trainer_options=options)
+        resumed = lightning.train(
+            tmp_path / str(step), seed=99, net=lightning.Wrapped, trainer_options=options
+        )
         assert resumed[1].numbers == numbers[step:]
         assert_same(resumed[1].state_dict(), straight[1].state_dict())
 
 
 def test_a_wrapped_loader_goes_on_after_an_epoch_that_lightning_ends_early(tmp_path):
     options = {"limit_val_batches": 0, "limit_train_batches": 2}
-    straight = train(tmp_path / "straight", net=Wrapped, trainer_options=options)
+    straight = lightning.train(
+        tmp_path / "straight", net=lightning.Wrapped, trainer_options=options
+    )
     assert len(straight[1].numbers) == 2 * EPOCHS
     for step in (1, 2, 3, 4):  # an epoch ends with 2 and 4
         (tmp_path / str(step)).mkdir()
         copy_of(step, tmp_path / "straight", tmp_path / str(step))
-        resumed = train(tmp_path / str(step), seed=99, net=Wrapped, trainer_options=options)
+        resumed = lightning.train(
+            tmp_path / str(step), seed=99, net=lightning.Wrapped, trainer_options=options
+        )
         assert resumed[1].numbers == straight[1].numbers[step:], step
         assert_same(resumed[1].state_dict(), straight[1].state_dict())
-
-
-class InARow(Net):
-    """Train on samples in order, whose loading draws no random numbers."""
-
-    def train_dataloader(self):
-        return Batches(DataLoader(torch.arange(16.0).view(16, 1) / 16, batch_size=4))
-
-
-class WithoutSome:
-    """A loader without some of its batches, given by their numbers over all epochs."""
-
-    def __init__(self, loader, left_out):
-        self.loader, self.left_out, self.number = loader, left_out, 0
-
-    def __len__(self):
-        return len(self.loader)
-
-    def __iter__(self):
-        for batch in self.loader:
-            self.number += 1
-            if self.number not in self.left_out:
-                yield batch
-
-
-class ByHand(InARow):
-    def train_dataloader(self):
-        loader = DataLoader(torch.arange(16.0).view(16, 1) / 16, batch_size=4)
-        return WithoutSome(loader, {3, 4, 5, 6})
 
 
 def test_accumulated_gradients_without_what_is_left_out_are_those_of_a_loader_by_hand(
@@ -151,50 +110,56 @@ def test_accumulated_gradients_without_what_is_left_out_are_those_of_a_loader_by
 ):
     """Leave out whole steps at the end of an epoch and at the start of the next; resume, too."""
     options = {"limit_val_batches": 0, "accumulate_grad_batches": 2}
-    expected = train(tmp_path / "by hand", net=ByHand, trainer_options=options)[1]
+    expected = lightning.train(tmp_path / "by hand", net=lightning.ByHand, trainer_options=options)[
+        1
+    ]
     assert sorted(expected.losses) == [0, 1, 2, 3]
     monkeypatch.setenv(ENV_LEAVE_OUT, "3-6")
-    straight = train(tmp_path / "straight", net=InARow, trainer_options=options)
+    straight = lightning.train(tmp_path / "straight", net=lightning.InARow, trainer_options=options)
     assert_same(straight[1].state_dict(), expected.state_dict())
     for step in (1, 2, 3):  # an epoch ends with 1 and 2
         (tmp_path / str(step)).mkdir()
         copy_of(step, tmp_path / "straight", tmp_path / str(step))
-        resumed = train(tmp_path / str(step), seed=99, net=InARow, trainer_options=options)
+        resumed = lightning.train(
+            tmp_path / str(step), seed=99, net=lightning.InARow, trainer_options=options
+        )
         assert_same(resumed[1].state_dict(), expected.state_dict())
 
 
 def test_on_fewer_nodes_it_accumulates_more(tmp_path, monkeypatch):
     options = {"limit_val_batches": 0}
     twice = {**options, "accumulate_grad_batches": 2}
-    expected = train(tmp_path / "usual", net=InARow, trainer_options=twice)
+    expected = lightning.train(tmp_path / "usual", net=lightning.InARow, trainer_options=twice)
     monkeypatch.setenv(ENV_ACCUMULATION, "2")
-    trainer, module, *_ = train(tmp_path / "fewer", net=InARow, trainer_options=options)
+    trainer, module, *_ = lightning.train(
+        tmp_path / "fewer", net=lightning.InARow, trainer_options=options
+    )
     assert trainer.accumulate_grad_batches == 2
     assert_same(module.state_dict(), expected[1].state_dict())
 
 
 @pytest.mark.parametrize("step", [2, 3, BATCHES])
 def test_what_a_module_does_at_the_end_of_a_batch_is_in_the_step_that_is_saved(tmp_path, step):
-    straight = train(tmp_path / "straight", net=Averaged)
+    straight = lightning.train(tmp_path / "straight", net=lightning.Averaged)
     assert "on_train_batch_end" not in vars(straight[1])
     copy_of(step, tmp_path / "straight", tmp_path / "resumed")
-    resumed = train(tmp_path / "resumed", seed=99, net=Averaged)
+    resumed = lightning.train(tmp_path / "resumed", seed=99, net=lightning.Averaged)
     assert_goes_on_as(resumed, straight)
 
 
 def test_a_training_that_breaks_off_leaves_the_module_as_it_was(tmp_path):
-    class Breaks(Averaged):
+    class Breaks(lightning.Averaged):
         def on_train_batch_end(self, *_):
             raise RuntimeError("it broke")
 
     module = Breaks()
     with pytest.raises(RuntimeError, match="it broke"):
-        train(tmp_path, net=lambda _: module)
+        lightning.train(tmp_path, net=lambda _: module)
     assert "on_train_batch_end" not in vars(module)
 
 
 def test_between_batches_the_module_can_be_pickled(tmp_path):
-    _, module = train(tmp_path, net=Pickled)
+    _, module = lightning.train(tmp_path, net=lightning.Pickled)
     assert len(module.losses) == STEPS
 
 
@@ -205,13 +170,13 @@ def test_however_its_length_is_given_and_whether_it_evaluates_it_goes_on_to_the_
 ):
     options = {"trainer_options": length | evaluation}
     straight = (
-        *train(tmp_path / "straight", **options),
+        *lightning.train(tmp_path / "straight", **options),
         tmp_path / "straight",
         random_state.capture(),
     )
     for step in (2, BATCHES, 2 * BATCHES):
         copy_of(step, tmp_path / "straight", tmp_path / str(step))
-        resumed = train(tmp_path / str(step), seed=99, **options)
+        resumed = lightning.train(tmp_path / str(step), seed=99, **options)
         assert min(resumed[1].losses) == step
         assert_goes_on_as(resumed, straight)
         assert resumed[0].current_epoch == straight[0].current_epoch
@@ -224,7 +189,7 @@ def test_however_its_length_is_given_and_whether_it_evaluates_it_goes_on_to_the_
 def test_the_final_state_is_saved_though_its_step_is_not_due_and_longer_training_goes_on_from_there(
     tmp_path, straight, length
 ):
-    train(tmp_path, every=1000, trainer_options=length)
+    lightning.train(tmp_path, every=1000, trainer_options=length)
     (info,) = scan(tmp_path)
     assert info.step == length.get("max_steps", 2 * BATCHES)
     longer = {
@@ -232,13 +197,13 @@ def test_the_final_state_is_saved_though_its_step_is_not_due_and_longer_training
         for name in length
         if length[name] != -1
     }
-    resumed = train(tmp_path, seed=99, every=1000, trainer_options=length | longer)
+    resumed = lightning.train(tmp_path, seed=99, every=1000, trainer_options=length | longer)
     assert min(resumed[1].losses) == info.step
     assert_goes_on_as(resumed, straight)
 
 
 def test_a_scheduler_that_steps_after_the_epochs_end_is_saved_after_it(tmp_path):
-    straight = train(tmp_path / "straight", net=WithPlateau, every=BATCHES)
+    straight = lightning.train(tmp_path / "straight", net=lightning.WithPlateau, every=BATCHES)
     assert [info.step for info in scan(tmp_path / "straight")] == [
         STEPS,
         2 * BATCHES + 1,
@@ -247,17 +212,18 @@ def test_a_scheduler_that_steps_after_the_epochs_end_is_saved_after_it(tmp_path)
     assert straight[0].optimizers[0].param_groups[0]["lr"] < 1e-2
     copy_of(BATCHES + 1, tmp_path / "straight", tmp_path / "stopped")
     assert_goes_on_as(
-        train(tmp_path / "stopped", seed=99, net=WithPlateau, every=BATCHES), straight
+        lightning.train(tmp_path / "stopped", seed=99, net=lightning.WithPlateau, every=BATCHES),
+        straight,
     )
 
 
 @pytest.mark.slow
 def test_killed_and_started_again_it_goes_on_to_the_bit(tmp_path, straight):
-    command = [sys.executable, lightning_training.__file__, str(tmp_path), "7"]
+    command = [sys.executable, str(FOLDER / "lightning_training.py"), str(tmp_path), "7"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert 0 < scan(tmp_path)[0].step <= 7
-    assert_goes_on_as(train(tmp_path), straight)
+    assert_goes_on_as(lightning.train(tmp_path), straight)
 
 
 def test_a_damaged_checkpoint_is_passed_over(tmp_path, straight):
@@ -268,7 +234,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, straight):
     content = bytearray(data.read_bytes())
     content[len(content) // 2] ^= 1
     data.write_bytes(content)
-    resumed = train(tmp_path)
+    resumed = lightning.train(tmp_path)
     assert min(resumed[1].losses) == 5
     assert_goes_on_as(resumed, straight)
 
@@ -278,7 +244,7 @@ def test_on_a_new_node_it_goes_on_from_what_was_pushed(tmp_path, straight):
     there.mkdir()
     (pushed,) = (info.path for info in scan(straight[2]) if info.step == 6)
     Remote(there.as_uri()).push(pushed)
-    resumed = train(folder, push_to=there.as_uri())
+    resumed = lightning.train(folder, push_to=there.as_uri())
     assert min(resumed[1].losses) == 6
     assert_goes_on_as(resumed, straight)
 
@@ -296,7 +262,7 @@ def test_ranks_that_are_told_to_stop_save_the_same_step_and_each_goes_on_with_it
             "--nproc-per-node",
             "2",
         ]
-        command += [lightning_ranks.__file__, tmp_path, str(stop_at), str(steps)]
+        command += [FOLDER / "lightning_ranks.py", tmp_path, str(stop_at), str(steps)]
         return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
     stopped = torchrun(5, 1 << 30)
@@ -312,11 +278,11 @@ def test_ranks_that_are_told_to_stop_save_the_same_step_and_each_goes_on_with_it
         saw = [1000 * rank + info.step + 1, 1000 * rank + info.step + 2]
         assert f"rank {rank} saw {saw}" in done.stdout, done.stderr
 
-    _, module = lightning_ranks.train(tmp_path, steps=info.step + 4)
+    _, module = Deferred("lightning_ranks").train(tmp_path, steps=info.step + 4)
     assert module.saw == [1, 2]
     assert "does not say where each of these ranks was in its data" in caplog.text
 
 
 def test_a_run_that_would_begin_anew_over_checkpoints_is_refused(straight):
     with pytest.raises(BadUse, match=r"Pass ckpt_path=saves\.ckpt_path\(\)"):
-        train(straight[2], resume=False)
+        lightning.train(straight[2], resume=False)

@@ -4,13 +4,15 @@ import signal
 from contextlib import contextmanager
 from importlib.util import find_spec
 
-import huggingface_training
-import lightning_training
 import pytest
 
+from deferred import Deferred
 from holdfast.checkpoint.integrations.reporting import END_LIMIT_S, Reporter
 from holdfast.core import link as link_module
 from holdfast.core.link import Unsupervised
+
+huggingface_training = Deferred("huggingface_training")
+lightning_training = Deferred("lightning_training")
 
 
 class Supervised(Unsupervised):

@@ -8,8 +8,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from holdfast.evaluate.types.harness import AnsweredSample, ModelFacts, SampleRequests
 from holdfast.evaluate.types.requests import Answer, Request, pack_tokens, unpack_tokens
@@ -88,6 +86,9 @@ TASKS = """
 
 def make_model(folder: Path) -> Path:
     """Make a random Llama of two layers."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
@@ -128,6 +129,8 @@ class ModelClient:
     """Answer each request alone by the model; record the requests in arbitrary order."""
 
     def __init__(self, folder: Path, *, max_length: int = 4096) -> None:
+        from transformers import LlamaForCausalLM
+
         self.facts = ModelFacts(
             model=0, name="tiny/step-1", tokenizer=str(folder), max_length=max_length
         )

@@ -11,8 +11,8 @@ from inspect_world import (
     make_model,
     write_tasks,
 )
-from transformers.utils import chat_template_utils
 
+from deferred import Deferred, needs
 from holdfast.core.errors import BadUse, NotFound
 from holdfast.evaluate.harness.choose import harness
 from holdfast.evaluate.harness.inspect import Inspect
@@ -21,12 +21,11 @@ from holdfast.evaluate.types.errors import EvaluationError
 from holdfast.evaluate.types.suite import TaskEntry
 from holdfast.testing import FakeClock
 
-inspect_ai = pytest.importorskip(
-    "inspect_ai", reason="inspect-ai is not installed (pip install 'holdfast[inspect]')"
-)
+inspect_ai = Deferred("inspect_ai")
 
 # Inspect's own: of tenacity, and of anyio's streams, which it leaves to the garbage collector.
 pytestmark = [
+    needs("inspect_ai", "inspect-ai is not installed (pip install 'holdfast[inspect]')"),
     pytest.mark.filterwarnings("ignore:The 'initial' parameter is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:Unclosed <MemoryObject:ResourceWarning"),
 ]
@@ -57,6 +56,9 @@ def judge():
 @pytest.fixture(autouse=True)
 def _own_environment(monkeypatch, tmp_path):
     """Keep a task process's settings away from the next test."""
+    import inspect_ai  # noqa: F401 - imported before the settings of one test are there
+    from transformers.utils import chat_template_utils
+
     monkeypatch.setenv("INSPECT_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("INSPECT_TRACE_FILE", str(tmp_path / "trace.log"))
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)

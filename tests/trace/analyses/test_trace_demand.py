@@ -4,7 +4,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from job_tables import assert_cdf, gpu_jobs, kalos, made_up, openb, philly, real, rows_of, trace_of
-from matplotlib.cbook import boxplot_stats
 
 from holdfast.trace.analyses.demand import gpu_demand, gpu_demand_by_type, host_demand
 from holdfast.trace.errors import LeftOut
@@ -63,6 +62,8 @@ def test_the_published_counts_by_number_of_gpus_come_out_to_the_job():
 
 
 def test_boxes_by_type():
+    from matplotlib.cbook import boxplot_stats
+
     frame = made_up()
     with trace_of(frame) as trace:
         result = gpu_demand_by_type(trace)

@@ -6,11 +6,9 @@ import sys
 import warnings
 from xml.etree import ElementTree
 
-import matplotlib.image
 import numpy as np
 import pytest
 import sample_charts
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from holdfast.trace.charts import Axis, Bars, Figure, Lines, Series
 from holdfast.trace.figures import draw, standalone, svg, write_paper
@@ -127,6 +125,8 @@ def test_the_path_in_the_svg_lies_on_the_cdf(data):
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_figure_is_drawn_and_its_texts_are_apart_and_inside(name):
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
         drawn = draw(FIGURES[name])
@@ -175,11 +175,13 @@ def test_svg_is_well_formed_compact_and_the_same_again(name):
 
 
 def test_many_points_are_seen_in_every_form(tmp_path):
+    from matplotlib.image import imread
+
     many = np.linspace(1, 9, 200)
     series = [Series(label="", x=many, y=many, style="points")]
     figure = Figure(panels=[Lines(x=Axis(label="x"), y=Axis(label="y"), series=series)])
     _, png = write_paper(figure, tmp_path / "dots")
-    pixels = matplotlib.image.imread(png)[..., :3]
+    pixels = imread(png)[..., :3]
     blue = (pixels[..., 2] > 0.5) & (pixels[..., 0] < 0.6)
     assert blue.sum() > 200 * 20  # each is some pixels
     assert max(path.count("M") for path in re.findall(r'd="([^"]*)"', svg(figure, "n", "n"))) == 200
