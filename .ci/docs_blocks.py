@@ -1,4 +1,4 @@
-"""Execute every block of a newcomer's pages (`PAGES`), or list what a block needs.
+"""Execute every block of a newcomer's pages (`PAGES`); check the blocks of all other pages of docs/.
 
 Usage: `docs_blocks.py [PAGE …]`. Each page has a folder of its own, with a training script, its
 checkpoints and one run, logs of a failed job, and job records. The first block of `STARTING_PAGE`
@@ -29,7 +29,7 @@ import time
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -49,7 +49,9 @@ PAGES = (
     "docs/diagnosis.md",
     "docs/on-call.md",
 )
-"""A newcomer's path; other pages are executed where they are named."""
+"""A newcomer's path. The other pages of docs/ are checked only, unless an argument names them."""
+OTHER_PAGE = "what its page describes: the page is not on a newcomer's path"
+"""The need of a block on such a page, if the block names none."""
 STARTING_PAGE = "docs/running.md"
 """The page whose first block starts the run that the other blocks of all pages read."""
 WORKSPACE = ROOT / ".ci/docs_workspace"
@@ -277,6 +279,15 @@ def run_timed(block: Block, folder: Path) -> list[Result]:
     return results
 
 
+def check_page(page: str, text: str) -> list[Result]:
+    """Check the blocks of a page without executing them."""
+    return [
+        result
+        for block in blocks_of(page, text)
+        for result in run_block(replace(block, need=block.need or OTHER_PAGE), ROOT)
+    ]
+
+
 def _cpu_s() -> float:
     """Return the CPU seconds of this process and of all processes that it has waited for."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
@@ -300,7 +311,7 @@ def report(results: Sequence[Result]) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Execute the pages that the arguments name, or those of a newcomer's path."""
+    """Execute the pages that the arguments name; by default a newcomer's path, and check the rest."""
     began_s = time.monotonic()
     pages = [Path(one).resolve() for one in arguments] or [ROOT / page for page in PAGES]
     with tempfile.TemporaryDirectory() as scratch:
@@ -310,6 +321,10 @@ def main(arguments: Sequence[str]) -> int:
             folder = Path(scratch) / str(number)
             shutil.copytree(prepared, folder)
             results += run_page(str(page.relative_to(ROOT)), page.read_text(), folder)
+    if not arguments:
+        for page in sorted((ROOT / "docs").rglob("*.md")):
+            if page not in pages:
+                results += check_page(str(page.relative_to(ROOT)), page.read_text())
     print(f"\n{time.monotonic() - began_s:.0f} s, {_cpu_s():.0f} CPU s")
     return report(results)
 

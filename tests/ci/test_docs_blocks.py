@@ -124,3 +124,13 @@ def test_a_comment_marks_the_next_block_alone(tmp_path):
     page = "<!-- needs: a moon -->\n" + block("json", "{}") + "\nText.\n\n" + block("json", "{}")
     needs = [one.need for one in docs_blocks.blocks_of("page.md", page)]
     assert needs == ["a moon", ""]
+
+
+def test_a_page_beside_the_newcomers_path_is_checked_and_not_executed(tmp_path):
+    made = tmp_path / "made"
+    page = block("sh", f"touch {made}", "holdfast runs ls --no-such-option") + block("toml", "a = ")
+    touched, refused, broken = docs_blocks.check_page("other.md", page)
+    assert not made.exists()
+    assert (touched.need, touched.error) == (docs_blocks.OTHER_PAGE, "")
+    assert "--no-such-option" in refused.error
+    assert broken.error
