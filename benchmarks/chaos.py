@@ -96,7 +96,7 @@ HEALTHY: tuple[Kind | str, ...] = (
 DEADLY: tuple[Kind | str, ...] = ("rank killed", "shim killed", "launcher killed")
 QUICK_STORM: Mapping[int, Kind] = {
     20: "supervisor killed",
-    45: "NaN gradients",
+    45: "rank killed",
 }
 """The faults of a quick storm, by the step at which each one comes."""
 
