@@ -1,5 +1,6 @@
 """Run the script of the tutorial: killed and started again, it ends with the same loss."""
 
+import os
 import re
 import subprocess
 import sys
@@ -47,7 +48,16 @@ def test_holdfast_starts_it_again_and_the_loss_is_the_same(tmp_path):
 
     def holdfast(*words):
         command = [sys.executable, "-m", "holdfast.cli.main", *words]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        # The page's `python` is that of the environment with Holdfast.
+        paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        done = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env={**os.environ, "PATH": paths},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
