@@ -72,4 +72,6 @@ def test_a_stream_is_evaluated_as_it_comes():
 
 def test_simulate_evaluate_is_the_plan_of_an_evaluation():
     found = simulate_commands.command.commands["evaluate"]
-    assert found is eval_commands.command.commands["plan"]
+    plan = eval_commands.command.commands["plan"]
+    assert (found.callback, found.params) == (plan.callback, plan.params)
+    assert (found.name, plan.name) == ("evaluate", "plan")

@@ -33,9 +33,8 @@ def command() -> None:
     """
 
 
-evaluate = copy(
-    plan_evaluation
-)  # a command of its own, since the reference reads names from commands
+# A command of its own, since the reference of the site reads names from commands.
+evaluate = copy(plan_evaluation)
 evaluate.name = "evaluate"
 command.add_command(evaluate)
 command.add_command(cluster)
