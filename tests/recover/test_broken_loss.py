@@ -103,6 +103,9 @@ def test_weights_that_become_nan_are_left_for_a_healthy_checkpoint(place):
     explained = place.holdfast("explain", "r")[1]
     assert "Cause: the hardware." in explained
     assert max(of_the_line(place)) <= faulty + 20
+    with place.ledger() as ledger:
+        recorded = {one.step: one.state for one in ledger.checkpoints("r")}
+    assert recorded[incident.restored_step] == "healthy"
     assert before == {path: path.read_bytes() for path in pretrained.rglob("*") if path.is_file()}
     (place.folder / "clean").mkdir()
     (place.folder / "clean" / "fault-at").write_text(str(faulty))

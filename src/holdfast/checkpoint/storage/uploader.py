@@ -209,13 +209,15 @@ def has_any(pusher: Pusher | None, asked: Asked) -> bool:
 def fetch_together(
     ranks: Ranks, remote: Remote, folder: Path, asked: Asked
 ) -> Callable[[int, int], int | None]:
-    """Fetch a newer checkpoint if `asked.newer`, on rank 0 for all ranks.
+    """Fetch a newer checkpoint from storage for all ranks, if `asked.newer` is True.
 
-    This function and the returned function are collective.
+    Rank 0 fetches, and the other ranks wait. All ranks must call this function and the returned
+    function.
 
     Returns:
-        A function that calls `fetch_instead` on rank 0, with the damaged step and the step above
-        which to look. It returns the fetched step to all ranks.
+        A function that fetches a replacement for a damaged checkpoint, see `fetch_instead`. Its
+        arguments are the step of the damaged checkpoint, and the step above which a replacement
+        must be. The function returns the step of the replacement, or None.
     """
     at_length = functools.partial(
         ranks.first_at_length, signs=lambda: remote.signs, section="restore"

@@ -93,11 +93,12 @@ def read_collectives(steps_s: Sequence[float] = ()) -> dict[str, Any] | None:
 def _begun_since(
     since_ns: float, entries: Iterable[Mapping[str, Any]]
 ) -> tuple[bool, dict[str, int], list[tuple[str, int, int]]]:
-    """Find the collectives in the entries of the recorder.
+    """Summarize the collectives in the entries of PyTorch's Flight Recorder.
 
     Returns:
-        True if an operation is not complete, the last collective of each group, and all collectives
-        since `since_ns`.
+        Three values: whether an operation is not complete; the number of the last collective of
+        each group; and the collectives that began after `since_ns`, each as its group, its
+        number and its start.
     """
     waits = False
     last: dict[str, int] = {}
