@@ -161,13 +161,13 @@ class PrivateSlurm:
             start_new_session=True,
         )
         try:
-            ports = free_ports(len(self.node_names) + 2, host="127.0.0.1")
-            self._write_configuration(*ports)
-            if self._accounting:
-                self._start_accounting(accounting_port=ports[1])
+            accounting_port = self._start_accounting() if self._accounting else None
+            # Chosen only now: while the database starts, other programs could take the ports.
+            controller_port, *node_ports = free_ports(len(self.node_names) + 1)
+            self._write_configuration(controller_port, accounting_port, node_ports)
             self._start("slurmctld", ["slurmctld", "-D", "-f", str(self._conf)])
             # Before sinfo, which would try for a long time to reach a slurmctld that has ended.
-            self._await("slurmctld", lambda: _listens(("127.0.0.1", ports[0])))
+            self._await("slurmctld", lambda: _listens(("127.0.0.1", controller_port)))
             for node in self.node_names:
                 self._start_node(node)
             self._await("slurmctld", lambda: self._all_in_state("idle", self.node_names))
@@ -249,7 +249,7 @@ class PrivateSlurm:
         return sorted(output.splitlines()) == sorted(f"{node} {state}" for node in nodes)
 
     def _write_configuration(
-        self, controller_port: int, accounting_port: int, *node_ports: int
+        self, controller_port: int, accounting_port: int | None, node_ports: Sequence[int]
     ) -> None:
         host = socket.gethostname().split(".")[0]
         user = pwd.getpwuid(os.getuid()).pw_name
@@ -260,7 +260,7 @@ class PrivateSlurm:
             folder=self.folder,
             node_timeout_s=self._node_timeout_s,
         )
-        if self._accounting:
+        if accounting_port is not None:
             lines += "AccountingStorageType=accounting_storage/slurmdbd\nAccountingStorageHost=127.0.0.1\n"
             lines += f"AccountingStoragePort={accounting_port}\nAccountingStorageTRES=gres/gpu\n"
         else:
@@ -278,15 +278,9 @@ class PrivateSlurm:
         (self.folder / "gres.conf").write_text(
             "".join(f"Name=gpu File={device}\n" for device in devices)
         )
-        slurmdbd_conf = self.folder / "slurmdbd.conf"
-        slurmdbd_conf.write_text(
-            f"AuthType=auth/none\nDbdHost=localhost\nDbdAddr=127.0.0.1\nDbdPort={accounting_port}\nSlurmUser={user}\n"
-            "StorageType=accounting_storage/mysql\nStorageHost=localhost\nStorageUser=root\nStorageLoc=accounting\n"
-            f"LogFile={self.folder}/log/slurmdbd.log\nPidFile={self.folder}/run/slurmdbd.pid\n"
-        )
-        slurmdbd_conf.chmod(0o600)  # the only mode that slurmdbd accepts
 
-    def _start_accounting(self, accounting_port: int) -> None:
+    def _start_accounting(self) -> int:
+        """Start the database and slurmdbd; return the port of slurmdbd."""
         user = pwd.getpwuid(os.getuid()).pw_name
         database, database_socket = self.folder / "db", self.folder / "run" / "db.sock"
         # The data need not outlive the test, so fsync is off. mariadbd demands a user name, even
@@ -329,8 +323,17 @@ class PrivateSlurm:
         served += [f"--pid-file={self.folder}/run/mariadbd.pid"]
         self._start("mariadbd", ["mariadbd", "--no-defaults", *options, *served])
         self._await("mariadbd", lambda: _listens(str(database_socket)))
+        [port] = free_ports(1)
+        slurmdbd_conf = self.folder / "slurmdbd.conf"
+        slurmdbd_conf.write_text(
+            f"AuthType=auth/none\nDbdHost=localhost\nDbdAddr=127.0.0.1\nDbdPort={port}\nSlurmUser={user}\n"
+            "StorageType=accounting_storage/mysql\nStorageHost=localhost\nStorageUser=root\nStorageLoc=accounting\n"
+            f"LogFile={self.folder}/log/slurmdbd.log\nPidFile={self.folder}/run/slurmdbd.pid\n"
+        )
+        slurmdbd_conf.chmod(0o600)  # the only mode that slurmdbd accepts
         self._start("slurmdbd", ["slurmdbd", "-D"], MYSQL_UNIX_PORT=str(database_socket))
-        self._await("slurmdbd", lambda: _listens(("127.0.0.1", accounting_port)))
+        self._await("slurmdbd", lambda: _listens(("127.0.0.1", port)))
+        return port
 
     def _start_node(self, name: str) -> None:
         # The step daemons inherit the variable, by which `kill_node` finds them.
