@@ -30,12 +30,13 @@ def run_ranks(world_size, script, *arguments, ends=None):
     return told
 
 
-def run_program(program, *arguments):
+def run_program(program, *arguments, in_folder=None):
     """Run a program of one process to its end, with any exit code.
 
     Args:
         program: the path of a script, or code.
         arguments: the arguments of the program.
+        in_folder: the program's working directory; None: the server's.
 
     Returns:
         A `subprocess.CompletedProcess` with text.
@@ -47,7 +48,8 @@ def run_program(program, *arguments):
         if isinstance(program, str):
             code.write_text(program)
             program = code
-        (found,) = _answer(_job(1, program, arguments, outputs=outputs, errors=errors))
+        job = _job(1, program, arguments, outputs=outputs, errors=errors)
+        (found,) = _answer(job | {"folder": str(in_folder or ".")})
         out, err = ((each / "0").read_text() for each in (outputs, errors))
     return subprocess.CompletedProcess([program, *arguments], found, out, err)
 
@@ -65,6 +67,7 @@ def _job(world_size, script, arguments, *, outputs, errors):
         "outputs": str(outputs),
         "errors": str(errors),
         "environment": dict(os.environ),
+        "folder": ".",
     }
 
 
@@ -110,6 +113,7 @@ def _rank(number, job):
         os.close(output)
     os.environ.clear()
     os.environ.update(job["environment"])
+    os.chdir(job["folder"])
     script = job["script"]
     sys.argv = [script, *(str(number) if each == RANK else each for each in job["arguments"])]
     sys.path[0] = str(Path(script).parent)

@@ -1,18 +1,17 @@
 """Test the import of checkpoints that DCP alone wrote."""
 
+import itertools
 import os
 import pickle
 import random
-import subprocess
-import sys
 import time
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from checkpoint_training import Training, assert_same
+from forked_work import FORKS
 
 from holdfast.checkpoint import Checkpointer, scan, verify
 from holdfast.checkpoint.convert.import_dcp import import_dcp
@@ -126,22 +125,26 @@ def test_one_that_comes_while_it_copies_stays(plain, tmp_path, name):
     assert Checkpointer(folder).restore(state) == state["a"] == 4
 
 
-@pytest.mark.slow
+def import_for_ever(plain, into, report):
+    for step in itertools.count(1):
+        import_dcp(plain, into, step)
+        os.write(report, b"%d\n" % step)
+
+
 def test_killed_at_any_time_it_leaves_whole_checkpoints_alone(plain, tmp_path):
     folder, generator = tmp_path / "checkpoints", random.Random(20)
     for number in range(KILLS):
         into = folder / str(number)
-        script = [
-            sys.executable,
-            str(Path(__file__).with_name("killed_importer.py")),
-            str(plain),
-            str(into),
-        ]
-        with subprocess.Popen(script, stdout=subprocess.PIPE, text=True) as process:
-            first = process.stdout.readline()
+        reading, report = os.pipe()
+        importer = FORKS.Process(target=import_for_ever, args=(plain, into, report))
+        importer.start()
+        os.close(report)
+        with open(reading, "rb") as reports:
+            first = reports.readline()
             time.sleep(generator.uniform(0, 0.1))
-            process.kill()
-            there = [int(line) for line in (first, *process.stdout)]
+            importer.kill()
+            there = [int(line) for line in (first, *reports)]
+        importer.join()
         infos = scan(into)
         assert [verify(info).state for info in infos] == ["verified"] * len(infos)
         # The step whose report was due next may exist as well.
