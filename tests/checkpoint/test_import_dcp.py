@@ -139,7 +139,7 @@ def test_killed_at_any_time_it_leaves_whole_checkpoints_alone(plain, tmp_path):
         importer = FORKS.Process(target=import_for_ever, args=(plain, into, report))
         importer.start()
         os.close(report)
-        with open(reading, "rb") as reports:
+        with os.fdopen(reading, "rb") as reports:
             first = reports.readline()
             time.sleep(generator.uniform(0, 0.1))
             importer.kill()
