@@ -3,11 +3,10 @@
 The children of a worker do not outlive SIGTERM.
 """
 
-import subprocess
-import sys
 import textwrap
 
-LONG_S = 120.0
+from started_ranks import run_program
+
 BEGIN = """
 import os, signal, subprocess, sys, time
 from torch.utils.data import DataLoader, Dataset
@@ -24,8 +23,7 @@ spare_workers()
 
 
 def run(script):
-    command = [sys.executable, "-c", BEGIN + textwrap.dedent(script)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LONG_S)
+    done = run_program(BEGIN + textwrap.dedent(script))
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
 
 

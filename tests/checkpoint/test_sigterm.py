@@ -2,18 +2,14 @@
 
 import logging
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
-import pytest
-from started_ranks import run_program
+from started_ranks import RANK, run_program, run_ranks
 
 from holdfast.checkpoint import Checkpointer, checkpointer, scan, verify
 
 SCRIPT = Path(__file__).with_name("sigterm_scenarios.py")
-LONG_S = 120.0
 
 SCENARIOS = [
     "it_saves_at_the_next_call_and_leaves",
@@ -41,24 +37,8 @@ def test_scenarios(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
 def test_two_programs_that_are_both_told_end_with_143(tmp_path):
-    commands = [[sys.executable, SCRIPT, tmp_path, "train", str(rank)] for rank in range(2)]
-    ranks = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        for command in commands
-    ]
-    try:
-        for rank in ranks:
-            assert b"9\n" in iter(rank.stdout.readline, b"")
-        for rank in ranks:
-            rank.send_signal(signal.SIGTERM)
-        said = [rank.communicate(timeout=LONG_S)[1].decode() for rank in ranks]
-        assert [rank.returncode for rank in ranks] == [143, 143], said
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+    run_ranks(2, SCRIPT, tmp_path, "train", RANK, ends=[143, 143])
     (info,) = scan(tmp_path / "ckpt")
     assert verify(info).state == "verified"
 
