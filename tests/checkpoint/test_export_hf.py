@@ -5,15 +5,15 @@ import math
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import warnings
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from forked_work import exit_code_of
 from safetensors import safe_open
+from started_ranks import RANK, run_ranks
 
 from deferred import Deferred, needs
 from holdfast import Checkpointer
@@ -232,20 +232,12 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.slow  # processes that import torch and transformers
 def test_tensors_sharded_over_ranks_come_out_whole(tmp_path):
     config = llama()
     model, _ = trained(config)
     torch.save(model.state_dict(), tmp_path / "state.pt")
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", SHARDED, tmp_path, str(rank)]) for rank in range(2)
-    ]
-    try:
-        assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+    (tmp_path / "rank.py").write_text(SHARDED)
+    run_ranks(2, tmp_path / "rank.py", tmp_path, RANK)
     assert len(list((tmp_path / "sharded").glob("*.distcp"))) == 2
     (tmp_path / "state.pt").unlink()
     export_safetensors(
@@ -382,26 +374,16 @@ def test_wrong_use_is_a_sentence_with_the_next_step(small, tmp_path):
         export_safetensors(checkpoint, out, hf_config=tmp_path / "other")
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from holdfast.checkpoint.convert.export_hf import export_safetensors
-from holdfast.checkpoint.convert.inspect import open_for_reading
-def progress(done, total):
+def die_in_the_middle(done, total):
     if done > total / 2:
         os.kill(os.getpid(), signal.SIGKILL)
-checkpoint, output, hf_config = map(Path, sys.argv[1:])
-export_safetensors(checkpoint, output, hf_config=hf_config, progress=progress)
-"""
 
 
-@pytest.mark.slow  # processes that import torch and transformers
 def test_an_export_killed_in_the_middle_leaves_nothing_that_looks_like_one(small, tmp_path):
     checkpoint, hf_config = small
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED, checkpoint, tmp_path / "out", hf_config], check=False
-    )
-    assert killed.returncode == -signal.SIGKILL
+    options = {"hf_config": hf_config, "progress": die_in_the_middle}
+    killed = exit_code_of(export_safetensors, checkpoint, tmp_path / "out", **options)
+    assert killed == -signal.SIGKILL
     assert not (tmp_path / "out").exists()
     assert len(list(tmp_path.glob(".out.*.tmp"))) == 1
     export_safetensors(checkpoint, tmp_path / "out", hf_config=hf_config)

@@ -6,12 +6,12 @@ import multiprocessing
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 
 import pytest
 from pushed_steps import pushing, state_of, steps_of
+from started_ranks import run_program
 from waiting import ENDS_S, until
 
 from holdfast.checkpoint import Checkpointer, scan
@@ -95,15 +95,12 @@ def test_a_trainer_that_is_killed_has_its_last_save_pushed(tmp_path, there):
         "print(child, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", script, str(folder), url], stdout=subprocess.PIPE
-    ) as trainer:
-        child = int(trainer.stdout.readline())
-        trainer.wait(ENDS_S)
-        try:
-            until(lambda: pushing(folder) == [])
-        finally:
-            os.kill(child, signal.SIGKILL)
+    trainer = run_program(script, folder, url)
+    assert trainer.returncode == -signal.SIGKILL, trainer.stderr
+    try:
+        until(lambda: pushing(folder) == [])
+    finally:
+        os.kill(int(trainer.stdout), signal.SIGKILL)
     assert steps_of(url)[0] == 2
 
 
@@ -129,8 +126,7 @@ def test_a_trainer_that_was_forked_after_it_was_made_has_one_too(tmp_path, there
         "ckpt.save(1, {'t': torch.ones(5000)}).result(); time.sleep(1.5)\n"  # by then a mistaken pusher ends
         "ckpt.save(2, {'t': torch.ones(5000)}); ckpt.close(); os._exit(0)\n"
     )
-    command = [sys.executable, "-c", script, str(tmp_path / "here"), there.as_uri()]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=ENDS_S, check=False)
+    ended = run_program(script, tmp_path / "here", there.as_uri())
     assert ended.returncode == 0, ended.stderr
     assert "started again" not in ended.stderr
     assert steps_of(there.as_uri()) == [2, 1]
