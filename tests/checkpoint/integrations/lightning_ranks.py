@@ -1,11 +1,6 @@
-"""Run one rank of Lightning under torchrun: `lightning_ranks.py FOLDER STOP_AT STEPS`.
-
-At step STOP_AT, rank 0 requests a stop from torchrun; 0: no stop.
-"""
+"""Run one rank of Lightning, in the environment that torchrun sets."""
 
 import os
-import signal
-import sys
 import warnings
 
 import lightning.pytorch as pl
@@ -41,22 +36,22 @@ class Numbers:
 
 
 class Ranked(Net):
-    def __init__(self, stop_at):
+    def __init__(self, stop_at, asked):
         super().__init__()
-        self.stop_at = stop_at
+        self.stop_at, self.asked = stop_at, asked
         self.saw = []
 
     def training_step(self, batch, batch_idx):
         self.saw.append(round(batch[0].item() * 1e4))
         if self.global_step == self.stop_at > 0 and self.global_rank == 0:
-            os.kill(os.getppid(), signal.SIGTERM)
+            self.asked.set()
         return self.net(batch).square().mean()
 
     def train_dataloader(self):
         return Numbers()
 
 
-def train(folder, *, stop_at=0, steps):
+def train(folder, *, stop_at=0, steps, asked=None):
     torch.set_num_threads(1)
     pl.seed_everything(0, verbose=False)
     saves = HoldfastCheckpoint(folder, every=1 << 40, sigterm_grace_s=LONG_S)
@@ -74,11 +69,26 @@ def train(folder, *, stop_at=0, steps):
             enable_model_summary=False,
             default_root_dir=folder,
         )
-        module = Ranked(stop_at)
+        module = Ranked(stop_at, asked)
         trainer.fit(module, ckpt_path=saves.ckpt_path())
     return trainer, module
 
 
-if __name__ == "__main__":
-    _, module = train(sys.argv[1], stop_at=int(sys.argv[2]), steps=int(sys.argv[3]))
-    sys.stdout.write(f"rank {module.global_rank} saw {module.saw}\n")
+def run_rank(rank, port, folder, saw, asked, **options):
+    """Run one of two ranks, whose store is at `port`, and report the numbers that it saw.
+
+    At step `stop_at`, rank 0 sets `asked`.
+    """
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "GROUP_RANK": "0",
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RUN_ID": "none",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    _, module = train(folder, asked=asked, **options)
+    saw.put((rank, module.saw))

@@ -1,9 +1,8 @@
-"""A Lightning run with many random draws; `lightning_training.py FOLDER KILL_AT` kills itself."""
+"""A Lightning run with many random draws, which may kill its process."""
 
 import os
 import pickle
 import signal
-import sys
 import warnings
 
 import lightning.pytorch as pl
@@ -153,7 +152,3 @@ def train(folder, *, seed=0, kill_at=None, net=Net, resume=True, trainer_options
         module = net(kill_at)
         trainer.fit(module, ckpt_path=saves.ckpt_path() if resume else None)
     return trainer, module
-
-
-if __name__ == "__main__":
-    train(sys.argv[1], kill_at=int(sys.argv[2]))

@@ -1,13 +1,14 @@
 """Test that a killed and resumed Lightning Trainer equals an uninterrupted one, bit by bit."""
 
+import os
 import shutil
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+import torch
 from checkpoint_training import assert_same
+from forked_work import FORKS, exit_code_of
+from waiting import ENDS_S
 
 from deferred import Deferred
 from holdfast.checkpoint import Checkpointer, scan, verify
@@ -18,7 +19,7 @@ from holdfast.core.left_out import ENV_LEAVE_OUT
 from holdfast.core.link import ENV_ACCUMULATION
 
 lightning = Deferred("lightning_training")
-FOLDER = Path(__file__).parent
+lightning_ranks = Deferred("lightning_ranks")
 EPOCHS, BATCHES = 3, 4  # of lightning_training, which is not imported to collect the tests
 STEPS = EPOCHS * BATCHES
 
@@ -61,13 +62,14 @@ def test_every_step_is_saved_and_verifies(straight):
     assert verify(found[0]).state == "verified"
 
 
-@pytest.mark.parametrize("step", [1, 3, 4, 6, 8, 11])
+@pytest.mark.parametrize("step", [1, 4, 11])
 def test_resumed_from_any_step_it_goes_on_to_the_bit(tmp_path, straight, step):
     """Resume within an epoch and at its end, also from other weights and other random numbers."""
     copy_of(step, straight[2], tmp_path)
     resumed = lightning.train(tmp_path, seed=99)
     assert min(resumed[1].losses) == step
     assert_goes_on_as(resumed, straight)
+    assert resumed[0].current_epoch == straight[0].current_epoch
     assert_same(random_state.capture(), straight[3])
 
 
@@ -138,13 +140,13 @@ def test_on_fewer_nodes_it_accumulates_more(tmp_path, monkeypatch):
     assert_same(module.state_dict(), expected[1].state_dict())
 
 
-@pytest.mark.parametrize("step", [2, 3, BATCHES])
-def test_what_a_module_does_at_the_end_of_a_batch_is_in_the_step_that_is_saved(tmp_path, step):
+def test_what_a_module_does_at_the_end_of_a_batch_is_in_the_step_that_is_saved(tmp_path):
     straight = lightning.train(tmp_path / "straight", net=lightning.Averaged)
     assert "on_train_batch_end" not in vars(straight[1])
-    copy_of(step, tmp_path / "straight", tmp_path / "resumed")
-    resumed = lightning.train(tmp_path / "resumed", seed=99, net=lightning.Averaged)
-    assert_goes_on_as(resumed, straight)
+    for step in (3, BATCHES):
+        copy_of(step, tmp_path / "straight", tmp_path / str(step))
+        resumed = lightning.train(tmp_path / str(step), seed=99, net=lightning.Averaged)
+        assert_goes_on_as(resumed, straight)
 
 
 def test_a_training_that_breaks_off_leaves_the_module_as_it_was(tmp_path):
@@ -163,12 +165,19 @@ def test_between_batches_the_module_can_be_pickled(tmp_path):
     assert len(module.losses) == STEPS
 
 
-@pytest.mark.parametrize("length", [{"max_steps": STEPS, "max_epochs": -1}, {"max_epochs": EPOCHS}])
-@pytest.mark.parametrize("evaluation", [{}, {"limit_val_batches": 0}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_steps": STEPS, "max_epochs": -1},
+        {"max_epochs": EPOCHS, "limit_val_batches": 0},
+        {"max_steps": STEPS, "max_epochs": -1, "limit_val_batches": 0},
+    ],
+)
 def test_however_its_length_is_given_and_whether_it_evaluates_it_goes_on_to_the_bit(
-    tmp_path, length, evaluation
+    tmp_path, options
 ):
-    options = {"trainer_options": length | evaluation}
+    """The fixture `straight` evaluates, and its length is given in epochs."""
+    options = {"trainer_options": options}
     straight = (
         *lightning.train(tmp_path / "straight", **options),
         tmp_path / "straight",
@@ -217,11 +226,8 @@ def test_a_scheduler_that_steps_after_the_epochs_end_is_saved_after_it(tmp_path)
     )
 
 
-@pytest.mark.slow
 def test_killed_and_started_again_it_goes_on_to_the_bit(tmp_path, straight):
-    command = [sys.executable, str(FOLDER / "lightning_training.py"), str(tmp_path), "7"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    assert exit_code_of(lightning.train, tmp_path, kill_at=7) == -signal.SIGKILL
     assert 0 < scan(tmp_path)[0].step <= 7
     assert_goes_on_as(lightning.train(tmp_path), straight)
 
@@ -249,36 +255,48 @@ def test_on_a_new_node_it_goes_on_from_what_was_pushed(tmp_path, straight):
     assert_goes_on_as(resumed, straight)
 
 
-@pytest.mark.slow
 def test_ranks_that_are_told_to_stop_save_the_same_step_and_each_goes_on_with_its_own_data(
     tmp_path, caplog
 ):
-    def torchrun(stop_at, steps):
-        command = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            "2",
+    def ranks(stop_at, steps):
+        """Run two ranks in forks, and end both with SIGTERM at step `stop_at`, as torchrun does."""
+        store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        saw, asked = FORKS.SimpleQueue(), FORKS.Event()
+        started = [
+            FORKS.Process(
+                target=lightning_ranks.run_rank,
+                args=(rank, store.port, tmp_path, saw, asked),
+                kwargs={"stop_at": stop_at, "steps": steps},
+            )
+            for rank in range(2)
         ]
-        command += [FOLDER / "lightning_ranks.py", tmp_path, str(stop_at), str(steps)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        for rank in started:
+            rank.start()
+        if stop_at:
+            assert asked.wait(ENDS_S)
+            for rank in started:
+                os.kill(rank.pid, signal.SIGTERM)
+        for rank in started:
+            rank.join(ENDS_S)
+            rank.kill()
+        return [rank.exitcode for rank in started], saw
 
-    stopped = torchrun(5, 1 << 30)
+    ends, _ = ranks(5, 1 << 30)
+    assert ends == [143, 143]
     (info,) = scan(tmp_path)
-    assert verify(info).state == "verified", stopped.stderr
+    assert verify(info).state == "verified"
     assert info.step >= 6
     theirs = Checkpointer(tmp_path).per_rank_states(info.step)
     loaders = [{"rank": rank, "of_rank": [info.step] * (rank + 1)} for rank in range(2)]
     assert [each["combined_loader"] for each in theirs] == [[each] for each in loaders]
 
-    done = torchrun(0, info.step + 2)
-    for rank in range(2):
-        saw = [1000 * rank + info.step + 1, 1000 * rank + info.step + 2]
-        assert f"rank {rank} saw {saw}" in done.stdout, done.stderr
+    ends, saw = ranks(0, info.step + 2)
+    assert ends == [0, 0]
+    assert sorted(saw.get() for _ in range(2)) == [
+        (rank, [1000 * rank + info.step + 1, 1000 * rank + info.step + 2]) for rank in range(2)
+    ]
 
-    _, module = Deferred("lightning_ranks").train(tmp_path, steps=info.step + 4)
+    _, module = lightning_ranks.train(tmp_path, steps=info.step + 4)
     assert module.saw == [1, 2]
     assert "does not say where each of these ranks was in its data" in caplog.text
 
