@@ -1,6 +1,7 @@
 """Set up all tests."""
 
 import contextlib
+import gc
 import importlib.util
 import os
 import secrets
@@ -60,6 +61,11 @@ LONGEST = {
 def pytest_collection_modifyitems(items):
     """Put the longest files first: at the end the other workers would wait for the one that runs such a file."""
     items.sort(key=lambda item: item.path.name not in LONGEST)
+
+
+def pytest_collection_finish():
+    """Leave all objects of this moment out of later searches for cycles: they stay to the end."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,8 @@
 """Import a framework when a test uses it, since each worker of pytest collects all test files."""
 
+import gc
 import importlib
+import sys
 from importlib.util import find_spec
 
 import pytest
@@ -16,7 +18,12 @@ class Deferred:
         # pytest looks up private names on each object of a file that it collects.
         if name.startswith("_"):
             raise AttributeError(name)
-        return getattr(importlib.import_module(self._name), name)
+        if self._name not in sys.modules:
+            importlib.import_module(self._name)
+            # A framework has a million objects for good. Each later collection, such as the one at
+            # the end of each training with transformers, would look for cycles among them.
+            gc.freeze()
+        return getattr(sys.modules[self._name], name)
 
 
 def needs(package, reason):

@@ -78,6 +78,21 @@ def test_what_cannot_be_read_into_is_named_and_nothing_is_changed(tmp_path, targ
     assert state["a"] == 0
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Return a folder with a checkpoint, which no test changes."""
+    folder = tmp_path_factory.mktemp("saved")
+    state = {
+        "model": {"w": torch.ones(3)},
+        "items": [torch.ones(1), torch.ones(1)],
+        "plain": 4,
+        "first": 9,
+    }
+    with Checkpointer(folder) as ckpt:
+        ckpt.save(1, state).result()
+    return folder
+
+
 @pytest.mark.parametrize(
     ("target", "named"),
     [
@@ -93,20 +108,13 @@ def test_what_cannot_be_read_into_is_named_and_nothing_is_changed(tmp_path, targ
         ({"plain": torch.zeros(1)}, "'plain' is a tensor in the state and a plain value"),
     ],
 )
-def test_a_state_that_does_not_fit_is_named_and_left_alone(tmp_path, target, named):
-    saved = {
-        "model": {"w": torch.ones(3)},
-        "items": [torch.ones(1), torch.ones(1)],
-        "plain": 4,
-        "first": 9,
-    }
-    Checkpointer(tmp_path).save(1, saved).result()
+def test_a_state_that_does_not_fit_is_named_and_left_alone(saved, target, named):
     # `first` fits, and would be filled before the error in the next entry.
     target = {"first": 0, **target}
     before = copy.deepcopy(target)
     rng_before = torch.get_rng_state()
     with pytest.raises(StateMismatch) as raised:
-        Checkpointer(tmp_path).restore(target)
+        Checkpointer(saved).restore(target)
     assert named in str(raised.value)
     assert_same(target, before)
     assert torch.equal(torch.get_rng_state(), rng_before)

@@ -3,6 +3,7 @@
 import errno
 import itertools
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,19 @@ def save(folder, *steps, **options):
     with Checkpointer(folder, keep=None, **options) as ckpt:
         for step in steps:
             ckpt.save(step, state_of(step)).result()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved")
+    save(folder, 1, 2)
+    return folder
+
+
+@pytest.fixture
+def with_two(saved, tmp_path):
+    """Put copies of the checkpoints of the steps 1 and 2 into the test's folder."""
+    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
 
 
 @pytest.fixture
@@ -77,12 +91,14 @@ def test_a_folder_from_which_everything_goes_is_no_reason_to_begin_anew(
         Checkpointer(tmp_path, read_only=True).restore(state_of(0))
 
 
-@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EMFILE])
-@pytest.mark.parametrize(("failures", "restored"), [(1, 2), (2, 2), (3, 1)])
+@pytest.mark.usefixtures("with_two")
+@pytest.mark.parametrize(
+    ("number", "failures", "restored"),
+    [(errno.ESTALE, 1, 2), (errno.EIO, 2, 2), (errno.EMFILE, 3, 1)],
+)
 def test_what_cannot_be_read_for_a_moment_is_read_again(
     tmp_path, monkeypatch, pauses, number, failures, restored
 ):
-    save(tmp_path, 1, 2)
     real, failed = verified_files._open, itertools.count()
 
     def fail_at_first(path):
@@ -97,10 +113,10 @@ def test_what_cannot_be_read_for_a_moment_is_read_again(
     assert len(pauses) == min(failures, 2)
 
 
+@pytest.mark.usefixtures("with_two")
 def test_a_manifest_that_cannot_be_read_for_a_moment_is_looked_at_again(
     tmp_path, monkeypatch, pauses
 ):
-    save(tmp_path, 1, 2)
     real, infos = opening.scan, []
 
     def scan(folder):
@@ -118,8 +134,8 @@ def test_a_manifest_that_cannot_be_read_for_a_moment_is_looked_at_again(
     assert len(pauses) == 1
 
 
+@pytest.mark.usefixtures("with_two")
 def test_damage_is_not_read_again(tmp_path, pauses):
-    save(tmp_path, 1, 2)
     (step_path(tmp_path, 2) / "__0_0.distcp").unlink()
     assert Checkpointer(tmp_path).restore(state_of(0)) == 1
     assert pauses == []
@@ -146,11 +162,11 @@ def test_a_state_that_holds_parts_of_a_damaged_step_is_not_said_to_be_unchanged(
         Checkpointer(tmp_path).restore(state)
 
 
+@pytest.mark.usefixtures("with_two")
 @pytest.mark.parametrize("failures", [1, 3])
 def test_a_folder_that_cannot_be_looked_at_is_looked_at_again(
     tmp_path, monkeypatch, pauses, failures
 ):
-    save(tmp_path, 1, 2)
     real, failed = Path.iterdir, []
 
     def stale(path):
@@ -170,10 +186,10 @@ def test_a_folder_that_cannot_be_looked_at_is_looked_at_again(
             Checkpointer(tmp_path).restore(state_of(0))
 
 
+@pytest.mark.usefixtures("with_two")
 def test_one_that_cannot_be_looked_at_for_a_moment_is_not_taken_for_none(
     tmp_path, monkeypatch, pauses
 ):
-    save(tmp_path, 1, 2)
     real, failed = Path.is_dir, []
 
     def stale(path):

@@ -78,25 +78,25 @@ def test_tensors_and_state_dicts_are_filled_in_place_and_plain_values_replaced(t
     assert all(left is right for left, right in zip(kept, now, strict=True))
 
 
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        torch.arange(12).view(3, 4).t(),
-        torch.tensor(float("nan")),
-        torch.zeros(0, 3),
-        torch.randn(4).to(torch.bfloat16),
-        torch.tensor([True, False]),
-        torch.randn(3, dtype=torch.complex64),
-        torch.arange(10)[2:5],
-        torch.nn.Parameter(torch.ones(2)),
-    ],
-    ids=["transposed", "nan", "empty", "bfloat16", "bool", "complex", "slice", "parameter"],
-)
-def test_every_kind_of_tensor(tmp_path, tensor):
-    Checkpointer(tmp_path).save(0, {"t": tensor}).result()
-    target = torch.zeros_like(tensor).requires_grad_(tensor.requires_grad)
-    Checkpointer(tmp_path).restore({"t": target})
-    assert_same(target.detach(), tensor.detach())
+def test_every_kind_of_tensor(tmp_path):
+    kinds = {
+        "transposed": torch.arange(12).view(3, 4).t(),
+        "nan": torch.tensor(float("nan")),
+        "empty": torch.zeros(0, 3),
+        "bfloat16": torch.randn(4).to(torch.bfloat16),
+        "bool": torch.tensor([True, False]),
+        "complex": torch.randn(3, dtype=torch.complex64),
+        "slice": torch.arange(10)[2:5],
+        "parameter": torch.nn.Parameter(torch.ones(2)),
+    }
+    Checkpointer(tmp_path).save(0, kinds).result()
+    targets = {
+        kind: torch.zeros_like(tensor).requires_grad_(tensor.requires_grad)
+        for kind, tensor in kinds.items()
+    }
+    Checkpointer(tmp_path).restore(targets)
+    for kind, tensor in kinds.items():
+        assert_same(targets[kind].detach(), tensor.detach(), kind)
 
 
 def test_random_generators_continue_where_they_were(tmp_path):

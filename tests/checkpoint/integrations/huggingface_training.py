@@ -1,8 +1,7 @@
-"""A Trainer that draws many random numbers; `huggingface_training.py FOLDER KILL_AT` kills itself."""
+"""A Trainer that draws many random numbers, and may kill its process."""
 
 import os
 import signal
-import sys
 
 import torch
 from transformers import (
@@ -102,7 +101,3 @@ def train(folder, **options):
     trainer, saves = make(folder, **options)
     trainer.train(resume_from_checkpoint=saves.resume(trainer))
     return trainer
-
-
-if __name__ == "__main__":
-    train(sys.argv[1], callbacks=[DiesAt(int(sys.argv[2]))])
