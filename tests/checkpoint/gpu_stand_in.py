@@ -97,14 +97,14 @@ class Everything:
         self.more = {
             "bfloat16": torch.randn(LARGE, device=DEVICE).to(torch.bfloat16),
             "longer than a chunk": torch.randint(
-                0, 256, (17 * MIB + 77,), dtype=torch.uint8, device=DEVICE
-            ),
+                0, 256, (MIB + 77,), dtype=torch.uint8, device=DEVICE
+            ).repeat(17),
             "transposed": torch.randn(500, 300, device=DEVICE).t(),
             "every other": whole[::2],
             "a view at an odd address": whole.view(torch.uint8)[3 : LARGE + 3],
             "conjugated": torch.randn(LARGE, dtype=torch.complex64, device=DEVICE).conj(),
             "small": [
-                torch.full((number % 9,), float(number), device=DEVICE) for number in range(500)
+                torch.full((number % 9,), float(number), device=DEVICE) for number in range(100)
             ],
             "0-d": torch.tensor(3, device=DEVICE),
             "bool": torch.rand(100, device=DEVICE) > 0.5,

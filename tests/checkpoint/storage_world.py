@@ -1,6 +1,7 @@
 """Object storage for tests: buckets, a proxy that fails, and checkpoints of random bytes."""
 
 import contextlib
+import functools
 import http.client
 import itertools
 import os
@@ -12,8 +13,6 @@ import threading
 from concurrent.futures import Future
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
-import boto3
 
 from holdfast.checkpoint.format.checksums import BLOCK_BYTES, SIDECAR_SUFFIX, file_digests
 from holdfast.checkpoint.format.manifest import Manifest, describe_file, write_manifest
@@ -71,8 +70,15 @@ def contents(path):
 
 def new_bucket(endpoint):
     bucket = f"bucket-{next(_numbers)}"
-    boto3.client("s3", endpoint_url=endpoint).create_bucket(Bucket=bucket)
+    _client(endpoint).create_bucket(Bucket=bucket)
     return bucket
+
+
+@functools.cache
+def _client(endpoint):
+    import boto3  # not in a process that only pushes, as `killed_pusher.py` is
+
+    return boto3.client("s3", endpoint_url=endpoint)
 
 
 class Proxy:

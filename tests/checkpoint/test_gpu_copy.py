@@ -38,14 +38,14 @@ def test_every_step_is_saved_as_it_was_while_training_goes_on(tmp_path, attest, 
     with holdfast.Checkpointer(
         tmp_path / "c", keep=None, attest=attest, max_device_memory_gib=room_gib, every=1
     ) as ckpt:
-        for step in range(1, 9):
+        for step in range(1, 5):
             trained.forward_backward()
             trained.optimizer.step()
             ckpt.before_update()
             trained.update()
             expected[step] = trained.clone()
             ckpt.save(step, trained.state)
-    for step in (2, 8):
+    for step in (2, 4):
         assert_saved(tmp_path / "c", step, expected[step])
 
 
@@ -356,6 +356,7 @@ def test_twenty_thousand_tensors_reach_the_host_as_one(tmp_path):
     assert_equal(into, {"experts": expected})
 
 
+@needs_gpu  # on the CPU, CUDA reports 0 bytes
 def test_snapshots_take_no_more_of_the_gpu_with_each_save(tmp_path):
     trained = Everything()
     taken = []

@@ -19,6 +19,12 @@ from holdfast.checkpoint.catalog.annotations import (
 from holdfast.checkpoint.format.paths import replaced_path
 
 
+def save(folder, *steps):
+    with Checkpointer(folder, keep=None) as ckpt:
+        for step in steps:
+            ckpt.save(step, {"a": step}).result()
+
+
 def test_only_the_newest_are_kept(tmp_path):
     with Checkpointer(tmp_path, keep=2) as ckpt:
         for step in range(5):
@@ -31,22 +37,18 @@ def test_only_the_newest_are_kept(tmp_path):
 
 
 def test_all_are_kept_with_none(tmp_path):
-    ckpt = Checkpointer(tmp_path, keep=None)
-    for step in range(5):
-        ckpt.save(step, {"a": step}).result()
+    save(tmp_path, *range(5))
     assert len(scan(tmp_path)) == 5
 
 
 def test_a_save_below_older_ones_keeps_itself(tmp_path):
-    for step in (100, 200):
-        Checkpointer(tmp_path, keep=None).save(step, {"a": step}).result()
+    save(tmp_path, 100, 200)
     Checkpointer(tmp_path, keep=1).save(1, {"a": 1}).result()
     until(lambda: [info.step for info in scan(tmp_path)] == [200, 1])
 
 
 def test_damaged_ones_neither_count_nor_push_out_good_ones(tmp_path, caplog):
-    for step in (1, 2, 3):
-        Checkpointer(tmp_path, keep=None).save(step, {"a": step}).result()
+    save(tmp_path, 1, 2, 3)
     data = tmp_path / "step-0000000003" / "__0_0.distcp"
     content = bytearray(data.read_bytes())
     content[len(content) // 2] ^= 1

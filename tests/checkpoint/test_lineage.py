@@ -57,14 +57,21 @@ def abandoned(folder):
     return [info.step for info in scan(folder) if info.abandoned]
 
 
-@pytest.fixture
-def went_back(tmp_path):
-    """Return a folder with steps 10 to 40, and then from 20 on step 25."""
-    with Checkpointer(tmp_path, keep=None) as ckpt:
+@pytest.fixture(scope="module")
+def saved_so(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved")
+    with Checkpointer(folder, keep=None) as ckpt:
         save(ckpt, 10, 20, 30, 40)
-    with Checkpointer(tmp_path, keep=None) as ckpt:
-        go_back(ckpt, tmp_path, 20)
+    with Checkpointer(folder, keep=None) as ckpt:
+        go_back(ckpt, folder, 20)
         save(ckpt, 25, sign=-1)
+    return folder
+
+
+@pytest.fixture
+def went_back(saved_so, tmp_path):
+    """Return a copy of a folder with steps 10 to 40, and then from 20 on step 25."""
+    shutil.copytree(saved_so, tmp_path, dirs_exist_ok=True)
     return tmp_path
 
 

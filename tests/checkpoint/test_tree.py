@@ -38,7 +38,7 @@ def ckpt(tmp_path):
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(state=st.dictionaries(st.text("abcdef", min_size=1, max_size=3), states, max_size=3))
 def test_any_nested_state_comes_back_as_it_was(ckpt, state):

@@ -169,7 +169,7 @@ def test_what_a_scheduler_sends_to_all_processes_is_the_trainers_to_act_on(bench
 
 def test_files_of_the_working_directory_are_not_taken_for_modules(bench, tmp_path, monkeypatch):
     made = bench()
-    for name in ("queue", "secrets", "socket"):
+    for name in ("queue", "json", "socket"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit(7)")
     monkeypatch.chdir(tmp_path)
     made.save(1).result(ENDS_S)

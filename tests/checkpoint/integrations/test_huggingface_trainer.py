@@ -1,6 +1,10 @@
-"""Test that a killed and resumed `transformers.Trainer` equals an uninterrupted one, bit by bit."""
+"""Test that a killed and resumed `transformers.Trainer` equals an uninterrupted one, bit by bit.
+
+A Trainer that leaves out batches equals one that never had them.
+"""
 
 import copy
+import itertools
 import os
 import shutil
 import signal
@@ -9,11 +13,15 @@ import pytest
 import torch
 from checkpoint_training import assert_same
 from forked_work import exit_code_of
+from supervised_link import supervised
 
 from deferred import Deferred
 from holdfast.checkpoint import scan, verify
 from holdfast.checkpoint.state import random_state
+from holdfast.core import link as link_module
 from holdfast.core.errors import BadUse
+from holdfast.core.left_out import ENV_LEAVE_OUT, LeftOut
+from holdfast.core.link import ENV_ACCUMULATION, Unsupervised, take_batches
 
 hf = Deferred("huggingface_training")
 MEASURED = {"loss", "grad_norm", "learning_rate", "eval_loss", "step", "epoch"}
@@ -204,3 +212,155 @@ def test_another_model_than_the_one_that_was_restored_is_refused(tmp_path, strai
     trainer.model = trainer.model_wrapped = copy.deepcopy(trainer.model)
     with pytest.raises(BadUse, match="has another model"):
         trainer.train(resume_from_checkpoint=resumed)
+
+
+def made(folder, **options):
+    """Return a trainer without evaluation, and its callback."""
+    trainer, saves = hf.make(
+        folder, **{"eval_strategy": "no", "metric_for_best_model": None, **options}
+    )
+    trainer.remove_callback(hf.EarlyStoppingCallback)
+    return trainer, saves
+
+
+class ByHand:
+    """The batches of a Trainer's first epochs, without some of them, in epochs of one length."""
+
+    def __init__(self, loader, left_out):
+        epochs = []
+        for epoch in range(4):
+            loader.set_epoch(epoch)
+            epochs += list(loader.batch_sampler)
+        kept = [one for number, one in enumerate(epochs, 1) if number not in left_out]
+        self.length = len(loader)
+        self.kept = iter(kept)
+
+    def __len__(self):
+        return self.length
+
+    def __iter__(self):
+        return itertools.islice(self.kept, self.length)
+
+
+def trained_by_hand(folder, left_out, **options):
+    trainer, saves = made(folder, **options)
+    trainer.remove_callback(saves)
+    loader = trainer.get_train_dataloader()
+    vars(loader.base_dataloader)["batch_sampler"] = ByHand(trainer.get_train_dataloader(), left_out)
+    trainer.get_train_dataloader = lambda: loader
+    trainer.train()
+    return trainer.model.state_dict()
+
+
+def trained(folder, **options):
+    trainer, saves = made(folder, **options)
+    trainer.train(resume_from_checkpoint=saves.resume(trainer))
+    assert trainer.state.global_step == hf.STEPS
+    return trainer.model.state_dict()
+
+
+class Reported(Unsupervised):
+    def __init__(self):
+        self.batches, self.skipped = {}, []
+
+    def step(self, step, loss, metrics):
+        self.batches[step] = take_batches()
+
+    def emit(self, kind, data):
+        if kind == "batches_skipped":
+            self.skipped.append((data["first"], data["last"], data["epoch"]))
+
+
+def test_a_trainer_leaves_out_as_if_by_hand_and_goes_on_so_from_any_step(tmp_path, monkeypatch):
+    """Leave out whole steps and single batches, within and across epochs; resume at several steps."""
+    text = "3-4,8-9,18-18"
+    expected = trained_by_hand(tmp_path, LeftOut.of_text(text))
+    monkeypatch.setenv(ENV_LEAVE_OUT, text)
+    link = Reported()
+    monkeypatch.setattr(link_module, "_link", link)
+    take_batches()
+    assert_same(trained(tmp_path / "straight"), expected)
+    assert link.batches == {
+        1: (1, 2), 2: (5, 6), 3: (7, 10), 4: (11, 12), 5: (13, 14), 6: (15, 16), 7: (17, 19), 8: (20, 21), 9: (22, 23)
+    }  # fmt: skip
+    assert link.skipped == [(3, 4, 0), (8, 9, 0), (18, 18, 2)]
+    for step in (2, hf.STEPS_AN_EPOCH, 7):
+        (kept,) = (info.path for info in scan(tmp_path / "straight") if info.step == step)
+        shutil.copytree(kept, tmp_path / str(step) / kept.name)
+        assert_same(trained(tmp_path / str(step), seed=99), expected)
+
+
+def test_without_anything_left_out_a_trainer_trains_as_without_holdfast(tmp_path):
+    plain = trained_by_hand(tmp_path, LeftOut())
+    assert_same(trained(tmp_path / "ours"), plain)
+
+
+def test_on_fewer_ranks_a_trainer_accumulates_more_and_the_batches_keep_their_numbers(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv(ENV_LEAVE_OUT, "2-2")
+    monkeypatch.setenv(ENV_ACCUMULATION, "2")
+    link = Reported()
+    monkeypatch.setattr(link_module, "_link", link)
+    take_batches()
+    ours = trained(tmp_path / "ours", gradient_accumulation_steps=1)
+    assert link.batches == {1: (1, 1), **{step: (step + 1, step + 1) for step in range(2, 10)}}
+    monkeypatch.delenv(ENV_ACCUMULATION)
+    assert_same(ours, trained_by_hand(tmp_path, LeftOut.of_text("3-4")))
+
+
+def test_the_accumulation_is_multiplied_once(tmp_path, monkeypatch):
+    monkeypatch.setenv(ENV_ACCUMULATION, "3")
+    trainer, saves = hf.make(tmp_path)
+    assert saves.resume(trainer) is None
+    assert saves.resume(trainer) is None
+    assert trainer.args.gradient_accumulation_steps == 6
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return (hf.Text()[index] for index in range(15))
+
+
+def test_a_stream_is_left_as_it_is_and_that_is_said(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv(ENV_LEAVE_OUT, "1-2")
+    trainer, saves = made(tmp_path, max_steps=1)
+    trainer.train_dataset = Stream()
+    trainer.train(resume_from_checkpoint=saves.resume(trainer))
+    assert "Batches 1-2 are not left out" in caplog.text
+
+
+def test_each_step_is_reported_to_a_supervisor(tmp_path, monkeypatch):
+    link = supervised(monkeypatch)
+    trainer = hf.train(tmp_path, saving={"every": 4}, include_num_input_tokens_seen="all")
+    last = hf.STEPS
+    losses = {
+        entry["step"]: entry["loss"] for entry in trainer.state.log_history if "loss" in entry
+    }
+    assert {step: loss for step, loss, _ in link.steps} == losses
+    assert [step for step, _, _ in link.steps] == list(range(1, last + 1))
+    for _, _, metrics in link.steps:
+        assert metrics.keys() == {
+            "samples_per_second",
+            "tokens_per_second",
+            "grad_norm",
+            "learning_rate",
+        }
+        assert metrics["tokens_per_second"] > metrics["samples_per_second"] > 0
+    order = link.order()
+    assert order[0] == "watch"
+    assert "take back" not in order, (
+        "this trainer has no handler of its own; one that is there is the script's"
+    )
+    assert order.count("enter evaluate") == order.count("leave evaluate") == 3
+    assert order[-1] == "enter end"
+    link.reported.clear()
+    trainer.evaluate()
+    assert link.order() == ["leave end", "enter evaluate", "leave evaluate", "enter end"]
+
+
+def test_a_step_that_is_not_logged_is_reported_to_a_supervisor(tmp_path, monkeypatch):
+    link = supervised(monkeypatch)
+    hf.train(tmp_path, saving={"every": 100}, logging_steps=4, eval_steps=100)
+    assert [step for step, _, _ in link.steps] == list(range(1, hf.STEPS + 1))
+    assert [step for step, loss, _ in link.steps if loss is not None] == [4, 8]

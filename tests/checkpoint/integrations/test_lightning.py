@@ -8,12 +8,14 @@ import pytest
 import torch
 from checkpoint_training import assert_same
 from forked_work import FORKS, exit_code_of
+from supervised_link import Supervised, supervised
 from waiting import ENDS_S
 
 from deferred import Deferred
 from holdfast.checkpoint import Checkpointer, scan, verify
 from holdfast.checkpoint.state import random_state
 from holdfast.checkpoint.storage.remote import Remote
+from holdfast.core import link as link_module
 from holdfast.core.errors import BadUse
 from holdfast.core.left_out import ENV_LEAVE_OUT
 from holdfast.core.link import ENV_ACCUMULATION
@@ -304,3 +306,46 @@ def test_ranks_that_are_told_to_stop_save_the_same_step_and_each_goes_on_with_it
 def test_a_run_that_would_begin_anew_over_checkpoints_is_refused(straight):
     with pytest.raises(BadUse, match=r"Pass ckpt_path=saves\.ckpt_path\(\)"):
         lightning.train(straight[2], resume=False)
+
+
+def test_each_step_is_reported_to_a_supervisor(tmp_path, monkeypatch):
+    link = supervised(monkeypatch)
+    _, module = lightning.train(tmp_path, every=4, trainer_options={"num_sanity_val_steps": 0})
+    assert [step for step, _, _ in link.steps] == list(range(1, STEPS + 1))
+    assert [loss for _, loss, _ in link.steps] == pytest.approx(
+        [module.losses[step] for step in range(STEPS)]
+    )
+    assert all(metrics["samples_per_second"] > 0 for _, _, metrics in link.steps)
+    order = link.order()
+    assert order[:2] == ["watch", "take back"]
+    assert order.count("enter evaluate") == order.count("leave evaluate") == EPOCHS
+    assert order[-1] == "enter end"
+
+
+def test_the_optimizers_steps_are_reported_to_a_supervisor(tmp_path, monkeypatch):
+    link = supervised(monkeypatch)
+    lightning.train(tmp_path, every=4, trainer_options={"accumulate_grad_batches": 2})
+    assert [step for step, _, _ in link.steps] == list(range(1, 1 + EPOCHS * 2))
+
+
+@pytest.mark.parametrize("chains", [True, False])
+def test_lightnings_handler_alone_is_taken_the_place_of(tmp_path, monkeypatch, chains):
+    """A script's own handler, set after the callback was made, stays in use by Lightning."""
+    replaced_by_lightning = []
+
+    class Taken(Supervised):
+        def take_back_sigterm(self, replaced):
+            replaced_by_lightning.extend(replaced)
+
+    def handler(_number, _frame):
+        pass
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(link_module, "_link", Taken())
+    try:
+        if chains:
+            signal.signal(signal.SIGTERM, handler)
+        lightning.train(tmp_path, every=100)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (handler in replaced_by_lightning) == chains

@@ -1,116 +1,21 @@
-"""Test the integrations' reports to a supervisor: steps, losses, speed and sections."""
+"""Test the integrations' reports to a supervisor: steps, losses, speed and sections.
 
-import signal
-from contextlib import contextmanager
+`test_huggingface_trainer.py` and `test_lightning.py` test those of these frameworks.
+"""
+
 from importlib.util import find_spec
 
 import pytest
+from supervised_link import supervised
 
-from deferred import Deferred
 from holdfast.checkpoint.integrations.reporting import END_LIMIT_S, Reporter
 from holdfast.core import link as link_module
 from holdfast.core.link import Unsupervised
 
-huggingface_training = Deferred("huggingface_training")
-lightning_training = Deferred("lightning_training")
-
-
-class Supervised(Unsupervised):
-    """Record the reports in order."""
-
-    def __init__(self):
-        self.reported = []
-
-    def watch(self):
-        self.reported.append("watch")
-
-    def take_back_sigterm(self, replaced):
-        self.reported.append("take back")
-
-    def step(self, step, loss, metrics):
-        self.reported.append((step, None if loss is None else float(loss), dict(metrics)))
-
-    @contextmanager
-    def section(self, name, *, limit_s=None):
-        if name in ("save", "restore"):  # reported by the Checkpointer
-            yield
-            return
-        self.reported.append(f"enter {name}")
-        yield
-        self.reported.append(f"leave {name}")
-
-    @property
-    def steps(self):
-        return [each for each in self.reported if isinstance(each, tuple)]
-
-    def order(self):
-        return [each if isinstance(each, str) else each[0] for each in self.reported]
-
 
 @pytest.fixture
 def link(monkeypatch):
-    link = Supervised()
-    monkeypatch.setattr(link_module, "_link", link)
-    return link
-
-
-def test_hugging_faces_trainer(tmp_path, link):
-    trainer = huggingface_training.train(
-        tmp_path, saving={"every": 4}, include_num_input_tokens_seen="all"
-    )
-    last = huggingface_training.STEPS
-    losses = {
-        entry["step"]: entry["loss"] for entry in trainer.state.log_history if "loss" in entry
-    }
-    assert {step: loss for step, loss, _ in link.steps} == losses
-    assert [step for step, _, _ in link.steps] == list(range(1, last + 1))
-    for _, _, metrics in link.steps:
-        assert metrics.keys() == {
-            "samples_per_second",
-            "tokens_per_second",
-            "grad_norm",
-            "learning_rate",
-        }
-        assert metrics["tokens_per_second"] > metrics["samples_per_second"] > 0
-    order = link.order()
-    assert order[0] == "watch"
-    assert "take back" not in order, (
-        "this trainer has no handler of its own; one that is there is the script's"
-    )
-    assert order.count("enter evaluate") == order.count("leave evaluate") == 3
-    assert order[-1] == "enter end"
-    link.reported.clear()
-    trainer.evaluate()
-    assert link.order() == ["leave end", "enter evaluate", "leave evaluate", "enter end"]
-
-
-def test_a_step_that_hugging_faces_trainer_does_not_log_is_reported(tmp_path, link):
-    huggingface_training.train(tmp_path, saving={"every": 100}, logging_steps=4, eval_steps=100)
-    assert [step for step, _, _ in link.steps] == list(range(1, huggingface_training.STEPS + 1))
-    assert [step for step, loss, _ in link.steps if loss is not None] == [4, 8]
-
-
-def test_lightning(tmp_path, link):
-    _, module = lightning_training.train(
-        tmp_path, every=4, trainer_options={"num_sanity_val_steps": 0}
-    )
-    steps = lightning_training.EPOCHS * lightning_training.BATCHES
-    assert [step for step, _, _ in link.steps] == list(range(1, steps + 1))
-    assert [loss for _, loss, _ in link.steps] == pytest.approx(
-        [module.losses[step] for step in range(steps)]
-    )
-    assert all(metrics["samples_per_second"] > 0 for _, _, metrics in link.steps)
-    order = link.order()
-    assert order[:2] == ["watch", "take back"]
-    assert (
-        order.count("enter evaluate") == order.count("leave evaluate") == lightning_training.EPOCHS
-    )
-    assert order[-1] == "enter end"
-
-
-def test_lightning_reports_the_optimizers_steps(tmp_path, link):
-    lightning_training.train(tmp_path, every=4, trainer_options={"accumulate_grad_batches": 2})
-    assert [step for step, _, _ in link.steps] == list(range(1, 1 + lightning_training.EPOCHS * 2))
+    return supervised(monkeypatch)
 
 
 @pytest.mark.skipif(find_spec("torchtitan") is None, reason="torchtitan is not installed")
@@ -192,29 +97,6 @@ def test_what_follows_the_training_keeps_the_limit_of_the_end(monkeypatch):
         ("end", end),
         ("evaluate", 5),
     ]
-
-
-@pytest.mark.parametrize("chains", [True, False])
-def test_lightnings_handler_alone_is_taken_the_place_of(tmp_path, monkeypatch, chains):
-    """A script's own handler, set after the callback was made, stays in use by Lightning."""
-    replaced_by_lightning = []
-
-    class Taken(Supervised):
-        def take_back_sigterm(self, replaced):
-            replaced_by_lightning.extend(replaced)
-
-    def handler(_number, _frame):
-        pass
-
-    before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(link_module, "_link", Taken())
-    try:
-        if chains:
-            signal.signal(signal.SIGTERM, handler)
-        lightning_training.train(tmp_path, every=100)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert (handler in replaced_by_lightning) == chains
 
 
 def test_without_a_supervisor_nothing_is_reported():
