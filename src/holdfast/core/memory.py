@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import psutil
-
 from holdfast.core.control_groups import control_groups
 
 _UNLIMITED_BYTES: Final = 1 << 62
@@ -37,6 +35,10 @@ def available_memory_bytes(root: Path = Path("/")) -> int:
     Args:
         root: the folder that holds `proc` and the mount points.
     """
+    # The process that writes a trainer's checkpoints imports this module, and psutil takes as long
+    # as a tenth of what that process imports.
+    import psutil
+
     return max(0, min(psutil.virtual_memory().available, *_left_bytes(root), _UNLIMITED_BYTES))
 
 

@@ -19,7 +19,6 @@ import contextlib
 import fcntl
 import logging
 import os
-import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -48,7 +47,7 @@ class Staging:
         folder already.
         """
         self._final = step_path(folder, step)
-        self.path = staging_path(folder, step, save or secrets.token_hex(4))
+        self.path = staging_path(folder, step, save or os.urandom(4).hex())
         self.path.mkdir(exist_ok=save is not None)
         self._fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -133,7 +132,7 @@ def hide(path: Path) -> Path | None:
     Returns:
         The hidden path; None if the rename failed, which is logged.
     """
-    hidden = path.with_name(f".deleting-{path.name.lstrip('.')}.{secrets.token_hex(4)}")
+    hidden = path.with_name(f".deleting-{path.name.lstrip('.')}.{os.urandom(4).hex()}")
     try:
         path.rename(hidden)
     except OSError as error:

@@ -18,7 +18,6 @@ import fcntl
 import json
 import logging
 import os
-import secrets
 import socket
 import threading
 import time
@@ -290,7 +289,7 @@ def _take(
         host=socket.gethostname(),
         pid=os.getpid(),
         since_s=now_s,
-        token=secrets.token_hex(8),
+        token=os.urandom(8).hex(),
     )
     _remove_leftovers(path)
     temporary = path.with_name(f"{path.name}.{holder.token}.tmp")

@@ -9,7 +9,6 @@ import contextlib
 import fcntl
 import logging
 import os
-import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,7 +54,7 @@ def _reserve(size_bytes: int, held: contextlib.ExitStack, patience_s: float) -> 
                 taking_bytes = sum(map(_taking_bytes, _SHARED.glob(f"{prefix}.*")))
                 free_bytes = available_memory_bytes() - taking_bytes
                 if size_bytes <= free_bytes or not taking_bytes or is_over:
-                    own = _SHARED / f"{prefix}.{secrets.token_hex(4)}.{size_bytes}"
+                    own = _SHARED / f"{prefix}.{os.urandom(4).hex()}.{size_bytes}"
                     held.enter_context(_locked(own))
                     held.callback(own.unlink, missing_ok=True)
                     return free_bytes
