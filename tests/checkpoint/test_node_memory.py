@@ -90,11 +90,11 @@ logging.basicConfig(level=logging.WARNING)
 torch.set_num_threads(1)
 state = {"weights": torch.zeros(75_000_000)}
 with Checkpointer(sys.argv[1], keep=1) as checkpointer:
-    for step in range(1, 5):
+    for step in (1, 2):
         checkpointer.save(step, state)
         checkpointer.before_update()
         state["weights"] += 1
-    step, found = 4, checkpointer.save(4, state, force=True).result()
+    found = checkpointer.save(2, state, force=True).result()
 print("saved", found)
 """
 
@@ -105,4 +105,4 @@ def test_where_a_nested_group_has_no_memory_for_two_snapshots_there_is_one(limit
     ended = limited_group(10**9).run([sys.executable, "-c", SAVES, tmp_path], timeout=600)
     assert ended.returncode == 0, ended.stderr
     assert "There is no memory for a second snapshot" in ended.stderr
-    assert [info.step for info in scan(tmp_path) if info.state == "written"] == [4]
+    assert [info.step for info in scan(tmp_path) if info.state == "written"] == [2]

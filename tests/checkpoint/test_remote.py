@@ -84,13 +84,13 @@ def steps(remote):
 def test_what_is_pushed_is_listed_and_comes_back_bit_for_bit(url, tmp_path):
     remote = at(url)
     assert remote.scan() == []
-    for step in (20, 100, 30):
-        local = make_checkpoint(tmp_path / "local", step, seed=step)
+    for step, sizes in ((20, SIZES), (100, SMALL), (30, SMALL)):
+        local = make_checkpoint(tmp_path / "local", step, seed=step, sizes=sizes)
         pushed = remote.push(local)
         assert (pushed.step, pushed.state, pushed.size_bytes) == (
             step,
             "written",
-            sum(SIZES.values()),
+            sum(sizes.values()),
         )
         assert pushed.url.startswith(f"{url}/step-0000000")
         assert pushed.created_at_s == 1e9 + step
@@ -300,7 +300,7 @@ def test_deleting_in_a_folder_leaves_nothing(tmp_path):
 
 
 def test_what_is_damaged_here_does_not_arrive_there(url, tmp_path):
-    local = make_checkpoint(tmp_path, 20)
+    local = make_checkpoint(tmp_path, 20, sizes=SMALL)
     data = bytearray((local / "__0_0.distcp").read_bytes())
     data[-1] ^= 1
     (local / "__0_0.distcp").write_bytes(data)
@@ -403,7 +403,7 @@ def test_a_byte_that_changed_on_the_way_is_fetched_again(bucket, tmp_path, monke
 
 @pytest.mark.parametrize("path", ["../escaped", "/escaped", "a/../../escaped"])
 def test_a_manifest_that_leads_out_of_its_folder_is_refused(bucket, tmp_path, path):
-    local = make_checkpoint(tmp_path / "local", 20)
+    local = make_checkpoint(tmp_path / "local", 20, sizes=SMALL)
     files = json.loads((local / MANIFEST_NAME).read_bytes())["files"]
     files[1]["path"] = path
     content = reseal(local, files=files)
@@ -429,11 +429,11 @@ def test_a_manifest_that_was_exchanged_is_no_manifest(bucket, tmp_path):
 
 def test_a_full_disk_is_said_before_anything_is_fetched(url, tmp_path, monkeypatch):
     remote = at(url)
-    remote.push(make_checkpoint(tmp_path, 20))
+    remote.push(make_checkpoint(tmp_path, 20, sizes=SMALL))
     monkeypatch.setattr(remote_fetch.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     with pytest.raises(
         CheckpointError,
-        match=rf"Step 20 has {sum(SIZES.values()):,} bytes, and .* has 1,000 free. ",
+        match=rf"Step 20 has {sum(SMALL.values()):,} bytes, and .* has 1,000 free. ",
     ):
         remote.fetch(20, tmp_path / "back")
     assert list((tmp_path / "back").iterdir()) == []
@@ -441,7 +441,7 @@ def test_a_full_disk_is_said_before_anything_is_fetched(url, tmp_path, monkeypat
 
 def test_a_fetch_that_fails_to_write_leaves_nothing(url, tmp_path, monkeypatch):
     remote = at(url)
-    remote.push(make_checkpoint(tmp_path, 20))
+    remote.push(make_checkpoint(tmp_path, 20, sizes=SMALL))
 
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -490,7 +490,7 @@ def test_no_more_is_sent_in_a_second_than_allowed(tmp_path, monkeypatch):
 def test_storage_that_refuses_is_one_sentence(moto, monkeypatch, tmp_path, name, error, said):
     monkeypatch.setenv("AWS_ENDPOINT_URL", moto)
     remote = at(f"s3://{name}/runs", patience=BRIEF)
-    local = make_checkpoint(tmp_path, 20)
+    local = make_checkpoint(tmp_path, 20, sizes=SMALL)
     for call in (
         remote.scan,
         lambda: remote.push(local),
