@@ -369,6 +369,9 @@ def test_a_finding_does_not_land_on_a_later_save_of_the_step(two, monkeypatch, c
     assert "was saved again meanwhile" in caplog.text
 
 
-def test_the_catalog_imports_no_torch():
-    program = "import sys, holdfast.checkpoint, holdfast.checkpoint.catalog.catalog; sys.exit('torch' in sys.modules)"
+def test_the_catalog_and_the_writing_process_import_nothing_that_takes_long():
+    program = (
+        "import sys, holdfast.checkpoint.catalog.catalog, holdfast.checkpoint.writer.process;"
+        " sys.exit(any(name in sys.modules for name in ('torch', 'psutil', 'secrets')))"
+    )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
