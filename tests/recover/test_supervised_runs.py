@@ -53,7 +53,7 @@ for step in range(start + 1, 21):
         if text and int(text) >= step:
             break
         assert time.monotonic() < deadline
-        time.sleep(0.001)
+        time.sleep(0.005)
 """
 """Two ranks that wait for each other after every step, like collectives; they save every fifth."""
 
@@ -219,9 +219,7 @@ def test_bad_use_is_one_clear_sentence(place, arguments, said):
 
 
 def test_a_missing_script_of_torchrun_ends_in_its_diagnosis(place):
-    code, _, err = place.holdfast(
-        "run", "--", "torchrun", "--nproc-per-node=1", "no-such-script.py"
-    )
+    code, _, err = place.holdfast("run", "--", *place.ranks(1, "no-such-script.py"))
     assert code == 1
     assert "FileNotFoundError" in err
     assert "no-such-script.py" in err
@@ -266,8 +264,8 @@ while True:
 
 def test_ctrl_c_leaves_no_process(place):
     """Until then the run is going, and cannot be resumed or removed."""
-    script = place.job(ENDLESS)
-    with place.start("run", "--name", "r", "--nproc", "2", "--", "python", script) as process:
+    job = place.ranks(2, place.job(ENDLESS))
+    with place.start("run", "--name", "r", "--", *job) as process:
         place.wait_for_step("r", 3)
         for command in (["run", "--resume", "r"], ["runs", "rm", "r"]):
             code, _, err = place.look(*command)
