@@ -10,6 +10,7 @@ import pytest
 import torch
 from user_scripts import EPOCH_FUNCTION, EPOCHS, FSDP2, HUGGINGFACE, LIGHTNING, STEPS
 
+import light_torchrun
 from holdfast.adopt import adoption_of
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import ledger_url
@@ -32,8 +33,8 @@ def mortal():
 """Kill the process at a call of `mortal`, once, as soon as a checkpoint is durable."""
 
 
-def run(folder, *arguments):
-    """Run a command of Holdfast in a folder."""
+def run(folder, *command):
+    """Run a command in a folder."""
     environment = {
         **os.environ,
         "HOLDFAST_HOME": str(folder / ".holdfast"),
@@ -41,7 +42,7 @@ def run(folder, *arguments):
         "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}",  # noqa: PTH120
     }
     done = subprocess.run(
-        [sys.executable, "-m", "holdfast.cli.main", *arguments],
+        command,
         cwd=folder,
         env=environment,
         capture_output=True,
@@ -50,21 +51,26 @@ def run(folder, *arguments):
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return done
 
 
 def here(folder, monkeypatch):
-    """Run the script of a folder in this process, which has imported torch already."""
+    """Run the script of a folder in this process, which has imported torch already.
+
+    Returns:
+        The final weights, and the number of calls of `mortal`.
+    """
     with monkeypatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(sys, "argv", ["train.py"])
-        runpy.run_path("train.py", run_name="__main__")
-    return torch.load(folder / "model.pt")
+        calls = runpy.run_path("train.py", run_name="__main__")["calls"]
+    return torch.load(folder / "model.pt"), calls
 
 
-def weights_of(folder, script, monkeypatch):
+def undisturbed(folder, script, monkeypatch):
+    """Return the final weights, and the number of calls of `mortal`, of a script without Holdfast."""
     folder.mkdir()
     (folder / "train.py").write_text(script)
+    (folder / "killed").touch()
     return here(folder, monkeypatch)
 
 
@@ -91,22 +97,16 @@ def assert_same(found, expected):
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize(
-    ("script", "line", "dies", "every"),
-    [
-        # In the middle of the second epoch, between two micro-batches of a step.
-        pytest.param(EPOCHS, EPOCHS_LINE, 42, 3, id="epochs"),
-        pytest.param(HUGGINGFACE, "        tokens = torch.arange", 52, 2, id="huggingface"),
-    ],
-)
-def test_a_killed_run_ends_with_the_weights_of_the_script_without_holdfast(
-    tmp_path, monkeypatch, script, line, dies, every
-):
-    expected = weights_of(tmp_path / "plain", script, monkeypatch)
+def test_a_killed_run_ends_with_the_weights_of_the_script_without_holdfast(tmp_path, monkeypatch):
+    # It is killed in the middle of the second epoch, between two micro-batches of a step.
+    script = with_mortal(EPOCHS, EPOCHS_LINE, 42)
+    expected, _ = undisturbed(tmp_path / "plain", script, monkeypatch)
     folder = tmp_path / "adopted"
     folder.mkdir()
-    adopted(folder, with_mortal(script, line, dies), every=every)
-    run(folder, "run", "--name", "r", "--", "python", "train.py")
+    adopted(folder, script, every=3)
+    holdfast = (sys.executable, "-m", "holdfast.cli.main")
+    job = light_torchrun.command(folder, 1, "train.py")
+    run(folder, *holdfast, "run", "--name", "r", "--", *job)
     assert (folder / "killed").exists()
     with Ledger.open(ledger_url(folder / ".holdfast")) as ledger:
         assert [one.action for one in ledger.incidents("r")] == ["restart"]
@@ -122,32 +122,32 @@ def test_a_killed_run_ends_with_the_weights_of_the_script_without_holdfast(
         pytest.param(EPOCHS, EPOCHS_LINE, 45, 15, id="epoch-end"),
         pytest.param(EPOCH_FUNCTION, "        loss = nn", 20, 3, id="function"),
         pytest.param(STEPS, "\tfor micro", 25, 3, id="steps"),
+        pytest.param(HUGGINGFACE, "        tokens = torch.arange", 52, 2, id="huggingface"),
     ],
 )
 def test_a_script_that_is_killed_and_started_again_ends_with_the_same_weights(
     tmp_path, monkeypatch, script, line, dies, every
 ):
-    expected = weights_of(tmp_path / "plain", script, monkeypatch)
+    script = with_mortal(script, line, dies)
+    expected, all_calls = undisturbed(tmp_path / "plain", script, monkeypatch)
     folder = tmp_path / "adopted"
     folder.mkdir()
-    adopted(folder, with_mortal(script, line, dies), every=every)
+    adopted(folder, script, every=every)
     killed = subprocess.run(
         [sys.executable, "train.py"], cwd=folder, capture_output=True, text=True, check=False
     )
     assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
-    assert_same(here(folder, monkeypatch), expected)
+    found, calls = here(folder, monkeypatch)
+    assert calls < all_calls, "it began at a checkpoint"
+    assert_same(found, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("script", "launcher", "last"),
-    [
-        pytest.param(LIGHTNING, ("python",), 40, id="lightning", marks=pytest.mark.slow),
-        pytest.param(
-            FSDP2, ("torchrun", "--nproc-per-node", "2"), 20, id="fsdp2", marks=pytest.mark.slow
-        ),
-    ],
+    ("script", "last"),
+    [pytest.param(LIGHTNING, 40, id="lightning"), pytest.param(FSDP2, 20, id="fsdp2")],
 )
-def test_the_last_step_of_an_adopted_script_is_saved(tmp_path, script, launcher, last):
+def test_the_last_step_of_an_adopted_script_is_saved(tmp_path, script, last):
     adopted(tmp_path, script, every=7)
-    run(tmp_path, "run", "--", *launcher, "train.py")
+    run(tmp_path, *light_torchrun.command(tmp_path, 1, "train.py"))
     assert (tmp_path / f"checkpoints/step-{last:010}/holdfast.json").exists()

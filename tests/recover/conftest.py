@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+import light_torchrun
 from holdfast.cli.main import main
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import RunPaths, ledger_url
@@ -52,6 +53,10 @@ class Place:
     def job(self, text: str, name: str = "job.py") -> str:
         (self.folder / name).write_text(text)
         return name
+
+    def ranks(self, count: int, *words: str) -> list[str]:
+        """Return the command of a job whose launcher imports no torch."""
+        return light_torchrun.command(self.folder, count, *words)
 
     def start(self, *arguments: str, environment=None, **options) -> Started:
         return Started(
@@ -105,9 +110,10 @@ class Place:
 
     def wait_for_step(self, run: str, step: int) -> None:
         """Wait until the run's journal has `step` or a later one; a killed agent may lose steps."""
-        self.wait_until(lambda: self._last_step(run) >= step)
+        self.wait_until(lambda: self.last_step(run) >= step)
 
-    def _last_step(self, run: str) -> int:
+    def last_step(self, run: str) -> int:
+        """Return the last step in the run's journal."""
         steps = self.paths(run).steps
         lines = steps.read_text().split("\n")[:-1] if steps.exists() else []
         return max((json.loads(line)["step"] for line in lines[-5:]), default=0)
@@ -117,7 +123,7 @@ class Place:
         deadline_s = time.monotonic() + timeout_s
         while not holds():
             assert time.monotonic() < deadline_s, "it did not happen in time"
-            time.sleep(0.05)
+            time.sleep(0.1)
 
     @classmethod
     def child(cls, node: subprocess.Popen, module: str) -> psutil.Process:

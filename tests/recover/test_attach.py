@@ -54,6 +54,20 @@ def test_attach_imports_neither_torch_nor_the_ledger():
     assert done.stdout == "[]\n"
 
 
+def test_the_processes_around_a_rank_import_only_what_they_need():
+    script = """
+import sys
+import holdfast.recover.launching.guard, holdfast.recover.shim.rank_shim
+print([one for one in sys.modules if one.startswith(("torch", "sqlalchemy", "psutil", "holdfast.profile."))])
+import holdfast.cli.run.command
+print([one for one in sys.modules if one.startswith(("holdfast.diagnose", "sqlalchemy.dialects.postgresql"))])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n[]\n"
+
+
 class _Sent:
     """A stand-in for the channel: keeps all messages, and refuses only those that fit no line."""
 

@@ -63,7 +63,7 @@ def outcome(place, fault, ends, *, healthy=True, healthy_after=20):
     text = TRAIN.replace("FAULT", fault).replace("ENDS", ends).replace("HEALTHY", str(healthy))
     script = place.job(text)
     options = ["--name", "r", "--healthy-after", str(healthy_after)]
-    code, out, err = place.holdfast("run", *options, "--", "python", script)
+    code, out, err = place.holdfast("run", *options, "--", *place.ranks(1, script))
     with place.ledger() as ledger:
         return code, out, err, ledger.run("r"), ledger.attempts("r"), ledger.incidents("r")
 
@@ -100,7 +100,7 @@ def test_weights_that_become_nan_are_left_for_a_healthy_checkpoint(place):
     assert [one.start_step for one in attempts] == [0, incident.restored_step]
     assert incident.diagnosis["anomaly"]["class"] == "hardware", "the replay has passed that step"
     assert "Cause: the hardware. Attempt 2 has passed step" in incident.explanation
-    explained = place.holdfast("explain", "r")[1]
+    explained = place.look("explain", "r")[1]
     assert "Cause: the hardware." in explained
     assert max(of_the_line(place)) <= faulty + 20
     with place.ledger() as ledger:
@@ -135,13 +135,25 @@ def test_a_loss_that_breaks_at_the_same_step_again_ends_the_run(place):
     assert max(of_the_line(place)) <= faulty - 20, "what is left to go on from is healthy"
 
 
-def test_without_a_healthy_checkpoint_a_broken_loss_ends_the_run(place):
-    code, _, _, run, _, incidents = outcome(
-        place, NAN_ONCE, "False", healthy=False, healthy_after=1_000
+NAN_OFTEN_THEN_ALWAYS = (
+    """
+        if step % 10 == 0:
+            loss = loss * float("nan" if step % 20 else "inf")
+"""
+    + NAN_ONCE
+)
+
+
+def test_single_steps_without_a_number_end_nothing_and_all_do_without_a_healthy_checkpoint(place):
+    code, _, _, run, attempts, incidents = outcome(
+        place, NAN_OFTEN_THEN_ALWAYS, "False", healthy=False, healthy_after=1_000
     )
     assert code == 1
     assert [incident.action for incident in incidents] == ["stop"]
     assert "no healthy checkpoint to go back to" in run.outcome
+    faulty = int((place.folder / "fault-at").read_text())
+    assert incidents[0].step >= faulty, "no single step has ended it"
+    assert len(attempts) == 1
 
 
 SPIKE = """
@@ -165,13 +177,3 @@ def test_a_spike_that_comes_again_is_lived_with(place):
         (accepted,) = ledger.events("r", kind="loss_accepted")
     assert accepted.data["first_step"] == faulty
     assert attempts[-1].last_step == faulty + 40
-
-
-def test_single_steps_without_a_number_end_nothing(place):
-    fault = """
-        if step % 10 == 0:
-            loss = loss * float("nan" if step % 20 else "inf")
-"""
-    code, _, err, _, attempts, incidents = outcome(place, fault, "step == 60")
-    assert code == 0, err
-    assert (len(attempts), incidents) == (1, [])

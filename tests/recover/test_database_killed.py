@@ -52,7 +52,7 @@ def test_a_killed_database_costs_no_record_of_two_runs_and_the_console_comes_bac
         try:
             base = json.loads(console.stdout.readline())["link"].partition("/enter")[0]
             runs = [
-                place.start(*ledger, "run", "--name", name, "--", "python", job, name)
+                place.start(*ledger, "run", "--name", name, "--", *place.ranks(1, job, name))
                 for name in names
             ]
             place.wait_until(

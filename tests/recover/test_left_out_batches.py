@@ -3,9 +3,10 @@
 import json
 import os
 import subprocess
-import sys
 
 import pytest
+
+import light_torchrun
 
 POISONED = 110
 """The number of the batch with bad data."""
@@ -106,9 +107,8 @@ def by_hand(place, value, first, last):
     folder.mkdir()
     environment = {**os.environ, "VALUE": value, "OMP_NUM_THREADS": "1"}
     environment["LEFT_OUT"] = json.dumps(list(range(first, last + 1)))
-    job = ["--standalone", "--nproc-per-node", "2", "../job.py"]
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *job],
+        light_torchrun.command(folder, 2, "../job.py"),
         cwd=folder,
         env=environment,
         capture_output=True,

@@ -32,7 +32,7 @@ dist.destroy_process_group()
 def test_a_killed_rank_s_job_goes_on_from_the_memory_of_its_node(place):
     """One of two ranks; that a single one does is in the test below."""
     code, _, err = place.holdfast(
-        "run", "--name", "r", "--nproc", "2", "--", "python", place.job(TRAIN), "once"
+        "run", "--name", "r", "--", *place.ranks(2, place.job(TRAIN), "once")
     )
     assert code == 0, err
     with place.ledger() as ledger:
@@ -52,7 +52,7 @@ def test_a_run_that_is_given_up_leaves_no_memory_behind(place):
     The fixture holds that no process is left.
     """
     options = ["run", "--name", "r", "--max-restarts", "1"]
-    code, _, err = place.holdfast(*options, "--", "python", place.job(TRAIN), "always")
+    code, _, err = place.holdfast(*options, "--", *place.ranks(1, place.job(TRAIN), "always"))
     assert code != 0, err
     with place.ledger() as ledger:
         tiers = [event.data["tier"] for event in ledger.events("r") if event.kind == "restored"]

@@ -54,8 +54,8 @@ def sampler(place):
 def test_a_run_is_profiled_and_its_sampler_may_be_killed(place):
     script = place.job(TRAIN)
     checkpoints = str(place.folder / "checkpoints")
-    job = ["python", script, checkpoints]
-    with place.start("run", "--name", "r", "--nproc", "2", "--", *job) as process:
+    job = place.ranks(2, script, checkpoints)
+    with place.start("run", "--name", "r", "--", *job) as process:
         place.wait_for_step("r", 20)
         place.wait_until(lambda: sampled(place) >= 2)
         first = sampler(place)

@@ -22,9 +22,9 @@ dist.destroy_process_group()
 @pytest.mark.slow  # a job with torch, and an evaluation that is started twice
 def test_an_evaluation_that_fails_costs_the_run_nothing_and_is_said(place):
     folder = place.folder / "checkpoints"
-    job = ["python", place.job(TRAIN), str(folder)]
+    job = place.ranks(1, place.job(TRAIN), str(folder))
     wish = ["--eval-suite", "a-task", "--eval-option=--no-such-option"]
-    code, _, err = place.holdfast("run", "--name", "r", "--nproc", "1", *wish, "--", *job)
+    code, _, err = place.holdfast("run", "--name", "r", *wish, "--", *job)
     assert code == 0, err
     assert "No such option" in (place.paths("r").logs / "evaluation.log").read_text()
     assert (

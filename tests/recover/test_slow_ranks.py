@@ -25,8 +25,8 @@ while not over:
 
 
 def test_a_slow_rank_is_named_while_it_is_slow(place):
-    script = place.job(SLOW)
-    with place.start("run", "--name", "r", "--nproc", "2", "--", "python", script) as run:
+    job = place.ranks(2, place.job(SLOW))
+    with place.start("run", "--name", "r", "--", *job) as run:
         place.wait_for_step("r", 1)
 
         def reports():

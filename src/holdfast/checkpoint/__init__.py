@@ -97,8 +97,11 @@ if TYPE_CHECKING:
         check_file_contents,
         read_manifest,
     )
-    from holdfast.checkpoint.ipc.messages import WRITER_MODULE
-    from holdfast.checkpoint.memory.server import ENV_SUPERVISOR_PID, SNAPSHOT_SERVER_PROCESS_NAME
+    from holdfast.checkpoint.ipc.messages import (
+        ENV_SUPERVISOR_PID,
+        SNAPSHOT_SERVER_PROCESS_NAME,
+        WRITER_MODULE,
+    )
     from holdfast.checkpoint.save.handle import SaveHandle
     from holdfast.checkpoint.schedule.data_workers import outlive_sigterm
     from holdfast.checkpoint.state.name_map import read_name_map
@@ -177,7 +180,7 @@ _HOMES = {
     "CheckpointInventory": "convert.inspect",
     "Checkpointer": "checkpointer",
     "CheckpointerConfig": "config",
-    "ENV_SUPERVISOR_PID": "memory.server",
+    "ENV_SUPERVISOR_PID": "ipc.messages",
     "EntryDifference": "convert.diff",
     "FileEntry": "format.manifest",
     "HF_CONFIG_NAME": "convert.hf_model",
@@ -191,7 +194,7 @@ _HOMES = {
     "ReadHold": "catalog.annotations",
     "Remote": "storage.remote",
     "Retention": "catalog.retention",
-    "SNAPSHOT_SERVER_PROCESS_NAME": "memory.server",
+    "SNAPSHOT_SERVER_PROCESS_NAME": "ipc.messages",
     "SaveHandle": "save.handle",
     "WRITER_MODULE": "ipc.messages",
     "check_file_contents": "format.manifest",

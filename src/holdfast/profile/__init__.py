@@ -18,43 +18,43 @@ The modules, in the order in which data flow through them:
 from typing import TYPE_CHECKING, Any
 
 from holdfast.core.phases import ENV_NODE, own_node
-from holdfast.profile.captures import (
-    Captured,
-    captured,
-    outlier_rank,
-    request_capture,
-)
-from holdfast.profile.incidents import IncidentMark, incidents_of
-from holdfast.profile.iterations import from_lines, iterations_of, step_of, typical_s
-from holdfast.profile.local import (
-    LEAST_INTERVAL_S,
-    LocalSampler,
-    new_folder,
-    record,
-    sampler_command,
-    sampler_limit,
-)
-from holdfast.profile.metrics import METRICS, PHASES, STEP_PHASE, Metric
-from holdfast.profile.phases import (
-    end_step,
-    start_evaluation,
-    start_from_environment,
-    stop_phases,
-    timed_data,
-)
-from holdfast.profile.recording import (
-    ClockReading,
-    MemoryUse,
-    Recording,
-    Series,
-    SeriesId,
-    Span,
-)
-from holdfast.profile.usage import UsageCurve, usage_curves
-from holdfast.profile.writing import RecordingWriter
 
 if TYPE_CHECKING:
+    from holdfast.profile.captures import (
+        Captured,
+        captured,
+        outlier_rank,
+        request_capture,
+    )
+    from holdfast.profile.incidents import IncidentMark, incidents_of
+    from holdfast.profile.iterations import from_lines, iterations_of, step_of, typical_s
+    from holdfast.profile.local import (
+        LEAST_INTERVAL_S,
+        LocalSampler,
+        new_folder,
+        record,
+        sampler_command,
+        sampler_limit,
+    )
+    from holdfast.profile.metrics import METRICS, PHASES, STEP_PHASE, Metric
+    from holdfast.profile.phases import (
+        end_step,
+        start_evaluation,
+        start_from_environment,
+        stop_phases,
+        timed_data,
+    )
+    from holdfast.profile.recording import (
+        ClockReading,
+        MemoryUse,
+        Recording,
+        Series,
+        SeriesId,
+        Span,
+    )
     from holdfast.profile.sources.probe import gpu_memory, has_gpu
+    from holdfast.profile.usage import UsageCurve, usage_curves
+    from holdfast.profile.writing import RecordingWriter
 
 __all__ = [
     "ENV_NODE",
@@ -97,11 +97,51 @@ __all__ = [
     "usage_curves",
 ]
 
+_HOMES = {
+    "Captured": "captures",
+    "ClockReading": "recording",
+    "IncidentMark": "incidents",
+    "LEAST_INTERVAL_S": "local",
+    "LocalSampler": "local",
+    "METRICS": "metrics",
+    "MemoryUse": "recording",
+    "Metric": "metrics",
+    "PHASES": "metrics",
+    "Recording": "recording",
+    "RecordingWriter": "writing",
+    "STEP_PHASE": "metrics",
+    "Series": "recording",
+    "SeriesId": "recording",
+    "Span": "recording",
+    "UsageCurve": "usage",
+    "captured": "captures",
+    "end_step": "phases",
+    "from_lines": "iterations",
+    "gpu_memory": "sources.probe",
+    "has_gpu": "sources.probe",
+    "incidents_of": "incidents",
+    "iterations_of": "iterations",
+    "new_folder": "local",
+    "outlier_rank": "captures",
+    "record": "local",
+    "request_capture": "captures",
+    "sampler_command": "local",
+    "sampler_limit": "local",
+    "start_evaluation": "phases",
+    "start_from_environment": "phases",
+    "step_of": "iterations",
+    "stop_phases": "phases",
+    "timed_data": "phases",
+    "typical_s": "iterations",
+    "usage_curves": "usage",
+}
+
 
 def __getattr__(name: str) -> Any:
-    # Lazy: a rank that notes its phases opens no source of the GPUs.
-    if name in ("gpu_memory", "has_gpu"):
-        from holdfast.profile.sources import probe
+    # Lazy: the processes between a node and its ranks record nothing, and a rank opens no source
+    # of the GPUs.
+    from importlib import import_module
 
-        return getattr(probe, name)
-    raise AttributeError(f"module 'holdfast.profile' has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'holdfast.profile' has no attribute {name!r}")
+    return getattr(import_module(f"holdfast.profile.{_HOMES[name]}"), name)

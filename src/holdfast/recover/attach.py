@@ -23,7 +23,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
@@ -42,7 +42,6 @@ from holdfast.core.link import (
 )
 from holdfast.core.phases import phase
 from holdfast.core.whole import whole_number
-from holdfast.profile import end_step, start_from_environment
 from holdfast.recover.channel import ENV_ADDRESS, ENV_TOKEN, ChannelClient, Peer
 from holdfast.recover.detectors.collectives import STEPS, read_collectives
 from holdfast.recover.stacks import thread_stacks
@@ -114,7 +113,8 @@ class Run:
         note_numbers(completed, metrics if loss is None else {"loss": loss, **metrics})
         if self._link is not None:
             self._link.step(completed, loss, metrics)
-        end_step(completed)
+        if _end_step is not None:
+            _end_step(completed)
 
     @contextmanager
     def section(self, name: str, *, limit_s: float | None = None) -> Iterator[None]:
@@ -169,6 +169,8 @@ class Run:
 
 _run: Run | None = None
 _link: "_Link | None" = None
+_end_step: Callable[[int], None] | None = None
+"""The function of `holdfast.profile` that ends a step, once this process may record phases."""
 
 
 def attach() -> Run:
@@ -203,7 +205,12 @@ def connect_quietly() -> None:
 
 
 def _record_phases() -> None:
+    global _end_step  # noqa: PLW0603 - see `attach`
     if multiprocessing.parent_process() is None:
+        # Lazy: the processes of Holdfast that import this module record no phases.
+        from holdfast.profile import end_step, start_from_environment
+
+        _end_step = end_step
         rank, attempt = os.environ.get("RANK", "0"), os.environ.get(ENV_ATTEMPT, "0")
         # If a rank has no number, or a process cannot start a thread, it trains without a profile.
         with contextlib.suppress(ValueError, RuntimeError):

@@ -1,11 +1,14 @@
 """Define the outcome of a run, with remarks for the user."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from holdfast.recover import policy
-from holdfast.recover.attempt import AttemptView
-from holdfast.recover.recorder import Recorder
 from holdfast.recover.spec import MIB, RunSpec
+
+if TYPE_CHECKING:  # the process of a node needs neither the diagnosis nor the recorder
+    from holdfast.recover.attempt import AttemptView
+    from holdfast.recover.recorder import Recorder
 
 NO_STEP = (
     "It ended without reporting a step, so its progress could not be watched. If it trains, add "
@@ -26,7 +29,7 @@ class Outcome:
 
 
 def outcome_of(
-    end: policy.End, *, run_id: str, spec: RunSpec, view: AttemptView, recorder: Recorder
+    end: policy.End, *, run_id: str, spec: RunSpec, view: "AttemptView", recorder: "Recorder"
 ) -> Outcome:
     """Return the outcome that the policy decided, with remarks on the last attempt."""
     sentence = " ".join([end.outcome, *_remarks(end, run_id, spec, view, recorder)])
@@ -34,7 +37,7 @@ def outcome_of(
 
 
 def _remarks(
-    end: policy.End, run_id: str, spec: RunSpec, view: AttemptView, recorder: Recorder
+    end: policy.End, run_id: str, spec: RunSpec, view: "AttemptView", recorder: "Recorder"
 ) -> list[str]:
     remarks = []
     if end.state == "completed" and not recorder.any_step:
@@ -56,7 +59,7 @@ def _remarks(
     return remarks
 
 
-def _where_to_go_on(run_id: str, recorder: Recorder) -> str:
+def _where_to_go_on(run_id: str, recorder: "Recorder") -> str:
     newest = recorder.newest_checkpoint()
     if newest is None:
         return "No checkpoint was saved."

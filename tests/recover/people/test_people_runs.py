@@ -8,8 +8,6 @@ import signal
 import threading
 
 import pytest
-from test_broken_loss import NAN_ONCE
-from test_broken_loss import TRAIN as TRAIN_WITH_CHECKPOINTS
 from test_supervised_runs import QUICK_HANG, TRAIN
 
 pytestmark = pytest.mark.slow
@@ -63,7 +61,7 @@ def inbox():
 def test_a_run_with_faults_is_explained_accounted_for_and_told_of(place, inbox):
     url, received, _ = inbox
     script = place.job(train([(1, 8, KILL), (2, 13, FREEZE)]))
-    command = ["run", "--nproc", "2", "--name", "r", *QUICK_HANG, "--", "python", script]
+    command = ["run", "--name", "r", *QUICK_HANG, "--", *place.ranks(2, script)]
     environment = {**place.environment, "HOLDFAST_NOTIFY": url}
     with place.start(*command, environment=environment) as process:
         out, err = process.communicate(timeout=180)
@@ -96,7 +94,7 @@ def test_a_message_of_a_supervisor_that_is_killed_is_sent_by_the_next_one(place,
     answers.clear()
     wait = "while not pathlib.Path('finish').exists(): time.sleep(0.01)"
     script = place.job(train([(1, 8, KILL), (2, 10, wait)]))
-    command = ["run", "--nproc", "2", "--name", "r", "--", "python", script]
+    command = ["run", "--name", "r", "--", *place.ranks(2, script)]
     environment = {**place.environment, "HOLDFAST_NOTIFY": url}
     with place.start(*command, environment=environment) as process:
         place.wait_until(lambda: len(received) == 1)
@@ -115,8 +113,8 @@ def test_a_message_of_a_supervisor_that_is_killed_is_sent_by_the_next_one(place,
 
 def test_a_frozen_job_is_ended_only_once_a_person_approves_it(place):
     script = place.job(train([(1, 8, FREEZE)]))
-    command = ["run", "--nproc", "2", "--name", "r", "--mode", "propose", *QUICK_HANG]
-    with place.start(*command, "--", "python", script) as process:
+    command = ["run", "--name", "r", "--mode", "propose", *QUICK_HANG]
+    with place.start(*command, "--", *place.ranks(2, script)) as process:
         place.wait_until(lambda: events(place, "proposal"))
         pid = int((place.folder / "frozen").read_text())
         os.kill(pid, 0)  # the rank is still there
@@ -138,34 +136,10 @@ def test_a_frozen_job_is_ended_only_once_a_person_approves_it(place):
     ]
 
 
-def test_a_broken_loss_waits_for_its_approval_also_where_the_supervisor_is_killed_meanwhile(place):
-    text = TRAIN_WITH_CHECKPOINTS.replace("FAULT", NAN_ONCE).replace("HEALTHY", "True")
-    script = place.job(text.replace("ENDS", "attempt == 2 and step > start + 30"))
-    command = ["run", "--name", "r", "--mode", "propose", "--", "python", script]
-    with place.start(*command) as process:
-        place.wait_until(lambda: events(place, "proposal"))
-        (proposal,) = events(place, "proposal")
-        place.child(process, "supervisor_process").kill()
-        place.wait_until(lambda: events(place, "supervisor_followed"))
-        approved = place.json("runs", "approve", "r")
-        assert approved["proposal"].startswith("The loss is not finite since step ")
-        _, err = process.communicate(timeout=180)
-    assert process.returncode == 0, err
-    (approved,) = events(place, "approved")
-    assert approved.data["number"] == proposal.data["number"]
-    (rolled_back,) = events(place, "rolled_back")
-    assert rolled_back.data["first_step"] == proposal.data["anomaly"]["first_step"]
-    assert rolled_back.data["to_step"] < rolled_back.data["first_step"]
-    with place.ledger() as ledger:
-        (incident,) = ledger.incidents("r")
-    assert (incident.kind, incident.action) == ("anomaly", "restart")
-    assert incident.restored_step == rolled_back.data["to_step"]
-
-
 def test_a_run_that_is_only_observed_goes_on_by_itself_and_ends_as_its_job_ends(place):
     script = place.job(train([(1, 8, FREEZE), (1, 13, KILL)]))
-    command = ["run", "--nproc", "2", "--name", "r", "--mode", "observe", *QUICK_HANG]
-    with place.start(*command, "--", "python", script) as process:
+    command = ["run", "--name", "r", "--mode", "observe", *QUICK_HANG]
+    with place.start(*command, "--", *place.ranks(2, script)) as process:
         place.wait_until(lambda: events(place, "observed"))
         os.kill(int((place.folder / "frozen").read_text()), signal.SIGCONT)
         _, err = process.communicate(timeout=180)
@@ -197,7 +171,7 @@ while not pathlib.Path("finish").exists():
 
 def test_the_others_go_on_without_a_rank_that_left_unless_a_person_decides(place):
     script = place.job(LEAVES)
-    command = ["run", "--nproc", "2", "--name", "r", "--mode", "propose", "--", "python", script]
+    command = ["run", "--name", "r", "--mode", "propose", "--", *place.ranks(2, script)]
     with place.start(*command) as process:
         place.wait_until(lambda: events(place, "proposal"))
         (place.folder / "finish").touch()

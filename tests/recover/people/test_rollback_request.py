@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from test_broken_loss import TRAIN
+from test_broken_loss import NAN_ONCE, TRAIN
 
 from holdfast.checkpoint import newest_healthy
 from holdfast.core.errors import BadUse, HoldfastError, NotFound
@@ -157,56 +157,99 @@ def healthy(place):
         return None
 
 
-def started(place):
-    """Start a run that trains until the file `finish` is there, and wait for a healthy checkpoint."""
-    script = place.job(
-        TRAIN.replace("FAULT", "pass")
+def finishes_on_demand(fault):
+    """Return a job with this fault that trains until the file `finish` is there."""
+    return (
+        TRAIN.replace("FAULT", fault)
         .replace("HEALTHY", "True")
         .replace("if ENDS:", "if pathlib.Path('finish').exists():")
     )
+
+
+def events(place, *kinds):
+    with place.ledger() as ledger:
+        return ledger.events("r", kinds=kinds)
+
+
+def attempt_with_steps(place, number):
+    """Wait until an attempt has begun its training; return the attempt."""
+
+    def attempts():
+        with place.ledger() as ledger:
+            return ledger.attempts("r")
+
+    place.wait_until(lambda: len(attempts()) == number and attempts()[-1].start_step is not None)
+    return attempts()[-1]
+
+
+@pytest.fixture(scope="module")
+def guided(shared_place):
+    """A run whose loss breaks, and which goes back on an approval and on two requests.
+
+    Of the proposal and of the last request, the supervisor is killed.
+    """
+    place = shared_place
     stale = RunPaths(place.home, "r").rollback_asked  # of a person who asked long before
     stale.parent.mkdir(parents=True)
     stale.write_text(json.dumps(Rollback(number=5, to_step=1, by="ada").to_json()))
-    command = ["run", "--nproc", "1", "--name", "r", "--healthy-after", "20", "--", "python"]
-    return place.start(*command, script)
+    job = place.ranks(1, place.job(finishes_on_demand(NAN_ONCE)))
+    options = ["--name", "r", "--mode", "propose", "--healthy-after", "20"]
+    with place.start("run", *options, "--", *job) as process:
+        place.wait_until(lambda: events(place, "proposal"))
+        place.child(process, "supervisor_process").kill()
+        place.wait_until(lambda: events(place, "supervisor_followed"))
+        approved = place.json("runs", "approve", "r")
+        approved_step = attempt_with_steps(place, 2).start_step
 
-
-def found(place):
-    with place.ledger() as ledger:
-        kinds = ("rollback_asked", "rolled_back")
-        return ledger.attempts("r"), ledger.incidents("r"), ledger.events("r", kinds=kinds)
-
-
-def finished(place, process, step):
-    """Let the run end, and check that the run went back once, to this step."""
-    place.wait_until(lambda: found(place)[0][-1].start_step is not None)
-    (place.folder / "finish").touch()
-    _, err = process.communicate(timeout=180)
-    assert process.returncode == 0, err
-    attempts, incidents, events = found(place)
-    assert [one.data["to_step"] for one in events if one.kind == "rollback_asked"] == [step]
-    assert attempts[-1].start_step == step
-    assert [one.data["to_step"] for one in events if one.kind == "rolled_back"] == [step]
-    assert not RunPaths(place.home, "r").rollback_asked.exists()
-    return attempts, incidents
-
-
-@pytest.mark.slow
-def test_a_run_goes_back_to_the_chosen_step_without_an_incident(place):
-    with started(place) as process:
-        place.wait_until(lambda: healthy(place))
+        place.wait_until(lambda: healthy(place) > approved_step)
         with place.ledger() as ledger:
             step = healthy_steps("r", ledger)[0]
             told = roll_back_run(
                 "r", ledger, place.home, to_step=step, by="ada", timeout_s=PATIENCE_S
             )
         assert told == f"The training goes on from step {step}."
-        place.wait_until(lambda: len(found(place)[0]) == 2)
-        attempts, incidents = finished(place, process, step)
-    assert [one.outcome for one in attempts] == ["stopped", "completed"]
-    assert incidents == []
+        assert attempt_with_steps(place, 3).start_step == step
+
+        supervisor = place.child(process, "supervisor_process")
+        os.kill(supervisor.pid, signal.SIGSTOP)
+        last_step = healthy(place)
+        asked = Rollback(number=7, to_step=last_step, by="ada")
+        RunPaths(place.home, "r").rollback_asked.write_text(json.dumps(asked.to_json()))
+        supervisor.kill()
+        attempt_with_steps(place, 4)
+        (place.folder / "finish").touch()
+        _, err = process.communicate(timeout=180)
+    assert process.returncode == 0, err
+    return place, approved, [approved_step, step, last_step]
+
+
+@pytest.mark.slow
+def test_a_broken_loss_waits_for_its_approval_also_where_the_supervisor_is_killed_meanwhile(guided):
+    place, answer, (step, *_) = guided
+    (proposal,) = events(place, "proposal")
+    assert answer["proposal"].startswith("The loss is not finite since step ")
+    (approved,) = events(place, "approved")
+    assert approved.data["number"] == proposal.data["number"]
+    rolled_back, *_ = events(place, "rolled_back")
+    assert rolled_back.data["first_step"] == proposal.data["anomaly"]["first_step"]
+    assert rolled_back.data["to_step"] == step < rolled_back.data["first_step"]
     with place.ledger() as ledger:
-        states = {one.step: one.state for one in ledger.checkpoints("r") if one.attempt == 1}
+        (incident,) = ledger.incidents("r")
+    assert (incident.kind, incident.action) == ("anomaly", "restart")
+    assert incident.restored_step == step
+
+
+@pytest.mark.slow
+def test_a_run_goes_back_to_the_chosen_step_without_an_incident(guided):
+    place, _, (*_, step, _) = guided
+    with place.ledger() as ledger:
+        assert [one.kind for one in ledger.incidents("r")] == ["anomaly"]
+        assert [one.outcome for one in ledger.attempts("r")[1:]] == [
+            "stopped",
+            "stopped",
+            "completed",
+        ]
+        states = {one.step: one.state for one in ledger.checkpoints("r") if one.attempt == 2}
     assert states[step] == "healthy"
     assert {state for at, state in states.items() if at > step} <= {"written"}
     note = f"ada had the training go back to the checkpoint of step {step}."
@@ -214,15 +257,10 @@ def test_a_run_goes_back_to_the_chosen_step_without_an_incident(place):
 
 
 @pytest.mark.slow
-def test_a_request_outlives_the_supervisor(place):
-    with started(place) as process:
-        place.wait_until(lambda: healthy(place))
-        supervisor = place.child(process, "supervisor_process")
-        os.kill(supervisor.pid, signal.SIGSTOP)
-        step = healthy(place)
-        asked = Rollback(number=7, to_step=step, by="ada")
-        RunPaths(place.home, "r").rollback_asked.write_text(json.dumps(asked.to_json()))
-        supervisor.kill()
-        place.wait_until(lambda: any(one.kind == "rolled_back" for one in found(place)[2]))
-        place.wait_until(lambda: len(found(place)[0]) == 2)
-        finished(place, process, step)
+def test_each_request_is_carried_out_once_and_outlives_the_supervisor(guided):
+    place, _, steps = guided
+    assert [one.data["to_step"] for one in events(place, "rollback_asked")] == steps[1:]
+    assert [one.data["to_step"] for one in events(place, "rolled_back")] == steps
+    with place.ledger() as ledger:
+        assert [one.start_step for one in ledger.attempts("r")] == [0, *steps]
+    assert not RunPaths(place.home, "r").rollback_asked.exists()

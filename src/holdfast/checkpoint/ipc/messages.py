@@ -30,6 +30,12 @@ from typing import Any, Final
 
 WRITER_MODULE: Final = "holdfast.checkpoint.writer.process"
 """The Python module that is run as the writing process."""
+ENV_SUPERVISOR_PID: Final = "HOLDFAST_SUPERVISOR_PID"
+"""The environment variable with the id of the supervisor's process; when it ends, writing processes
+that serve snapshots end as well.
+"""
+SNAPSHOT_SERVER_PROCESS_NAME: Final = "holdfast-kept"
+"""The name of a process that only serves snapshots, by which job cleanup tools can find it."""
 _MAX_BYTES: Final = 1 << 16
 
 

@@ -36,10 +36,6 @@ from holdfast.checkpoint.ipc.shared_buffer import Arena
 from holdfast.core.memory import available_memory_bytes
 from holdfast.core.sockets import readable
 
-ENV_SUPERVISOR_PID: Final = "HOLDFAST_SUPERVISOR_PID"
-"""The environment variable with the id of the supervisor's process; when it ends, so do servers."""
-SNAPSHOT_SERVER_PROCESS_NAME: Final = "holdfast-kept"
-"""The name of a process that only serves snapshots, by which job cleanup tools can find it."""
 LEAST_FREE_BYTES: Final = 1 << 30
 """The free memory below which snapshots are released, because the running job needs it more."""
 _LOOK_EVERY_S: Final = 0.5

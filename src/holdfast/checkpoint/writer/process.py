@@ -26,15 +26,16 @@ from holdfast.checkpoint.format.manifest import ManifestError, read_manifest
 from holdfast.checkpoint.format.rank_layout import Layout
 from holdfast.checkpoint.format.replica_digests import Differing
 from holdfast.checkpoint.ipc.durable_snapshot import DurableSnapshot
-from holdfast.checkpoint.ipc.messages import receive, send
+from holdfast.checkpoint.ipc.messages import (
+    ENV_SUPERVISOR_PID,
+    SNAPSHOT_SERVER_PROCESS_NAME,
+    receive,
+    send,
+)
 from holdfast.checkpoint.ipc.save_request import SaveRequest
 from holdfast.checkpoint.ipc.shared_buffer import Arena, ArenaError, State
 from holdfast.checkpoint.memory.peer import PeerMemory
-from holdfast.checkpoint.memory.server import (
-    ENV_SUPERVISOR_PID,
-    SNAPSHOT_SERVER_PROCESS_NAME,
-    SnapshotServer,
-)
+from holdfast.checkpoint.memory.server import SnapshotServer
 from holdfast.checkpoint.writer.commit import FULL, RankFailed, check_lease
 from holdfast.checkpoint.writer.persist import (
     NotAttested,

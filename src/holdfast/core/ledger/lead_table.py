@@ -5,9 +5,9 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from sqlalchemy import Connection, select
-from sqlalchemy.dialects import postgresql, sqlite
 
 from holdfast.core.ledger import schema
+from holdfast.core.ledger.engine import add_if_missing
 from holdfast.core.ledger.records import Lead, MeetingPlace
 
 
@@ -47,9 +47,8 @@ class LeadTable(ABC):
         """
         table = schema.leads
         with self._write() as connection:
-            insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
             none = {"run_id": before.run_id, "generation": 0, "node_id": "", "beats": 0}
-            connection.execute(insert(table).values(**none).on_conflict_do_nothing())
+            add_if_missing(connection, table, none)
             is_same = (
                 (table.c.run_id == before.run_id)
                 & (table.c.generation == before.generation)

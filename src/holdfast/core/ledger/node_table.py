@@ -6,10 +6,10 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from sqlalchemy import Connection, select
-from sqlalchemy.dialects import postgresql, sqlite
 
 from holdfast.core.errors import BadUse, NotFound
 from holdfast.core.ledger import schema
+from holdfast.core.ledger.engine import add_if_missing
 from holdfast.core.ledger.records import VERDICTS_KEPT, CordonKind, NodeRecord, Verdict
 
 
@@ -121,8 +121,7 @@ def _known(connection: Connection, name: str) -> Mapping[str, Any]:
         "verdicts": [],
     }
     # Two processes may create the row at the same time.
-    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    connection.execute(insert(table).values(**empty).on_conflict_do_nothing())
+    add_if_missing(connection, table, empty)
     found = select(table).where(table.c.name == name).with_for_update()
     return dict(connection.execute(found).mappings().one())
 

@@ -2,8 +2,6 @@
 
 import os
 
-import psutil
-
 from holdfast.checkpoint import ENV_SUPERVISOR_PID, WRITER_MODULE
 
 _TIMEOUT_S = 5.0
@@ -15,6 +13,8 @@ def end_kept_memory() -> None:
     The processes are found by their environment variables, since any process may have become their
     parent. Without this call, they would end shortly after this process.
     """
+    import psutil
+
     found = []
     for process in psutil.process_iter():
         try:

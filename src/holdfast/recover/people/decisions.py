@@ -9,15 +9,17 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.recover import policy
-from holdfast.recover.attempt import AttemptView
 from holdfast.recover.detectors.anomaly import Anomaly
 from holdfast.recover.people import modes
 from holdfast.recover.people.signals import signals_of
-from holdfast.recover.recorder import Recorder
 from holdfast.recover.spec import RunSpec
+
+if TYPE_CHECKING:  # the process of a node needs neither the diagnosis nor the recorder
+    from holdfast.recover.attempt import AttemptView
+    from holdfast.recover.recorder import Recorder
 
 ENDING = (policy.Phase.FAILING, policy.Phase.DIAGNOSING)
 PROPOSALS = ("proposal", "approved", "withdrawn")
@@ -45,7 +47,7 @@ class Decisions:
     def __init__(
         self,
         spec: RunSpec,
-        recorder: Recorder,
+        recorder: "Recorder",
         approved: Path,
         observe: Callable[[str, Mapping[str, Any]], None],
         coverage: Callable[[], Mapping[str, list[str]]] = dict,
@@ -120,7 +122,7 @@ class Decisions:
         return content.strip() == str(self._number).encode()
 
     def decide(
-        self, view: AttemptView, state: policy.State, event: modes.Event, now_s: float
+        self, view: "AttemptView", state: policy.State, event: modes.Event, now_s: float
     ) -> modes.Verdict:
         """Decide on an event (see `modes.decide`)."""
         held = self._held
@@ -135,7 +137,7 @@ class Decisions:
 
     def record(
         self,
-        view: AttemptView,
+        view: "AttemptView",
         before: policy.State,
         event: modes.Event,
         verdict: modes.Verdict,
@@ -170,7 +172,7 @@ class Decisions:
             )
         self._recorder.event("decision", decision)
 
-    def _hold(self, view: AttemptView, action: modes.Propose | modes.Note) -> None:
+    def _hold(self, view: "AttemptView", action: modes.Propose | modes.Note) -> None:
         anomaly = self._anomaly = view.anomaly
         text = proposal_text(view, action.finding)
         number = secrets.randbelow(NUMBERS)  # so that approvals of other proposals do not match
@@ -202,7 +204,7 @@ def open_proposal(
     return data if (kind, proposed) == ("proposal", attempt) else None
 
 
-def proposal_text(view: AttemptView, finding: modes.Finding) -> str:
+def proposal_text(view: "AttemptView", finding: modes.Finding) -> str:
     """Return the finding and the proposal, as two sentences."""
     if isinstance(finding, policy.NodeToLeave):
         return f"Node {finding.node} must be left: {finding.why}. Proposed: save the state, and go on without it."
@@ -238,7 +240,7 @@ def _state(state: policy.State) -> dict[str, Any]:
     }
 
 
-def _finding(view: AttemptView, event: modes.Event) -> dict[str, Any]:
+def _finding(view: "AttemptView", event: modes.Event) -> dict[str, Any]:
     if isinstance(event, policy.Diagnosed | policy.NodesMissing | policy.NodeToLeave):
         return asdict(event)
     found: dict[str, Any] = {

@@ -1,15 +1,17 @@
 """List the signals that the supervisor could read at a failure, and the others with reasons."""
 
 from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
 
-from holdfast.recover.attempt import AttemptView
+if TYPE_CHECKING:  # see `decisions`
+    from holdfast.recover.attempt import AttemptView
 
 NAMED = 8
 """Up to this number of ranks are listed; if there are more, only their number is given."""
 
 
 def signals_of(
-    view: AttemptView, *, healthy_after: int, nodes: Mapping[str, list[str]] | None = None
+    view: "AttemptView", *, healthy_after: int, nodes: Mapping[str, list[str]] | None = None
 ) -> dict[str, list[str]]:
     """Return the signals that were read (`looked_at`) and the others (`not_seen`), as phrases.
 
