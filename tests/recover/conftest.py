@@ -31,6 +31,22 @@ class Started(subprocess.Popen):
         super().__exit__(exc_type, value, traceback)
 
 
+ONE_RANK = """#!/bin/sh
+for word; do
+    case $word in
+        --nnodes=*) WORLD_SIZE=${word#*=} ;;
+        --node-rank=*) RANK=${word#*=} ;;
+        --master-addr=*) MASTER_ADDR=${word#*=} ;;
+        --master-port=*) MASTER_PORT=${word#*=} ;;
+    esac
+done
+while [ "${1#--}" != "$1" ]; do shift; done
+export RANK=${RANK:-0} WORLD_SIZE=${WORLD_SIZE:-1} LOCAL_RANK=0 MASTER_ADDR MASTER_PORT
+exec "$PYTHON_EXEC" -u "$@"
+"""
+"""A launcher that starts one rank on each node, as torchrun would, but imports no torch."""
+
+
 @dataclass
 class Place:
     """A folder with jobs and a ledger, and the commands run there."""
@@ -52,6 +68,17 @@ class Place:
     def job(self, text: str, name: str = "job.py") -> str:
         (self.folder / name).write_text(text)
         return name
+
+    def one_rank(self, *script: str) -> list[str]:
+        """Return the command of a job whose launcher is not what the test is about.
+
+        torchrun would import torch for two seconds in each attempt, on each node.
+        """
+        launcher = self.folder / "bin" / "torchrun"
+        launcher.parent.mkdir(exist_ok=True)
+        launcher.write_text(ONE_RANK)
+        launcher.chmod(0o755)
+        return [str(launcher), *script]
 
     def start(self, *arguments: str, environment=None, **options) -> Started:
         return Started(

@@ -10,6 +10,7 @@ from holdfast.recover.channel import ChannelServer
 from holdfast.recover.launching.launch import (
     ATTEMPTS_WITH_LOGS,
     Place,
+    can_stand_by,
     launch,
     make_log_folder,
     stand_by,
@@ -77,6 +78,16 @@ def test_another_program_than_this_interpreters_torchrun_is_started_anew():
     beside = str(Path(sys.executable).with_name("torchrun"))
     assert launcher_arguments([beside, "--nnodes=2", "t.py"]) == ["--nnodes=2", "t.py"]
     assert launcher_arguments(["/elsewhere/bin/torchrun", "t.py"]) is None
+
+
+def test_no_launcher_stands_by_for_a_torchrun_of_another_environment(tmp_path):
+    elsewhere = tmp_path / "torchrun"
+    elsewhere.touch(0o755)
+    nodes = {"cwd": str(tmp_path), "nnodes": 2}
+    assert not can_stand_by(RunSpec(command=(str(elsewhere), "t.py"), **nodes))
+    (tmp_path / "t.py").touch()
+    assert can_stand_by(RunSpec(command=("torchrun", "t.py"), **nodes))
+    assert can_stand_by(RunSpec(command=("python", "t.py"), **nodes))
 
 
 def test_logs_of_old_attempts_go_but_not_those_that_the_launcher_writes(tmp_path):
