@@ -31,20 +31,25 @@ class Started(subprocess.Popen):
         super().__exit__(exc_type, value, traceback)
 
 
-ONE_RANK = """#!/bin/sh
+RANKS = """#!/bin/sh
+ranks=NPROC
 for word; do
     case $word in
-        --nnodes=*) WORLD_SIZE=${word#*=} ;;
-        --node-rank=*) RANK=${word#*=} ;;
-        --master-addr=*) MASTER_ADDR=${word#*=} ;;
-        --master-port=*) MASTER_PORT=${word#*=} ;;
+        --nnodes=*) nodes=${word#*=} ;;
+        --node-rank=*) node=${word#*=} ;;
     esac
 done
 while [ "${1#--}" != "$1" ]; do shift; done
-export RANK=${RANK:-0} WORLD_SIZE=${WORLD_SIZE:-1} LOCAL_RANK=0 MASTER_ADDR MASTER_PORT
-exec "$PYTHON_EXEC" -u "$@"
+export WORLD_SIZE=$((ranks * ${nodes:-1})) LOCAL_RANK=0
+while [ $LOCAL_RANK -lt $((ranks - 1)) ]; do
+    RANK=$((ranks * ${node:-0} + LOCAL_RANK)) "$PYTHON_EXEC" -u "$@" &
+    LOCAL_RANK=$((LOCAL_RANK + 1))
+done
+RANK=$((ranks * ${node:-0} + LOCAL_RANK)) "$PYTHON_EXEC" -u "$@" || ended=$?
+for rank in $(jobs -p); do wait $rank || ended=$?; done
+exit ${ended:-0}
 """
-"""A launcher that starts one rank on each node, as torchrun would, but imports no torch."""
+"""A launcher that starts ranks, as torchrun would, but imports no torch."""
 
 
 @dataclass
@@ -69,14 +74,14 @@ class Place:
         (self.folder / name).write_text(text)
         return name
 
-    def one_rank(self, *script: str) -> list[str]:
+    def ranks(self, *script: str, nproc: int = 1) -> list[str]:
         """Return the command of a job whose launcher is not what the test is about.
 
         torchrun would import torch for two seconds in each attempt, on each node.
         """
         launcher = self.folder / "bin" / "torchrun"
         launcher.parent.mkdir(exist_ok=True)
-        launcher.write_text(ONE_RANK)
+        launcher.write_text(RANKS.replace("NPROC", str(nproc)))
         launcher.chmod(0o755)
         return [str(launcher), *script]
 

@@ -37,6 +37,10 @@ while not pathlib.Path("finish").exists():
 """Ranks that do not wait for each other; each attempt gets further than the one before."""
 
 
+UNTESTED = ("--test-nodes", "never")
+"""For runs that lose a node. Each node would import torch for its tests."""
+
+
 class Cluster:
     """Nodes of one run, on this host."""
 
@@ -74,11 +78,9 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(place, request):
-    """Two nodes whose ranks train; the launcher is torchrun if a test asks for it."""
-    script = place.job(UNTIL_FINISHED)
-    job = ["python", script] if hasattr(request, "param") else place.one_rank(script)
-    cluster = Cluster(place, "--", *job)
+def cluster(place):
+    """Two nodes whose ranks train."""
+    cluster = Cluster(place, *UNTESTED, "--", *place.ranks(place.job(UNTIL_FINISHED)))
     try:
         cluster.start("n1")
         place.wait_until(lambda: list((place.home / "rendezvous").glob("*.json")))
@@ -95,7 +97,6 @@ def incidents(place):
         return ledger.incidents()
 
 
-@pytest.mark.parametrize("cluster", ["torchrun"], indirect=True)
 def test_ranks_of_all_nodes_restart_in_place_and_a_spare_replaces_a_lost_node(place, cluster):
     assert [cluster.rank(number)[0] for number in range(2)] == ["n1", "n2"]
     os.kill(cluster.rank(1)[1], signal.SIGKILL)
@@ -142,7 +143,7 @@ class WithSpare(Cluster):
     """
 
     def __init__(self, place, hosts):
-        super().__init__(place, "--", *place.one_rank(place.job(UNTIL_FINISHED)))
+        super().__init__(place, "--", *place.ranks(place.job(UNTIL_FINISHED)))
         self.hosts = hosts
         (hosts / "sitecustomize.py").write_text(FAKE_HOST)
 
@@ -271,7 +272,7 @@ def test_in_a_slurm_job_a_spare_replaces_a_node_that_died(place, tmp_path_factor
     batch.write_text(
         "#!/bin/bash\n"
         "srun --no-kill --kill-on-bad-exit=0 holdfast run --spares 1 -- "
-        f"{' '.join(place.one_rank(place.job(script)))} || exit 1\n"
+        f"{' '.join(place.ranks(place.job(script)))} || exit 1\n"
     )
     options = ["--nodes=3", "--ntasks-per-node=1", "--no-kill", "--parsable"]
     output = place.folder / "output"
@@ -325,7 +326,7 @@ def test_with_a_postgresql_another_node_takes_over_though_no_folder_is_shared(pl
     pytest.importorskip("psycopg")
     with PrivatePostgreSQL() as server:
         url = server.new_database()
-        cluster = Cluster(place, "--", *place.one_rank(place.job(UNTIL_FINISHED)))
+        cluster = Cluster(place, *UNTESTED, "--", *place.ranks(place.job(UNTIL_FINISHED)))
         cluster.command = ["--ledger", url, *cluster.command]
         try:
             for name in ("n1", "n2", "n3"):
@@ -365,7 +366,7 @@ def test_a_cut_cable_of_the_control_channel_loses_nothing(place):
     options = {"cwd": place.folder, "stderr": subprocess.PIPE, "text": True}
     with Hosts.made(["n1", "n2"]) as hosts:
         meeting = ["--nnodes", "2", "--rendezvous", f"{hosts.addresses['n1']}:29500"]
-        job = place.one_rank(place.job(UNTIL_FINISHED))
+        job = place.ranks(place.job(UNTIL_FINISHED))
         run = [*HOLDFAST, "run", "--name", "r", *meeting, "--", *job]
         nodes = []
         for name in hosts.addresses:
@@ -422,24 +423,29 @@ with holdfast.Checkpointer("checkpoints", every=20, keep=2) as ckpt:
 
 @pytest.mark.slow
 def test_a_job_goes_on_with_fewer_nodes_and_is_whole_again_once_they_are_back(place):
-    cluster = Cluster(place, "--min-nodes", "1", "--", "python", place.job(ELASTIC))
+    """With torchrun, which starts the ranks of a smaller job in another way."""
+    job = ["python", place.job(ELASTIC)]
+    cluster = Cluster(place, *UNTESTED, "--min-nodes", "1", "--", *job)
 
     def runs_as(world, accumulation):
         told = place.folder / "place"
         return told.exists() and told.read_text() == f"{world} {accumulation}"
 
-    cluster.start("n1")
-    place.wait_until(lambda: list((place.home / "rendezvous").glob("*.json")))
-    cluster.start("n2")
-    place.wait_until(lambda: runs_as(2, 1))
-    place.wait_for_step("r", 25)
-    cluster.nodes["n2"].kill()
-    cluster.nodes["n2"].communicate()
-    place.wait_until(lambda: runs_as(1, 2))
-    cluster.start("n2")
-    place.wait_until(lambda: runs_as(2, 1))
-    ends = cluster.finish()
-    assert [code for code, _ in ends.values()] == [0, 0], ends
+    try:
+        cluster.start("n1")
+        place.wait_until(lambda: list((place.home / "rendezvous").glob("*.json")))
+        cluster.start("n2")
+        place.wait_until(lambda: runs_as(2, 1))
+        place.wait_for_step("r", 25)
+        cluster.nodes["n2"].kill()
+        cluster.nodes["n2"].communicate()
+        place.wait_until(lambda: runs_as(1, 2))
+        cluster.start("n2")
+        place.wait_until(lambda: runs_as(2, 1))
+        ends = cluster.finish()
+        assert [code for code, _ in ends.values()] == [0, 0], ends
+    finally:
+        cluster.kill()
     with place.ledger() as ledger:
         _, alone, whole = ledger.attempts("r")
         (lost,) = ledger.incidents("r")
