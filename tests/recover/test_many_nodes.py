@@ -191,6 +191,7 @@ def test_spares_replace_a_node_that_is_to_be_shut_down_and_one_with_an_xid(place
     assert incidents(place) == []
     with place.ledger() as ledger:
         assert ledger.nodes() == []
+    assert not [one for one in place.commands() if "warm_launcher" in one], "it would be of no use"
 
     with_spare.start_host("n4")
     place.wait_until(lambda: _has_joined(place, 4))

@@ -103,9 +103,7 @@ def faulty(shared_place):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "only_silence"), [(1, False), (2, True)], ids=["lock", "busy"]
-)
+@pytest.mark.parametrize(("number", "only_silence"), [(1, False), (2, True)], ids=["lock", "busy"])
 def test_a_rank_that_hangs_after_its_step_is_named(faulty, number, only_silence):
     err, incidents = faulty
     incident, (victim, _) = incidents[number - 1], GLOO_FAULTS[number - 1]

