@@ -29,8 +29,16 @@ def command(folder: Path, ranks: int, *words: str) -> list[str]:
 
 
 def main() -> int:
-    """Run the command `light_torchrun RANKS SCRIPT …`; return 1 if a rank fails."""
-    count, words = int(sys.argv[1]), sys.argv[2:]
+    """Run the command `light_torchrun [OPTION=VALUE …] RANKS SCRIPT …`; return 1 if a rank fails.
+
+    The options are torchrun's, by which `holdfast run` names the node of several.
+    """
+    options, words = {}, sys.argv[1:]
+    while words[0].startswith("--"):
+        name, _, value = words.pop(0).partition("=")
+        options[name] = value
+    count = int(words.pop(0))
+    nnodes, node_rank = int(options.get("--nnodes", 1)), int(options.get("--node-rank", 0))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -39,12 +47,12 @@ def main() -> int:
             [os.environ.get("PYTHON_EXEC", sys.executable), "-u", *words],
             env={
                 **os.environ,
-                "RANK": str(rank),
+                "RANK": str(node_rank * count + rank),
                 "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(count),
+                "WORLD_SIZE": str(nnodes * count),
                 "LOCAL_WORLD_SIZE": str(count),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
+                "MASTER_ADDR": options.get("--master-addr", "127.0.0.1"),
+                "MASTER_PORT": options.get("--master-port", str(port)),
                 "TORCHELASTIC_RESTART_COUNT": "0",
             },
         )

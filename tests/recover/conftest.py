@@ -151,6 +151,10 @@ class Place:
                 continue
         return found
 
+    def commands(self) -> list[str]:
+        """The command line of every such process."""
+        return [" ".join(_command(process)) for process in self.processes()]
+
 
 def _command(process: psutil.Process) -> list[str]:
     try:

@@ -37,6 +37,10 @@ while not pathlib.Path("finish").exists():
 """Ranks that do not wait for each other; each attempt gets further than the one before."""
 
 
+UNTESTED = ("--test-nodes", "never")
+"""For runs that lose a node. Each node would import torch for its tests."""
+
+
 class Cluster:
     """Nodes of one run, on this host."""
 
@@ -76,7 +80,7 @@ class Cluster:
 @pytest.fixture
 def cluster(place):
     """Two nodes whose ranks train."""
-    cluster = Cluster(place, "--", "python", place.job(UNTIL_FINISHED))
+    cluster = Cluster(place, *UNTESTED, "--", *place.ranks(1, place.job(UNTIL_FINISHED)))
     try:
         cluster.start("n1")
         place.wait_until(lambda: list((place.home / "rendezvous").glob("*.json")))
@@ -139,28 +143,31 @@ class WithSpare(Cluster):
     """
 
     def __init__(self, place, hosts):
-        super().__init__(place, "--", "python", place.job(UNTIL_FINISHED))
+        super().__init__(place, "--", *place.ranks(1, place.job(UNTIL_FINISHED)))
         self.hosts = hosts
         (hosts / "sitecustomize.py").write_text(FAKE_HOST)
 
     def begin(self):
         """Start the nodes, and wait until the ranks train and the spare is there."""
-        place, hosts = self.place, self.hosts
-        paths = os.pathsep.join(filter(None, [str(hosts), os.environ.get("PYTHONPATH", "")]))
         for name in ("n1", "n2", "n3"):
-            (hosts / name).mkdir()
-            (hosts / name / "kmsg").touch()
-            self.start(name, PYTHONPATH=paths, FAKE_HOST=str(hosts / name))
-            place.wait_until(lambda: list((place.home / "rendezvous").glob("*.json")))
+            self.start_host(name)
+            self.place.wait_until(lambda: list((self.place.home / "rendezvous").glob("*.json")))
             if name == "n2":
-                place.wait_until(lambda: len(list(place.folder.glob("rank-?"))) == 2)
-        place.wait_for_step("r", 1003)
-        place.wait_until(lambda: _has_joined(place, 3))
+                self.place.wait_until(lambda: len(list(self.place.folder.glob("rank-?"))) == 2)
+        self.place.wait_for_step("r", 1003)
+        self.place.wait_until(lambda: _has_joined(self.place, 3))
 
-    def wait_for_spare(self):
-        """Wait until the spare has taken the place of n2, and trains."""
-        self.place.wait_until(lambda: [self.rank(rank)[0] for rank in range(2)] == ["n1", "n3"])
-        self.place.wait_for_step("r", 2003)
+    def start_host(self, name):
+        """Start a node on a host of its own."""
+        paths = os.pathsep.join(filter(None, [str(self.hosts), os.environ.get("PYTHONPATH", "")]))
+        (self.hosts / name).mkdir()
+        (self.hosts / name / "kmsg").touch()
+        self.start(name, PYTHONPATH=paths, FAKE_HOST=str(self.hosts / name))
+
+    def wait_for(self, *names, step):
+        """Wait until these nodes have the ranks, and train."""
+        self.place.wait_until(lambda: [self.rank(rank)[0] for rank in range(2)] == [*names])
+        self.place.wait_for_step("r", step)
 
 
 @pytest.fixture
@@ -173,48 +180,48 @@ def with_spare(place, tmp_path_factory):
         cluster.kill()
 
 
-def test_a_node_with_an_xid_is_left_for_the_spare_when_a_rank_fails(place, with_spare):
-    lost = "NVRM: Xid (PCI:0000:4e:00): 79, pid=7, name=python, GPU has fallen off the bus."
-    with (with_spare.hosts / "n2" / "kmsg").open("a") as log:
-        log.write(f"4,9,{time.monotonic_ns() // 1000},-;{lost}\n")
-    place.wait_until(lambda: _recorded(place, "node_signal"))
-    os.kill(with_spare.rank(0)[1], signal.SIGKILL)
-    with_spare.wait_for_spare()
-    ends = with_spare.finish()
-    assert [code for code, _ in ends.values()] == [0, 0, 0], ends
-    (incident,) = incidents(place)
-    assert "Node n2 is faulty (the kernel's log: NVRM: Xid" in incident.explanation
-    with place.ledger() as ledger:
-        assert ledger.node("n2").is_cordoned
-        (found,) = ledger.events("r", "node_signal")
-        (decision, *_) = ledger.events("r", "decision")
-    assert (found.data["node"], found.data["reason"]) == ("n2", "NodeFailure")
-    assert "the kernel's log on all nodes" in decision.data["signals"]["looked_at"]
-    assert "(the kernel's log)" in place.holdfast("explain", "r")[1]
-
-
-@pytest.mark.slow
-def test_a_node_that_is_about_to_be_shut_down_is_left_without_an_incident(place, with_spare):
+def test_spares_replace_a_node_that_is_to_be_shut_down_and_one_with_an_xid(place, with_spare):
+    """The first one is left without an incident, the second one when a rank has failed."""
     scheduled = with_spare.hosts / "n2" / "scheduled"
     scheduled.with_suffix(".new").write_text(
         f"USEC={int(time.time() + 3600) * 10**6}\nMODE=reboot\n"
     )
     scheduled.with_suffix(".new").rename(scheduled)
-    with_spare.wait_for_spare()
-    ends = with_spare.finish()
-    assert [code for code, _ in ends.values()] == [0, 0, 0], ends
+    with_spare.wait_for("n1", "n3", step=2003)
     assert incidents(place) == []
     with place.ledger() as ledger:
-        assert [one.outcome for one in ledger.attempts("r")] == ["stopped", "completed"]
         assert ledger.nodes() == []
-    told = place.holdfast("explain", "r")[1]
+    assert not [one for one in place.commands() if "warm_launcher" in one], "it would be of no use"
+
+    with_spare.start_host("n4")
+    place.wait_until(lambda: _has_joined(place, 4))
+    lost = "NVRM: Xid (PCI:0000:4e:00): 79, pid=7, name=python, GPU has fallen off the bus."
+    with (with_spare.hosts / "n3" / "kmsg").open("a") as log:
+        log.write(f"4,9,{time.monotonic_ns() // 1000},-;{lost}\n")
+    place.wait_until(lambda: "NodeFailure" in [one.data["reason"] for one in _signals(place)])
+    os.kill(with_spare.rank(0)[1], signal.SIGKILL)
+    with_spare.wait_for("n1", "n4", step=3003)
+    ends = with_spare.finish()
+    assert [code for code, _ in ends.values()] == [0, 0, 0, 0], ends
+    (incident,) = incidents(place)
+    assert "Node n3 is faulty (the kernel's log: NVRM: Xid" in incident.explanation
+    with place.ledger() as ledger:
+        assert [one.outcome for one in ledger.attempts("r")] == ["stopped", "failed", "completed"]
+        assert [node.name for node in ledger.nodes() if node.is_cordoned] == ["n3"]
+        decisions = ledger.events("r", "decision")
+    decision = next(one for one in decisions if "signals" in one.data)
+    (found,) = [one for one in _signals(place) if one.data["reason"] == "NodeFailure"]
+    assert found.data["node"] == "n3"
+    assert "the kernel's log on all nodes" in decision.data["signals"]["looked_at"]
+    told = place.look("explain", "r")[1]
     assert "Node n2 is to be taken away: reboot is planned, in" in told
     assert "Node n2 was left out from then on" in told
+    assert "(the kernel's log)" in told
 
 
-def _recorded(place, kind):
+def _signals(place):
     with place.ledger() as ledger:
-        return ledger.events("r", kind)
+        return ledger.events("r", "node_signal")
 
 
 def _has_joined(place, count):
@@ -266,7 +273,7 @@ def test_in_a_slurm_job_a_spare_replaces_a_node_that_died(place, tmp_path_factor
     batch.write_text(
         "#!/bin/bash\n"
         "srun --no-kill --kill-on-bad-exit=0 holdfast run --spares 1 -- "
-        f"python {place.job(script)} || exit 1\n"
+        f"{' '.join(place.ranks(1, place.job(script)))} || exit 1\n"
     )
     options = ["--nodes=3", "--ntasks-per-node=1", "--no-kill", "--parsable"]
     output = place.folder / "output"
@@ -320,7 +327,7 @@ def test_with_a_postgresql_another_node_takes_over_though_no_folder_is_shared(pl
     pytest.importorskip("psycopg")
     with PrivatePostgreSQL() as server:
         url = server.new_database()
-        cluster = Cluster(place, "--", "python", place.job(UNTIL_FINISHED))
+        cluster = Cluster(place, *UNTESTED, "--", *place.ranks(1, place.job(UNTIL_FINISHED)))
         cluster.command = ["--ledger", url, *cluster.command]
         try:
             for name in ("n1", "n2", "n3"):
@@ -360,7 +367,8 @@ def test_a_cut_cable_of_the_control_channel_loses_nothing(place):
     options = {"cwd": place.folder, "stderr": subprocess.PIPE, "text": True}
     with Hosts.made(["n1", "n2"]) as hosts:
         meeting = ["--nnodes", "2", "--rendezvous", f"{hosts.addresses['n1']}:29500"]
-        run = [*HOLDFAST, "run", "--name", "r", *meeting, "--", "python", place.job(UNTIL_FINISHED)]
+        job = place.ranks(1, place.job(UNTIL_FINISHED))
+        run = [*HOLDFAST, "run", "--name", "r", *meeting, "--", *job]
         nodes = []
         for name in hosts.addresses:
             environment = {**place.environment, **hosts.environment(name)}
@@ -416,24 +424,29 @@ with holdfast.Checkpointer("checkpoints", every=20, keep=2) as ckpt:
 
 @pytest.mark.slow
 def test_a_job_goes_on_with_fewer_nodes_and_is_whole_again_once_they_are_back(place):
-    cluster = Cluster(place, "--min-nodes", "1", "--", "python", place.job(ELASTIC))
+    """With torchrun, which starts the ranks of a smaller job in another way."""
+    job = ["python", place.job(ELASTIC)]
+    cluster = Cluster(place, *UNTESTED, "--min-nodes", "1", "--", *job)
 
     def runs_as(world, accumulation):
         told = place.folder / "place"
         return told.exists() and told.read_text() == f"{world} {accumulation}"
 
-    cluster.start("n1")
-    place.wait_until(lambda: list((place.home / "rendezvous").glob("*.json")))
-    cluster.start("n2")
-    place.wait_until(lambda: runs_as(2, 1))
-    place.wait_for_step("r", 25)
-    cluster.nodes["n2"].kill()
-    cluster.nodes["n2"].communicate()
-    place.wait_until(lambda: runs_as(1, 2))
-    cluster.start("n2")
-    place.wait_until(lambda: runs_as(2, 1))
-    ends = cluster.finish()
-    assert [code for code, _ in ends.values()] == [0, 0], ends
+    try:
+        cluster.start("n1")
+        place.wait_until(lambda: list((place.home / "rendezvous").glob("*.json")))
+        cluster.start("n2")
+        place.wait_until(lambda: runs_as(2, 1))
+        place.wait_for_step("r", 25)
+        cluster.nodes["n2"].kill()
+        cluster.nodes["n2"].communicate()
+        place.wait_until(lambda: runs_as(1, 2))
+        cluster.start("n2")
+        place.wait_until(lambda: runs_as(2, 1))
+        ends = cluster.finish()
+        assert [code for code, _ in ends.values()] == [0, 0], ends
+    finally:
+        cluster.kill()
     with place.ledger() as ledger:
         _, alone, whole = ledger.attempts("r")
         (lost,) = ledger.incidents("r")

@@ -151,7 +151,7 @@ class RunSpec:
 
     @staticmethod
     def _check_torchrun(words: list[str]) -> None:
-        for word, following in zip(words, [*words[1:], ""], strict=True):
+        for word, following in zip(words, [*words, ""][1:], strict=True):
             if word.endswith(".py") or word in ("-m", "--module"):
                 return  # the rest are options of the script
             option, _, value = word.replace("_", "-").partition("=")

@@ -10,6 +10,7 @@ from holdfast.recover.channel import ChannelServer
 from holdfast.recover.launching.launch import (
     ATTEMPTS_WITH_LOGS,
     Place,
+    can_stand_by,
     launch,
     make_log_folder,
     stand_by,
@@ -21,11 +22,14 @@ from holdfast.recover.spec import RunSpec
 
 def test_the_logs_of_old_attempts_are_deleted(tmp_path):
     """Started with a launcher that ends at once, since only the folder matters here."""
+    launcher = tmp_path / "torchrun"
+    launcher.write_text("#!/bin/sh\n")
+    launcher.chmod(0o755)
     paths = RunPaths(tmp_path, "r")
     for attempt in range(1, 31):
         paths.attempt_logs(attempt).mkdir(parents=True)
         paths.rank_log(attempt, 0).write_text("x")
-    spec = RunSpec(command=("torchrun", "--help"), cwd=str(tmp_path))
+    spec = RunSpec(command=(str(launcher),), cwd=str(tmp_path))
     lock = RunLock.acquire(paths.lock)
 
     async def start():
@@ -79,15 +83,25 @@ def test_another_program_than_this_interpreters_torchrun_is_started_anew():
     assert launcher_arguments(["/elsewhere/bin/torchrun", "t.py"]) is None
 
 
+def test_no_launcher_stands_by_for_a_torchrun_of_another_environment(tmp_path):
+    elsewhere = tmp_path / "torchrun"
+    elsewhere.touch(0o755)
+    nodes = {"cwd": str(tmp_path), "nnodes": 2}
+    assert not can_stand_by(RunSpec(command=(str(elsewhere), "t.py"), **nodes))
+    (tmp_path / "t.py").touch()
+    assert can_stand_by(RunSpec(command=("torchrun", "t.py"), **nodes))
+    assert can_stand_by(RunSpec(command=("python", "t.py"), **nodes))
+
+
 def test_logs_of_old_attempts_go_but_not_those_that_the_launcher_writes(tmp_path):
     paths = RunPaths(tmp_path, "r")
     launched = 3
-    for attempt in range(1, 1100):
+    for attempt in range(1, 60):
         if attempt == launched:
             make_log_folder(paths, attempt, launched=attempt)
             paths.launcher_log(attempt).write_text("of the launcher\n")
         else:
             make_log_folder(paths, attempt, launched=min(attempt, launched))
     kept = sorted(int(folder.name.split("-")[1]) for folder in paths.logs.iterdir())
-    assert kept == [launched, *range(1100 - ATTEMPTS_WITH_LOGS, 1100)]
-    assert paths.launcher_log(1099).read_text() == "of the launcher\n"
+    assert kept == [launched, *range(60 - ATTEMPTS_WITH_LOGS, 60)]
+    assert paths.launcher_log(59).read_text() == "of the launcher\n"

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -61,7 +60,6 @@ element.
 
 Only processes that import torch by themselves pay for its import.
 """
-STARTUP = Path(__file__).parents[2] / "startup" / "sitecustomize.py"
 
 
 def port_of_nobody():
@@ -78,11 +76,9 @@ def environment_of(place, name, *, bad):
 
 
 @pytest.fixture
-def bad_node(tmp_path_factory):
+def bad_node(startup):
     """A folder for PYTHONPATH that makes n2 a node whose hardware computes wrong results."""
-    folder = tmp_path_factory.mktemp("bad")
-    (folder / "sitecustomize.py").write_text(BAD_NODE + STARTUP.read_text())
-    return folder
+    return startup(BAD_NODE)
 
 
 @pytest.fixture
@@ -99,7 +95,7 @@ def test_in_a_run_a_bad_node_is_found_and_cordoned_and_the_spare_takes_its_place
     place, started, bad_node
 ):
     meeting = ["--nnodes", "2", "--rendezvous", f"127.0.0.1:{port_of_nobody()}"]
-    command = ["run", "--name", "r", *meeting, "--", "python", place.job(TRAIN)]
+    command = ["run", "--name", "r", *meeting, "--", *place.ranks(1, place.job(TRAIN))]
 
     def start(name):
         environment = environment_of(place, name, bad=bad_node)
@@ -117,10 +113,10 @@ def test_in_a_run_a_bad_node_is_found_and_cordoned_and_the_spare_takes_its_place
     place.wait_until(lambda: len(list((place.paths("r").root / "nodes").glob("*.lock"))) >= 2)
     place.wait_for_step("r", 1003)
     (place.folder / "strike").touch()
-    place.wait_until(lambda: nodes_of_ranks() == ["n1", "n3"], timeout_s=240)
+    place.wait_until(lambda: nodes_of_ranks() == ["n1", "n3"], timeout_s=600)
     (place.folder / "strike").unlink()
     (place.folder / "finish").touch()
-    ends = {name: node.communicate(timeout=120) for name, node in started.items()}
+    ends = {name: node.communicate(timeout=600) for name, node in started.items()}
     assert [node.returncode for node in started.values()] == [0, 0, 0], ends
     with place.ledger() as ledger:
         (incident,) = ledger.incidents("r")
@@ -145,7 +141,7 @@ def test_nodes_that_meet_are_tested_and_the_bad_one_is_named(place, started, bad
         environment = environment_of(place, name, bad=bad_node)
         command = ["nodes", "check", *meeting, "--cordon", "--json"]
         started[name] = place.start(*command, environment=environment)
-    ends = {name: node.communicate(timeout=240) for name, node in started.items()}
+    ends = {name: node.communicate(timeout=600) for name, node in started.items()}
     assert [node.returncode for node in started.values()] == [1, 1, 1], ends
     told = [json_schemas.check(json.loads(out)) for out, _ in ends.values()]
     (report,) = [one for one in told if one["schema"] == "holdfast.nodes_check"]

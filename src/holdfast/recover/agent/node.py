@@ -33,7 +33,7 @@ from holdfast.recover.agent.kept_memory import end_kept_memory
 from holdfast.recover.agent.rendezvous import Meeting, loopback_listener, node_name
 from holdfast.recover.agent.time_limit import stop_in_time
 from holdfast.recover.connected_node import LEFT
-from holdfast.recover.launching.launch import Job, Place, launch, stand_by
+from holdfast.recover.launching.launch import Job, Place, can_stand_by, launch, stand_by
 from holdfast.recover.leadership import Sign, Superseded, Watch, leadership_of
 from holdfast.recover.outcome import Outcome
 from holdfast.recover.run_lock import RunLock
@@ -276,7 +276,7 @@ class Node:
         for child in children:
             self._tasks.spawn(child.keep(self._is_over))
         self._tasks.spawn(self._watch_for_supervisor())
-        if self._meeting is not None:
+        if self._meeting is not None and can_stand_by(self._spec):
             self._tasks.spawn(self._keep_launcher_ready())
         if (job_id := os.environ.get("SLURM_JOB_ID")) is not None:
             grace_s = self._spec.restarts.stop_grace_s

@@ -26,6 +26,7 @@ from holdfast.profile import ENV_NODE
 from holdfast.recover import channel
 from holdfast.recover.agent.rendezvous import node_name
 from holdfast.recover.launching.guard import STANDBY
+from holdfast.recover.launching.warm_launcher import launcher_arguments
 from holdfast.recover.shim import imports, rank_shim
 from holdfast.recover.shim.gpus import ENV_TURN_GPUS
 from holdfast.recover.spec import MIB, SHIM, RunSpec
@@ -191,6 +192,14 @@ async def launch(
         standby.guard.stdin.write(order.encode() + b"\n")
         return standby
     return await _start_guard(words, variables, spec, lock_fd=lock_fd, echo=echo)
+
+
+def can_stand_by(spec: RunSpec) -> bool:
+    """Return True if a launcher that `stand_by` has started can run this job.
+
+    Such a launcher cannot run the torchrun of another environment.
+    """
+    return launcher_arguments(spec.launcher_command(0, "127.0.0.1", 0)) is not None
 
 
 async def stand_by(spec: RunSpec, *, lock_fd: int, echo: bool) -> Job:
