@@ -20,6 +20,7 @@ from weights_world import storage_over_http
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.usefixtures("nothing_is_left"),
+    pytest.mark.timeout(1200),  # a test does much, on a machine that runs other tests
 ]  # real engines, real harness
 TASKS = ("t_score", "t_generate")
 
@@ -87,7 +88,7 @@ def trained(e2e: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=1000,
         check=False,
     )
     assert done.returncode == 0, done.stderr
