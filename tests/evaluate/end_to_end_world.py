@@ -21,7 +21,6 @@ from click.testing import CliRunner  # noqa: E402
 
 from holdfast.cli.main import cli  # noqa: E402
 from holdfast.evaluate.types.suite import TaskEntry  # noqa: E402
-from holdfast.evaluate.types.timeline import read_timeline  # noqa: E402
 from holdfast.testing.harness import synthetic_entry  # noqa: E402
 
 HOLDFAST = [sys.executable, "-m", "holdfast.cli.main"]
@@ -355,22 +354,6 @@ def _side_by_side(evaluation: dict, stock: list[dict]) -> Iterator[tuple[str, st
     assert set(evaluation["results"]["results"]) == {
         task for results in stock for task in results["results"]
     }
-
-
-def check_nothing_was_redone(folder: Path) -> None:
-    """Check that no answered request was started again, except for a straggler's duplicate."""
-    spans = [span for span in read_timeline(folder / "timeline.jsonl").requests if not span.error]
-    doubles = sum(
-        any(
-            (one.task, one.sample, one.prompt_tokens)
-            == (other.task, other.sample, other.prompt_tokens)
-            and one.engine < other.engine
-            and max(one.t0, other.t0) < min(one.t1, other.t1)
-            for other in spans
-        )
-        for one in spans
-    )
-    assert len(spans) - doubles <= REQUESTS <= len(spans)
 
 
 def leftovers(folder: Path) -> list[str]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -42,6 +43,21 @@ def states(world, home) -> dict[str, str]:
 
 def test_what_the_commands_say_of_an_evaluation_from_its_start_to_its_end(light, suite, home):
     out, err = light.run(
+        "run",
+        "--suite",
+        suite(entry("a", missing=True)),
+        *SIMULATED,
+        "--id",
+        "x",
+        code=2,
+        home=home,
+    )
+    assert out == ""
+    assert err.splitlines()[-1] == "holdfast: There is no task 'a'. Near it: synthetic."
+    assert states(light, home) == {}
+    assert list((home / "evaluations").iterdir()) == []
+    # The id is free again.
+    out, err = light.run(
         "run", "--suite", suite(entry("a"), entry("b")), *SIMULATED, *SLOW, "--id", "x", home=home
     )
     assert "|a    |" in out
@@ -58,6 +74,28 @@ def test_what_the_commands_say_of_an_evaluation_from_its_start_to_its_end(light,
     assert err.strip().endswith("Go on with it: holdfast eval resume x, or choose another --id.")
     again, _ = light.run("resume", "x", home=home)
     assert "took" in again
+    # A command may die when all tasks have ended.
+    root = home / "evaluations" / "x"
+    before = json.loads((root / "results.json").read_text())
+    (root / "results.json").unlink()
+    for path in (root / "state" / "models").glob("*.ended"):
+        path.unlink()
+    after = light.json("resume", "x", home=home)
+    assert (after["state"], after["results"]["results"]) == ("done", before["results"]["results"])
+
+
+def test_a_copy_of_a_model_is_read_again_and_its_answers_are_known(light, suite, tmp_path, home):
+    gate, path = Gate(tmp_path, kind="simulated"), suite(entry("a"))
+    gate.open()
+    model = write_model(tmp_path / "model")
+    first = light.json("run", "--suite", path, "--model", model, *gate.flags, home=home)
+    model = shutil.copytree(model, tmp_path / "copy")
+    again = light.json("run", "--suite", path, "--model", model, *gate.flags, home=home)
+    assert first["requests"] == again["reused"] == 10
+    assert (again["requests"], again["digest"]) == (0, first["digest"])
+    assert again["remote_bytes"] == first["remote_bytes"] > 0
+    assert again["results"]["results"] == first["results"]["results"]
+    assert "digest" in light.look("compare", first["id"], again["id"], home=home)
 
 
 @pytest.mark.slow
@@ -104,18 +142,6 @@ def test_ctrl_c_then_resume_and_a_command_that_is_killed(light, suite, home):
     evaluation = light.json("resume", "x", home=home)
     assert evaluation["state"] == "done"
     assert evaluation["reused"] > 0
-
-
-def test_a_command_that_was_killed_when_all_tasks_had_ended(light, suite, home):
-    before = light.json(
-        "run", "--suite", suite(entry("a"), entry("b")), *SIMULATED, "--id", "x", home=home
-    )
-    root = home / "evaluations" / "x"
-    (root / "results.json").unlink()
-    for path in (root / "state" / "models").glob("*.ended"):
-        path.unlink()
-    after = light.json("resume", "x", home=home)
-    assert (after["state"], after["results"]["results"]) == ("done", before["results"]["results"])
 
 
 def commit(folder: Path, step: int) -> Path:
@@ -167,16 +193,6 @@ def test_a_task_that_raises_leaves_the_others_their_scores(light, suite, home):
     assert "c: no scores: ValueError: this task's metric raises" in out
     assert "Try the failed tasks again: holdfast eval resume x" in out
     assert "|a    |" in out
-
-
-def test_an_unknown_task_is_one_sentence_and_leaves_nothing(light, suite, home):
-    path = suite(entry("a", missing=True))
-    for _ in range(2):  # the id is free again
-        out, err = light.run("run", "--suite", path, *SIMULATED, "--id", "x", code=2, home=home)
-        assert out == ""
-        assert err.splitlines()[-1] == "holdfast: There is no task 'a'. Near it: synthetic."
-    assert states(light, home) == {}
-    assert list((home / "evaluations").iterdir()) == []
 
 
 def invoked(home, *words) -> HoldfastError | str:

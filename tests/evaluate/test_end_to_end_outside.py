@@ -1,4 +1,4 @@
-"""Test `holdfast eval` with external parts: a model server, a judge, generated code, inspect-ai."""
+"""Test `holdfast eval` with external parts: a model server, a judge."""
 
 import json
 import os
@@ -16,54 +16,11 @@ from end_to_end_world import TIMEOUT_S, end, entry, wait_until
 sys.path.insert(0, str(Path(__file__).parent / "engines"))  # the model server of its tests
 from openai_stand_in import StandIn
 
+from holdfast.testing.harness import NAME as SYNTHETIC
+
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_is_left")]  # the real harness
 
-INSPECT = """\
-from inspect_ai import Task, task
-from inspect_ai.dataset import MemoryDataset, Sample
-from inspect_ai.scorer import includes
-from inspect_ai.solver import generate
-
-@task
-def words():
-    samples = [Sample(input=f"the {animal} runs", target="the") for animal in ("cat", "dog", "tree")]
-    return Task(dataset=MemoryDataset(samples), solver=generate(), scorer=includes(), version=1)
-"""
-
-JUDGED = """\
-import os
-
-import openai
-
-
-def process_results(doc, results):
-    client = openai.OpenAI(max_retries=8)
-    said = client.chat.completions.create(
-        model="judge", messages=[{"role": "user", "content": "Good? " + doc["text"] + results[0]}], max_tokens=3,
-        temperature=0,
-    )
-    return {"good": float(said.choices[0].message.content == "yes")}
-"""
 JUDGE_TOKENS = 61  # of one request and its answer, by the judge's count
-JUDGED_TASK = """\
-task: t_judged
-dataset_path: json
-dataset_kwargs:
-  data_files:
-    test: {folder}/judged.jsonl
-test_split: test
-output_type: generate_until
-doc_to_text: "{{{{text}}}}"
-doc_to_target: ""
-generation_kwargs:
-  until: ["\\n"]
-  max_gen_toks: 3
-process_results: !function judged_e2e.process_results
-metric_list:
-  - metric: good
-    aggregation: mean
-    higher_is_better: true
-"""
 
 
 def test_four_tasks_by_a_server_that_is_busy_now_and_then(e2e, tmp_path):
@@ -106,15 +63,6 @@ def test_a_server_without_the_model_or_none_at_all_is_one_sentence(wrong, light,
     assert said.startswith("holdfast: ")
     assert url in said
     assert ("It has tiny" if wrong == "name" else "It was tried for 2 s") in said
-
-
-def test_generated_code_is_refused_unless_it_is_allowed(e2e, tmp_path):
-    _, err = e2e.run(
-        "run", "--suite", "t_code", "--include-path", e2e.tasks, "--model", "none", "--engine", "simulated",
-        code=2, home=tmp_path / "home",
-    )  # fmt: skip
-    assert "--confirm-unsafe-code" in err.splitlines()[-1]
-    assert list((tmp_path / "home" / "evaluations").iterdir()) == []
 
 
 class JudgeServer(ThreadingHTTPServer):
@@ -171,27 +119,13 @@ class JudgeHandler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
-def test_a_judge_never_costs_more_than_it_may_also_when_its_proxy_is_killed(e2e, tmp_path):
+def test_a_judge_never_costs_more_than_it_may_also_when_its_proxy_is_killed(light, tmp_path):
     pytest.importorskip("openai")
-    tasks = tmp_path / "tasks"
-    tasks.mkdir()
     count, limit, at_once = 40, 30 * JUDGE_TOKENS, 4
-    rows = [{"text": f"{'cat' if number % 2 else 'dog'} {number}"} for number in range(count)]
-    (tasks / "judged.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tasks / "judged_e2e.py").write_text(JUDGED)
-    (tasks / "t_judged.yaml").write_text(JUDGED_TASK.format(folder=tasks))
-    words = [
-        "run",
-        "--suite",
-        "t_judged",
-        "--include-path",
-        tasks,
-        "--model",
-        "tiny",
-        "--engine",
-        "openai",
-        "--json",
-    ]
+    suite = tmp_path / "judged.toml"
+    judged = entry("judged", samples=count, metric_s=[1.0] * count)
+    suite.write_text(judged.replace(SYNTHETIC, "judged_harness:JudgedHarness"))
+    words = ["run", "--suite", suite, "--model", "none", "--engine", "simulated", "--json"]
     costs = [
         "--judge-cost-limit",
         limit,
@@ -201,11 +135,10 @@ def test_a_judge_never_costs_more_than_it_may_also_when_its_proxy_is_killed(e2e,
         1e6,
     ]  # one a token
     where = {"home": tmp_path / "home", "OPENAI_API_KEY": "of-the-judge"}
-    with JudgeServer(answers_first=5) as judge, StandIn() as server:
+    with JudgeServer(answers_first=5) as judge:
         url = f"http://127.0.0.1:{judge.server_address[1]}/v1"
-        words += ["--url", server.url, "--model-name", "tiny", "--metric-slots", at_once]
-        words += ["--judge-url", url, "--judge-concurrency", at_once]
-        process = e2e.start(*words, *costs, **where)
+        words += ["--judge-url", url, "--judge-concurrency", at_once, "--metric-slots", at_once]
+        process = light.start(*words, *costs, **where)
         try:
             wait_until(
                 lambda: judge.asked >= judge.answers_first + 3, process
@@ -217,14 +150,14 @@ def test_a_judge_never_costs_more_than_it_may_also_when_its_proxy_is_killed(e2e,
         finally:
             end(process)
         assert process.returncode == 4, err
-        assert "cost limit" in json.loads(out)["errors"]["t_judged"]
+        assert "cost limit" in json.loads(out)["errors"]["judged"]
         assert before < judge.asked <= limit / JUDGE_TOKENS
         # With enough budget, only unanswered requests are sent.
-        said = e2e.json(*words, **where)
+        said = light.json(*words, **where)
         assert count <= judge.asked <= count + at_once, (
             "what was under way when the proxy died may be asked again"
         )
-    assert said["results"]["results"]["t_judged"]["good,none"] == 0.5
+    assert said["results"]["results"]["judged"]["good,none"] == 0.5
 
 
 def _proxy_of(pid: int) -> int:
@@ -238,30 +171,3 @@ def _proxy_of(pid: int) -> int:
             if b"judge.server" in line and parent == pid:
                 return int(process.name)
     raise AssertionError("no proxy runs")
-
-
-def test_inspect_beside_lm_eval_in_one_table(e2e, stock, tmp_path):
-    pytest.importorskip("inspect_ai")
-    (tmp_path / "inspected.py").write_text(INSPECT)
-    path = tmp_path / "both.toml"
-    path.write_text(
-        f'include_paths = ["{e2e.tasks}"]\ntasks = ["t_score", "inspect:{tmp_path}/inspected.py@words"]\n'
-    )
-    out, _ = e2e.run(
-        "run",
-        "--suite",
-        path,
-        "--model",
-        e2e.model(),
-        "--threads",
-        1,
-        "--id",
-        "x",
-        home=tmp_path / "home",
-    )
-    assert "|t_score" in out
-    assert "|words" in out
-    said = json.loads((tmp_path / "home" / "evaluations" / "x" / "results.json").read_text())
-    assert said["results"]["results"]["t_score"] == stock[0]["results"]["t_score"]
-    assert "accuracy,includes" in said["results"]["results"]["words"]
-    assert said["state"] == "done"

@@ -3,11 +3,14 @@
 `benchmarks/evaluate_faults.py` repeats this two hundred times, and measures the time.
 """
 
+import os
 import random
 import time
 
 import pytest
+from end_to_end_world import HERE
 from fault_injector import PATIENCE_S, FaultInjector
+from gated_engine import Gate
 
 from evaluation.fault_injected_evaluation import (
     FaultInjectedEvaluation,
@@ -39,13 +42,16 @@ def check(injector):
     assert injector.evaluation.results() == expected_results(injector.evaluation.tasks)
 
 
-def test_one_of_each_kind_dies_and_the_scores_are_the_same(start):
+def test_one_of_each_kind_dies_then_several_together_and_the_scores_are_the_same(start):
     evaluation, command = start(engine_options={"step_base_s": 0.01})
     injector = FaultInjector(evaluation, seed=1)
     for count, role in enumerate(
         ("engine", "metric", "coordinator", "client", "host", "node"), start=1
     ):
         assert evaluation.wait_until_finished(10 * count, PATIENCE_S), evaluation.output()
+        injector.inject(role)
+    assert evaluation.wait_until_finished(70, PATIENCE_S), evaluation.output()
+    for role in ("zygote", "coordinator", "node"):  # and several together
         injector.inject(role)
     assert command.wait(PATIENCE_S) == 0, evaluation.output()
     check(injector)
@@ -66,26 +72,9 @@ def test_when_the_command_dies_all_ends_by_itself_and_resume_redoes_nothing(star
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "together",
-    [("command", "coordinator"), ("zygote", "coordinator", "node")],
-    ids="+".join,
-)
-def test_several_die_together(start, together):
-    evaluation, command = start()
-    injector = FaultInjector(evaluation, seed=3)
-    assert evaluation.wait_until_finished(20, PATIENCE_S), evaluation.output()
-    for role in together:
-        injector.inject(role)
-    if "command" in together:
-        command.wait()
-        command = evaluation.resume()
-    assert command.wait(PATIENCE_S) == 0, evaluation.output()
-    check(injector)
-
-
-@pytest.mark.slow
-def test_without_its_command_everything_ends_within_the_time_stated(start):
+def test_without_its_command_everything_ends_within_the_time_stated_and_resume_redoes_nothing(
+    start,
+):
     evaluation, command = start()
     injector = FaultInjector(evaluation, seed=4)
     assert evaluation.wait_until_finished(20, PATIENCE_S), evaluation.output()
@@ -100,16 +89,27 @@ def test_without_its_command_everything_ends_within_the_time_stated(start):
         "engines kept them"
     )
     assert evaluation.shared_memory() == []
+    assert evaluation.resume().wait(PATIENCE_S) == 0, evaluation.output()
+    check(injector)
 
 
 @pytest.mark.slow
-def test_processes_of_two_nodes_are_killed_at_random(start):
-    evaluation, command = start(nodes=2, engines_per_node=1)
+def test_processes_of_two_nodes_are_killed_at_random(start, tmp_path):
+    gate = Gate(tmp_path, kind="simulated")
+    gate.let(0)
+    path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+    evaluation, command = start(
+        nodes=2, engines_per_node=1, flags=gate.flags, environment={"PYTHONPATH": path}
+    )
     injector = FaultInjector(evaluation, seed=5)
-    for count in sorted(injector.chance.sample(range(1, 80), 8)):
-        if not evaluation.wait_until_finished(count, PATIENCE_S):
-            break
-        injector.inject("engine", "node", "metric", "client", "host", "zygote", "coordinator")
+    # A task whose process is killed three times is given up.
+    kills = [("client", "host", "node", "zygote")] * 2 + [("engine", "metric", "coordinator")] * 5
+    injector.chance.shuffle(kills)
+    for count, roles in zip(sorted(injector.chance.sample(range(1, 80), 7)), kills, strict=True):
+        gate.let(count)
+        assert evaluation.wait_until_finished(count, PATIENCE_S), evaluation.output()
+        injector.inject(*roles)
+    gate.open()
     assert command.wait(PATIENCE_S) == 0, evaluation.output()
     check(injector)
 

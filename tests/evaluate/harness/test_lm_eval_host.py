@@ -20,17 +20,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
 ]  # lm-eval's and its dependencies' own
 
-NAMES = (
-    "t_choice",
-    "t_shots",
-    "t_score",
-    "t_rolling",
-    "t_generate",
-    "t_votes",
-    "t_own",
-    "t_several",
-    "t_group",
-)
+NAMES = ("t_own", "t_several", "t_group")  # two with metrics elsewhere, one of several files
 
 
 @pytest.fixture(scope="module")

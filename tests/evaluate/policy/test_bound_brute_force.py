@@ -8,7 +8,7 @@ import pytest
 from holdfast.evaluate.policy.bound import Quota, RunWork, SampleWork, Transfer, lower_bound
 from holdfast.evaluate.types.engine import Curve
 
-INSTANCES = 500
+INSTANCES = 250
 QUICK = 70
 
 
