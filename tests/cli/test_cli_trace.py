@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -72,11 +73,24 @@ def test_a_trace_of_ones_own_can_have_a_twin(jobs, tmp_path):
     assert "300" in holdfast("check", answer["path"])
 
 
-def test_a_report_is_written_and_says_what_to_do(jobs, twin, tmp_path):
-    output = tmp_path / "report"
-    said = holdfast(
-        "report", jobs, "--metrics", twin / "utilization" / "kalos", "-o", output, "--pue", 1.1
-    )
+@pytest.fixture(scope="module")
+def metrics(twin, tmp_path_factory):
+    """A folder with three metrics of the twin; workers read each in a process of its own."""
+    folder = tmp_path_factory.mktemp("metrics")
+    for name in ("GPU_UTIL", "POWER_USAGE", "SM_ACTIVE"):
+        shutil.copy(twin / "utilization" / "kalos" / f"{name}.csv", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def report(jobs, metrics, tmp_path_factory):
+    """A report that one process wrote: its folder, and what the command printed."""
+    folder = tmp_path_factory.mktemp("alone") / "report"
+    return folder, holdfast("report", jobs, "--metrics", metrics, "-o", folder, "--pue", 1.1)
+
+
+def test_a_report_is_written_and_says_what_to_do(report):
+    output, said = report
     assert said.endswith(f"Report: {output / 'index.html'}\n")
     findings = json.loads((output / "findings.json").read_text())
     assert findings["schema"] == "holdfast.trace.findings"
@@ -88,42 +102,32 @@ def test_a_report_is_written_and_says_what_to_do(jobs, twin, tmp_path):
     assert (output / "data" / "gpu_job_duration.csv").exists()
 
 
-def test_a_report_for_programs_names_what_was_left_out(jobs, tmp_path):
-    answer = json.loads(holdfast("report", jobs, "-o", tmp_path / "report", "--json"))
-    assert answer["page"] == str(tmp_path / "report" / "index.html")
-    assert "no nodes" in answer["left_out"]["fragmentation"]
-    assert {"id", "sentence", "value", "unit", "study", "holds", "why"} == set(
-        answer["findings"][0]
-    )
-
-
 @pytest.mark.slow
-def test_workers_give_the_same_numbers_as_one_process(jobs, twin, tmp_path):
+def test_workers_give_the_same_numbers_as_one_process_and_name_what_was_left_out(
+    jobs, metrics, report, tmp_path
+):
     lines = jobs.read_text().splitlines(keepends=True)
     parts = tmp_path / "jobs"
     parts.mkdir()
     for number in range(2):
         (parts / f"part-{number}.csv").write_text(lines[0] + "".join(lines[1 + number :: 2]))
-    given = ("--metrics", twin / "utilization" / "kalos")
-    holdfast("report", jobs, *given, "-o", tmp_path / "alone")
-    holdfast(
-        "report",
-        parts,
-        *given,
-        "-o",
-        tmp_path / "spread",
-        "--on",
-        "local",
-        "--parts",
-        tmp_path / "parts",
-    )
+    spread_over = ("--on", "local", "--parts", tmp_path / "parts")
+    output = tmp_path / "spread"
+    options = ("--metrics", metrics, "-o", output, "--pue", 1.1, "--json")
+    answer = json.loads(holdfast("report", parts, *options, *spread_over))
     alone, spread = (
-        json.loads((tmp_path / name / "findings.json").read_text()) for name in ("alone", "spread")
+        json.loads((folder / "findings.json").read_text()) for folder in (report[0], output)
     )
     assert spread["findings"] == alone["findings"]
     same = {name: value for name, value in alone["numbers"].items() if name in spread["numbers"]}
     assert len(same) > 200
     assert {name: spread["numbers"][name] for name in same} == pytest.approx(same, nan_ok=True)
+
+    assert answer["page"] == str(output / "index.html")
+    assert "no nodes" in answer["left_out"]["fragmentation"]
+    assert {"id", "sentence", "value", "unit", "study", "holds", "why"} == set(
+        answer["findings"][0]
+    )
 
 
 def test_reasons_of_failures_are_joined(jobs, twin, tmp_path):

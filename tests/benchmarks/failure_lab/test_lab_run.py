@@ -82,9 +82,7 @@ def test_the_storage_refuses_as_its_bucket_says(bucket, status):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["key-optimizer-state", "dataloader-worker-killed", "nvlink-xid74", "s3-upload-denied"]
-)
+@pytest.mark.parametrize("name", ["dataloader-worker-killed", "nvlink-xid74", "s3-upload-denied"])
 def test_programs_fail_as_they_should(name, tmp_path):
     (outcome,) = record([PROGRAMS[name]], tmp_path)
     assert outcome.problem is None

@@ -45,7 +45,6 @@ def test_daly_complete(cases, mean_s, stall_s, interval_s, restart_s):
 
 @pytest.mark.parametrize(("mean_s", "stall_s", "interval_s", "restart_s"), [
     (28 * 3600.0, 60.0, 3600.0, 300.0),
-    (28 * 3600.0, 1.0, 600.0, 300.0),
     (6480.0, 0.1, 60.0, 5.0),
 ])  # fmt: skip
 def test_meta_ettr_where_losses_are_small(cases, mean_s, stall_s, interval_s, restart_s):
@@ -54,8 +53,14 @@ def test_meta_ettr_where_losses_are_small(cases, mean_s, stall_s, interval_s, re
     within(ettrs, meta_ettr(interval_s, stall_s, mean_s, restart_s), slack=0.002)
 
 
-@pytest.mark.parametrize("formula", [young_interval_s, daly_interval_s])
-@pytest.mark.parametrize(("mean_s", "stall_s"), [(86400.0, 10.0), (21600.0, 30.0), (6480.0, 10.0)])
+@pytest.mark.parametrize(
+    ("formula", "mean_s", "stall_s"),
+    [
+        (young_interval_s, 86400.0, 10.0),
+        (daly_interval_s, 21600.0, 30.0),
+        (young_interval_s, 6480.0, 10.0),
+    ],
+)
 def test_young_and_daly_intervals_beat_those_a_factor_of_two_away(cases, formula, mean_s, stall_s):
     best_s = formula(stall_s, mean_s)
     _is_best(cases, best_s, mean_s, stall_s, restart_s=300.0)
@@ -63,7 +68,7 @@ def test_young_and_daly_intervals_beat_those_a_factor_of_two_away(cases, formula
 
 @pytest.mark.parametrize(
     ("mean_s", "stall_s", "restart_s"),
-    [(86400.0, 10.0, 300.0), (6480.0, 10.0, 600.0), (21600.0, 60.0, 1800.0)],
+    [(6480.0, 10.0, 600.0), (21600.0, 60.0, 1800.0)],
 )
 def test_nvidia_period_beats_those_a_factor_of_two_away(cases, mean_s, stall_s, restart_s):
     period_s = nvidia_period_s(stall_s, mean_s, restart_s)
@@ -73,7 +78,7 @@ def test_nvidia_period_beats_those_a_factor_of_two_away(cases, mean_s, stall_s, 
 def _is_best(cases, best_s, mean_s, stall_s, *, restart_s):
     def ettrs(interval_s):
         one = cases.one_cause(
-            mean_s, stall_s=stall_s, interval_s=interval_s, restart_s=restart_s, failures=800
+            mean_s, stall_s=stall_s, interval_s=interval_s, restart_s=restart_s, failures=500
         )
         return [run(one, seed).ettr for seed in range(6)]
 
@@ -138,7 +143,7 @@ def breaking(cases, spares, *, failures, repair_s=7200.0):
     )
 
 
-@pytest.mark.parametrize("spares", [1, 3, 6])
+@pytest.mark.parametrize("spares", [1, 6])
 def test_spares_under_repair_are_poisson_until_none_is_left(cases, spares):
     """Failures once an hour and repairs of two hours: a loss system, without spares by Erlang's B."""
     missing = []
