@@ -24,11 +24,11 @@ def rows(folder: Path, quiet: Quiet, sizes: Sizes, rounds: int) -> Iterator[Row]
     del rounds
     before, after = sizes.ranks
     arguments: dict[str, Any] = {"folder": str(folder), "shard_mib": sizes.shard_mib}
-    in_child(save, folder / "saving", launcher=_ranks(before), **arguments)
+    in_child(save, folder / "saving", **_ranks(before, sizes), **arguments)
     # Under another name, no snapshot in memory matches the checkpoint.
     (folder / "saved").rename(folder / "ours")
     quiet.wait()
-    found = in_child(load, folder / "loading", launcher=_ranks(after), **arguments)
+    found = in_child(load, folder / "loading", **_ranks(after, sizes), **arguments)
     yield Row(
         measure=f"{before} ranks' shards on {after}: bytes read ÷ needed [dcp.load]",
         ours=found["ours"],
@@ -113,6 +113,9 @@ def _state(shard_mib: int, *, fill: bool) -> dict[str, Any]:
     }
 
 
-def _ranks(count: int) -> tuple[str, ...]:
+def _ranks(count: int, sizes: Sizes) -> dict[str, Any]:
+    """Return the options of `child` for a group of ranks."""
     assert sys.executable == TORCHRUN[0]
-    return (*TORCHRUN, "--standalone", f"--nproc-per-node={count}")
+    if not sizes.launcher:
+        return {"launcher": sizes.launcher, "ranks": count}
+    return {"launcher": (*TORCHRUN, "--standalone", f"--nproc-per-node={count}")}

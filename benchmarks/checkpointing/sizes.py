@@ -1,9 +1,11 @@
 """Define the amount of work of each part."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from checkpointing.child import FORKED
 from checkpointing.savers import (
     ATTESTED,
     DCP_SHARED,
@@ -38,6 +40,8 @@ class Training:
     """Further steps with a save in each of Holdfast's processes, for the percentiles."""
     savers: tuple[str, ...]
     open_files: int | None = None
+    launcher: tuple[str, ...] = (sys.executable,)
+    """As in `Sizes`."""
 
     def calibration(self) -> dict[str, Any]:
         """The arguments of `training.calibrate`."""
@@ -83,6 +87,8 @@ class Sizes:
     buffer_pairs: int
     """Pairs of a save with such buffers and one without."""
     limits_bytes: int
+    launcher: tuple[str, ...] = (sys.executable,)
+    """The command that runs Python in each part's processes; a quick run forks instead."""
     gpu_bytes: float = 36e9
     """The largest state on a GPU."""
 
@@ -128,6 +134,7 @@ QUICK = Sizes(
         pairs=1,
         short_pairs=2,
         calls=3,
+        launcher=FORKED,
         savers=SHORT,
     ),
     many=Training(
@@ -138,6 +145,7 @@ QUICK = Sizes(
         pairs=1,
         short_pairs=2,
         calls=3,
+        launcher=FORKED,
         savers=(OURS,),
         open_files=1024,
     ),
@@ -150,4 +158,5 @@ QUICK = Sizes(
     buffers_mib=16,
     buffer_pairs=5,
     limits_bytes=64 * 1024**2,
+    launcher=FORKED,
 )

@@ -42,11 +42,11 @@ def _rank_rows(folder: Path, quiet: Quiet, sizes: Sizes) -> Iterator[Row]:
         "state_mib": sizes.state_mib,
     }
     quiet.wait()
-    with child(hold, folder / "case", **arguments) as killed:
+    with child(hold, folder / "case", launcher=sizes.launcher, **arguments) as killed:
         killed.answer()
         killed.kill()
         raw.drop_caches(folder / "checkpoints")
-        found = in_child(succeed, folder / "case", **arguments)
+        found = in_child(succeed, folder / "case", launcher=sizes.launcher, **arguments)
     beyond_s = found["restore_s"] - found["copy_s"]
     yield Row(
         measure="restored in, beyond the copy", ours=beyond_s, limit=0, unit="s", must=Must("<=", 1)
