@@ -327,7 +327,7 @@ def main() -> int:
         "the line to the supervisor is written by another thread"
     )
     per_step = (
-        f"training step: the demonstration's GPT, {size.ranks} gloo rank{'s' * (size.ranks > 1)}, {size.steps} steps a run, "
+        f"training step: the demonstration's GPT, gloo ranks: {size.ranks}, {size.steps} steps a run, "
         f"{size.step_rounds} pairs of runs in turn; no ratio is told where plain torchrun's own runs differ by "
         f"more than {MOST_NOISE:g} times, and one closer to 1 than that difference says nothing"
     )
