@@ -15,6 +15,7 @@ from checkpointing.savers import (
     TORCH_CHECKPOINTING,
     WRITTEN,
 )
+from common.jobs import TORCHRUN
 
 _LITTLE = (*SHORT, DCP_SHARED, TORCH_CHECKPOINTING)
 """The savers that lose so little that many pairs are needed."""
@@ -91,6 +92,12 @@ class Sizes:
     """The command that runs Python in each part's processes; a quick run forks instead."""
     gpu_bytes: float = 36e9
     """The largest state on a GPU."""
+
+    def group(self, ranks: int) -> dict[str, Any]:
+        """Return the options of `child` for a group of ranks: under torchrun, or forked."""
+        if not self.launcher:
+            return {"launcher": self.launcher, "ranks": ranks}
+        return {"launcher": (*TORCHRUN, "--standalone", f"--nproc-per-node={ranks}")}
 
 
 FULL = Sizes(

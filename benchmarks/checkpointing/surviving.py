@@ -78,7 +78,9 @@ def _node_rows(folder: Path, quiet: Quiet, sizes: Sizes) -> Iterator[Row]:
         found = killed.answer()
         for pid in (*found["trainers"], found["writer"]):
             os.kill(pid, signal.SIGKILL)
-        peer_s, disk_s = in_child(succeed_on_nodes, folder / "new", launcher=launcher, **arguments)
+        peer_s, disk_s = in_child(
+            succeed_on_nodes, folder / "new", **sizes.group(NODES), **arguments
+        )
     yield Row(measure="held by the peer after it was durable", ours=found["held_s"], unit="s")
     yield Row(
         measure="a lost node restored by its peer in (limit: from disk)",
