@@ -107,8 +107,6 @@ def forked(
 
 def _become_job(folder: Path, more: Mapping[str, str]) -> None:
     """Give a new copy the session, the output, the folders and the one thread that a job has."""
-    import torch
-
     os.setsid()
     output = os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
@@ -116,4 +114,5 @@ def _become_job(folder: Path, more: Mapping[str, str]) -> None:
     os.environ.update(more, HOLDFAST_HOME=str(folder / ".holdfast"))
     os.chdir(folder)
     tempfile.tempdir = None
-    torch.set_num_threads(1)
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
