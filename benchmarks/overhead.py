@@ -35,7 +35,6 @@ from common.table import Must, Row, parse_arguments, report
 from holdfast.recover.signals.facts import CannotSee
 from holdfast.recover.signals.watch import sources_of_this_host
 
-WORLD_SIZE = 2
 MIB = 1024 * 1024
 JOB_TIMEOUT_S = 300.0
 STEP_S = 0.1
@@ -52,10 +51,11 @@ class Size:
     calls: int
     step_rounds: int
     steps: int
+    ranks: int
 
 
-FULL = Size(calls=2000, step_rounds=6, steps=150)
-QUICK = Size(calls=300, step_rounds=1, steps=30)
+FULL = Size(calls=2000, step_rounds=6, steps=150, ranks=2)
+QUICK = Size(calls=300, step_rounds=1, steps=20, ranks=1)
 
 
 # run.step
@@ -155,8 +155,8 @@ class Trained:
 def step_rows(size: Size, seed: int, quiet: Quiet) -> list[Row]:
     """Return step time and memory of `holdfast run` and plain torchrun, in turn."""
     launchers = {
-        "ours": (*HOLDFAST, "run", "--name", "r", "--nproc", str(WORLD_SIZE), "--", sys.executable),
-        "peer": (*TORCHRUN, "--standalone", f"--nproc-per-node={WORLD_SIZE}"),
+        "ours": (*HOLDFAST, "run", "--name", "r", "--nproc", str(size.ranks), "--", sys.executable),
+        "peer": (*TORCHRUN, "--standalone", f"--nproc-per-node={size.ranks}"),
     }
     found: dict[str, list[Trained]] = {name: [] for name in launchers}
     for number in range(size.step_rounds):
@@ -229,8 +229,8 @@ def step_rows(size: Size, seed: int, quiet: Quiet) -> list[Row]:
     rows += [
         Row(
             measure=f"memory, {kind}",
-            ours=memory["ours"][kind] / WORLD_SIZE,
-            peer=memory["peer"][kind] / WORLD_SIZE,
+            ours=memory["ours"][kind] / size.ranks,
+            peer=memory["peer"][kind] / size.ranks,
             unit="MiB a rank",
         )
         for kind in kinds
@@ -241,8 +241,8 @@ def step_rows(size: Size, seed: int, quiet: Quiet) -> list[Row]:
     rows.append(
         Row(
             measure="memory, all of these but torchrun",
-            ours=added["ours"] / WORLD_SIZE,
-            peer=added["peer"] / WORLD_SIZE,
+            ours=added["ours"] / size.ranks,
+            peer=added["peer"] / size.ranks,
             limit=0,
             unit="MiB a rank",
         )
@@ -327,7 +327,7 @@ def main() -> int:
         "the line to the supervisor is written by another thread"
     )
     per_step = (
-        f"training step: the demonstration's GPT, {WORLD_SIZE} gloo ranks, {size.steps} steps a run, "
+        f"training step: the demonstration's GPT, gloo ranks: {size.ranks}, {size.steps} steps a run, "
         f"{size.step_rounds} pairs of runs in turn; no ratio is told where plain torchrun's own runs differ by "
         f"more than {MOST_NOISE:g} times, and one closer to 1 than that difference says nothing"
     )

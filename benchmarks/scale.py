@@ -51,7 +51,7 @@ from holdfast.recover.policy import RestartLimits
 from holdfast.recover.runs import begin_run
 from holdfast.recover.spec import RunSpec
 
-NODES, QUICK_NODES, RANKS_A_NODE = 256, 64, 8
+NODES, QUICK_NODES, RANKS_A_NODE = 256, 32, 8
 STEP_S = 1.0
 HANG_LIMIT_S = 4.0
 TOKEN = "of-the-benchmark"

@@ -46,7 +46,7 @@ class Size:
 
 
 FULL = Size(jobs=3_000_000, gpus=2400, samples=100_000, copies=4, rounds=3, full=True)
-QUICK = Size(jobs=60_000, gpus=240, samples=4_000, copies=2, rounds=1, full=False)
+QUICK = Size(jobs=30_000, gpus=120, samples=2_000, copies=2, rounds=1, full=False)
 
 
 # Inputs

@@ -57,17 +57,16 @@ def minimal_loop(folder: Path) -> None:
 
 
 def ddp(folder: Path) -> None:
-    """Two ranks, under torchrun, twice, and under `holdfast run`, whose checkpoints verify."""
-    script = [str(HERE / "ddp.py"), "--save-every", "20", "--checkpoints"]
-    for steps in ("20", "40"):
-        command = [*TORCHRUN, *script, str(folder / "ddp"), "--steps", steps]
-        printed = run(f"ddp.py under torchrun to step {steps}", command, folder)
-        if ("step 20 loss" in printed) is not (steps == "20"):
-            sys.exit("ddp.py did not go on from its checkpoint")
-    script += [str(folder / "ddp-2"), "--steps", "40"]
-    supervised = [*HOLDFAST, "run", "--nproc", "2", "--", PYTHON, *script]
-    run("ddp.py under holdfast run", supervised, folder)
-    run("what it left", [*HOLDFAST, "checkpoint", "verify", str(folder / "ddp-2")], folder)
+    """Two ranks, under torchrun and then under `holdfast run`, whose checkpoints verify."""
+    script = [str(HERE / "ddp.py"), "--save-every", "20", "--checkpoints", str(folder / "ddp")]
+    supervised = [*HOLDFAST, "run", "--nproc", "2", "--", PYTHON]
+    for name, launcher, steps in (("torchrun", TORCHRUN, "20"), ("holdfast run", supervised, "40")):
+        command = [*launcher, *script, "--steps", steps]
+        printed = run(f"ddp.py under {name} to step {steps}", command, folder)
+        reached = [step for step in ("20", "40") if f"step {step} loss" in printed]
+        if reached != [steps]:
+            sys.exit("ddp.py did not go on from its checkpoint to its last step")
+    run("what it left", [*HOLDFAST, "checkpoint", "verify", str(folder / "ddp")], folder)
 
 
 def integrations(folder: Path) -> None:

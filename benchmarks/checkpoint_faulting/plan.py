@@ -64,22 +64,22 @@ FULL: Final = Sizes(
     disagreements=60,
 )
 QUICK: Final = Sizes(
-    injections=500,
-    damages=17,
-    harmless=8,
-    forgeries=10,
+    injections=250,
+    damages=8,
+    harmless=4,
+    forgeries=5,
     every_call=False,
     calls=5,
     blows=3,
     stops=2,
     silent_s=1.0,
-    staged=10,
-    changes=10,
-    full_disks=20,
+    staged=5,
+    changes=5,
+    full_disks=10,
     locked_disks=5,
     stall_s=2.0,
-    requests=60,
-    disagreements=8,
+    requests=30,
+    disagreements=4,
 )
 
 

@@ -28,7 +28,12 @@ def rows(folder: Path, quiet: Quiet, sizes: Sizes, rounds: int) -> Iterator[Row]
     quiet.wait()
     pairs = sizes.buffer_pairs * rounds
     found = in_child(
-        measure, folder / "case", folder=str(folder), buffers_mib=sizes.buffers_mib, pairs=pairs
+        measure,
+        folder / "case",
+        launcher=sizes.launcher,
+        folder=str(folder),
+        buffers_mib=sizes.buffers_mib,
+        pairs=pairs,
     )
     with_ms, without_ms, copy_ms = (
         1000 * statistics.median(found[name]) for name in ("with_s", "without_s", "copy_s")

@@ -1,6 +1,7 @@
 """Call a function of this package in a process with a fresh folder; the answer is JSON.
 
-The process lives on until it is killed, so a hang at its exit cannot delay the benchmark.
+The process lives on until it is killed, so a hang at its exit cannot delay the benchmark. A quick
+run forks this process in place of starting an interpreter (`forked`).
 """
 
 import importlib
@@ -10,23 +11,27 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from checkpointing.forked import Forks, forked
 from common.jobs import DoesNotWork, job, last_words, wait_until
 
 BENCHMARKS = Path(__file__).parents[1]
 TIMEOUT_S = 1800.0
+FORKED: tuple[str, ...] = ()
+"""The launcher that forks this process."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Child:
     """A process that runs a function."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Forks
     folder: Path
     result: Path
     timeout_s: float
@@ -63,15 +68,24 @@ def child(
     /,
     *,
     launcher: Sequence[str] = (sys.executable,),
+    ranks: int = 0,
     timeout_s: float = TIMEOUT_S,
     **arguments: Any,
 ) -> Iterator[Child]:
     """Call `function(**arguments)` in a process, and kill all its processes in the end.
 
-    The arguments must be JSON values.
+    The arguments must be JSON values. Without a launcher (`FORKED`), so many `ranks` of one group
+    call the function, or one process without a group.
     """
     place.mkdir(parents=True, exist_ok=True)
     result = place / f"{function.__name__}.json"
+    path = os.pathsep.join(filter(None, (str(BENCHMARKS), os.environ.get("PYTHONPATH"))))
+    environment = {"PYTHONPATH": path, "TMPDIR": str(place)}
+    if not launcher:
+        call = partial(_call, function, arguments, result)
+        with forked(call, place, environment, ranks=ranks) as processes:
+            yield Child(process=processes, folder=place, result=result, timeout_s=timeout_s)
+        return
     words = (
         *launcher,
         "-m",
@@ -81,8 +95,7 @@ def child(
         json.dumps(arguments),
         str(result),
     )
-    path = os.pathsep.join(filter(None, (str(BENCHMARKS), os.environ.get("PYTHONPATH"))))
-    with job(words, place, environment={"PYTHONPATH": path, "TMPDIR": str(place)}) as process:
+    with job(words, place, environment=environment) as process:
         yield Child(process=process, folder=place, result=result, timeout_s=timeout_s)
 
 
@@ -99,9 +112,19 @@ def in_child(function: Callable[..., Any], place: Path, /, **options: Any) -> An
 def main() -> None:
     """Call the function that the command line names; the first rank answers."""
     module, name, arguments, result = sys.argv[1:]
+
+    def imported(**given: Any) -> Any:
+        # Here, so that the answer has the reason if the import fails.
+        return getattr(importlib.import_module(module), name)(**given)
+
+    _call(imported, json.loads(arguments), Path(result))
+
+
+def _call(function: Callable[..., Any], arguments: Mapping[str, Any], result: Path) -> None:
+    """Call a function, write its answer where this is the first rank, and wait to be killed."""
     answer, error = None, None
     try:
-        answer = getattr(importlib.import_module(module), name)(**json.loads(arguments))
+        answer = function(**arguments)
     except Exception as failed:
         traceback.print_exc()
         kind = "" if isinstance(failed, DoesNotWork) else f"{type(failed).__name__}: "

@@ -2,6 +2,7 @@
 
 import shutil
 import statistics
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +34,10 @@ def rows(folder: Path, quiet: Quiet, sizes: Sizes, rounds: int) -> Iterator[Row]
         yield Row(measure="skipped: there is no CUDA device", unit="")
         return
     size = replace(
-        sizes.lost, shape={**sizes.lost.shape, "device": "cuda"}, savers=(OURS, ATTESTED, *PEERS)
+        sizes.lost,
+        shape={**sizes.lost.shape, "device": "cuda"},
+        savers=(OURS, ATTESTED, *PEERS),
+        launcher=(sys.executable,),  # CUDA does not work in a fork
     )
     if size.forward_backward_s is not None:
         room_bytes = min(sizes.gpu_bytes, _room_bytes(folder))

@@ -28,7 +28,12 @@ def rows(folder: Path, quiet: Quiet, sizes: Sizes, rounds: int) -> Iterator[Row]
     del rounds
     quiet.wait()
     found = in_child(
-        measure, folder / "case", folder=str(folder), state_mib=sizes.small_mib, saves=sizes.saves
+        measure,
+        folder / "case",
+        launcher=sizes.launcher,
+        folder=str(folder),
+        state_mib=sizes.small_mib,
+        saves=sizes.saves,
     )
     budget_mib = COPIES * sizes.small_mib + HELPER_MIB
     added = found["added_mib"]

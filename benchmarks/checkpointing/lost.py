@@ -133,7 +133,12 @@ def find(folder: Path, quiet: Quiet, size: Training, rounds: int) -> Found:
             quiet.wait()
             place = folder / "case"
             try:
-                answer = in_child(training.measure, place, **size.measurement(saver, place, amount))
+                answer = in_child(
+                    training.measure,
+                    place,
+                    launcher=size.launcher,
+                    **size.measurement(saver, place, amount),
+                )
             except DoesNotWork as error:
                 if saver in SHORT:
                     raise

@@ -1,6 +1,5 @@
 """Restore shards of many ranks on fewer; count how often their bytes are read from disk."""
 
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ from checkpointing import raw
 from checkpointing.child import in_child
 from checkpointing.heard import read_so_far
 from checkpointing.sizes import Sizes
-from common.jobs import TORCHRUN, DoesNotWork
+from common.jobs import DoesNotWork
 from common.machine import Quiet
 from common.table import Must, Row
 
@@ -24,11 +23,11 @@ def rows(folder: Path, quiet: Quiet, sizes: Sizes, rounds: int) -> Iterator[Row]
     del rounds
     before, after = sizes.ranks
     arguments: dict[str, Any] = {"folder": str(folder), "shard_mib": sizes.shard_mib}
-    in_child(save, folder / "saving", launcher=_ranks(before), **arguments)
+    in_child(save, folder / "saving", **sizes.group(before), **arguments)
     # Under another name, no snapshot in memory matches the checkpoint.
     (folder / "saved").rename(folder / "ours")
     quiet.wait()
-    found = in_child(load, folder / "loading", launcher=_ranks(after), **arguments)
+    found = in_child(load, folder / "loading", **sizes.group(after), **arguments)
     yield Row(
         measure=f"{before} ranks' shards on {after}: bytes read ÷ needed [dcp.load]",
         ours=found["ours"],
@@ -111,8 +110,3 @@ def _state(shard_mib: int, *, fill: bool) -> dict[str, Any]:
         f"weight{i}": distribute_tensor(make(count, WIDTH), mesh, [Shard(0)])
         for i in range(TENSORS)
     }
-
-
-def _ranks(count: int) -> tuple[str, ...]:
-    assert sys.executable == TORCHRUN[0]
-    return (*TORCHRUN, "--standalone", f"--nproc-per-node={count}")

@@ -27,6 +27,7 @@ def rows(folder: Path, quiet: Quiet, sizes: Sizes, rounds: int) -> Iterator[Row]
     found = in_child(
         measure,
         folder / "case",
+        launcher=sizes.launcher,
         folder=str(folder),
         state_mib=sizes.state_mib,
         rounds=max(rounds, 3),

@@ -1,9 +1,11 @@
 """Define the amount of work of each part."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from checkpointing.child import FORKED
 from checkpointing.savers import (
     ATTESTED,
     DCP_SHARED,
@@ -13,6 +15,7 @@ from checkpointing.savers import (
     TORCH_CHECKPOINTING,
     WRITTEN,
 )
+from common.jobs import TORCHRUN
 
 _LITTLE = (*SHORT, DCP_SHARED, TORCH_CHECKPOINTING)
 """The savers that lose so little that many pairs are needed."""
@@ -38,6 +41,8 @@ class Training:
     """Further steps with a save in each of Holdfast's processes, for the percentiles."""
     savers: tuple[str, ...]
     open_files: int | None = None
+    launcher: tuple[str, ...] = (sys.executable,)
+    """As in `Sizes`."""
 
     def calibration(self) -> dict[str, Any]:
         """The arguments of `training.calibrate`."""
@@ -83,8 +88,16 @@ class Sizes:
     buffer_pairs: int
     """Pairs of a save with such buffers and one without."""
     limits_bytes: int
+    launcher: tuple[str, ...] = (sys.executable,)
+    """The command that runs Python in each part's processes; a quick run forks instead."""
     gpu_bytes: float = 36e9
     """The largest state on a GPU."""
+
+    def group(self, ranks: int) -> dict[str, Any]:
+        """Return the options of `child` for a group of ranks: under torchrun, or forked."""
+        if not self.launcher:
+            return {"launcher": self.launcher, "ranks": ranks}
+        return {"launcher": (*TORCHRUN, "--standalone", f"--nproc-per-node={ranks}")}
 
 
 FULL = Sizes(
@@ -128,6 +141,7 @@ QUICK = Sizes(
         pairs=1,
         short_pairs=2,
         calls=3,
+        launcher=FORKED,
         savers=SHORT,
     ),
     many=Training(
@@ -138,6 +152,7 @@ QUICK = Sizes(
         pairs=1,
         short_pairs=2,
         calls=3,
+        launcher=FORKED,
         savers=(OURS,),
         open_files=1024,
     ),
@@ -150,4 +165,5 @@ QUICK = Sizes(
     buffers_mib=16,
     buffer_pairs=5,
     limits_bytes=64 * 1024**2,
+    launcher=FORKED,
 )

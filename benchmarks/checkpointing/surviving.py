@@ -42,11 +42,11 @@ def _rank_rows(folder: Path, quiet: Quiet, sizes: Sizes) -> Iterator[Row]:
         "state_mib": sizes.state_mib,
     }
     quiet.wait()
-    with child(hold, folder / "case", **arguments) as killed:
+    with child(hold, folder / "case", launcher=sizes.launcher, **arguments) as killed:
         killed.answer()
         killed.kill()
         raw.drop_caches(folder / "checkpoints")
-        found = in_child(succeed, folder / "case", **arguments)
+        found = in_child(succeed, folder / "case", launcher=sizes.launcher, **arguments)
     beyond_s = found["restore_s"] - found["copy_s"]
     yield Row(
         measure="restored in, beyond the copy", ours=beyond_s, limit=0, unit="s", must=Must("<=", 1)
@@ -78,7 +78,9 @@ def _node_rows(folder: Path, quiet: Quiet, sizes: Sizes) -> Iterator[Row]:
         found = killed.answer()
         for pid in (*found["trainers"], found["writer"]):
             os.kill(pid, signal.SIGKILL)
-        peer_s, disk_s = in_child(succeed_on_nodes, folder / "new", launcher=launcher, **arguments)
+        peer_s, disk_s = in_child(
+            succeed_on_nodes, folder / "new", **sizes.group(NODES), **arguments
+        )
     yield Row(measure="held by the peer after it was durable", ours=found["held_s"], unit="s")
     yield Row(
         measure="a lost node restored by its peer in (limit: from disk)",

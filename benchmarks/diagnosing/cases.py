@@ -11,7 +11,9 @@ from typing import Any
 
 from common.jobs import DoesNotWork, say
 
-QUICK_PROGRAMS = 6
+QUICK_PROGRAMS = 4
+DEV_KINDS = ("clean", "noisy")
+"""The kinds of each development case."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +43,7 @@ def dev_cases(folder: Path) -> list[Case]:
     """The development cases, each alone (`clean`) and among routine output (`noisy`)."""
     found = []
     for label in _labels(folder):
-        for kind in ("clean", "noisy"):
+        for kind in DEV_KINDS:
             noisy = kind == "noisy"
             found.append(
                 _case(

@@ -60,9 +60,14 @@ def makes(
         recorded: the laboratory's recordings; may be empty.
         work: the folder for the logs of the foreign make.
     """
+    programs = {case.program for case in dev}
     found = {
         "first": [case for case in dev if case.kind == "noisy"],
-        "second": other_cases(folder / "labels_noisy2.jsonl", folder / "noisy2", "noisy2"),
+        "second": [
+            case
+            for case in other_cases(folder / "labels_noisy2.jsonl", folder / "noisy2", "noisy2")
+            if case.program in programs
+        ],
         "foreign": [
             one
             for case in (*with_root_lines(dev), *recorded)

@@ -36,7 +36,7 @@ class Sizes:
 
 
 FULL: Final = Sizes(big_bytes=10_000_000_000, beside_bytes=100_000_000)
-QUICK: Final = Sizes(big_bytes=100_000_000, beside_bytes=2_000_000)
+QUICK: Final = Sizes(big_bytes=10_000_000, beside_bytes=1_000_000)
 
 
 @dataclass(frozen=True, kw_only=True)

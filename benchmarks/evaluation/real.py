@@ -220,7 +220,7 @@ def _say_wrong(wrong: Sequence[str]) -> None:
 
 
 def cold(
-    suite: Suite60, model: Path, folder: Path, *, name: str = "cold"
+    suite: Suite60, model: Path, folder: Path, *, name: str = "cold", engines: int = ENGINES
 ) -> tuple[float, float, dict[str, Any]]:
     """Return the wall and CPU seconds of `holdfast eval run`, and its output.
 
@@ -239,7 +239,7 @@ def cold(
         str(model),
         *AS_STOCK,
     ]
-    command += ["--engines-per-node", str(ENGINES), "--id", name]
+    command += ["--engines-per-node", str(engines), "--id", name]
     before_s, began_s = _cpu_s(), time.monotonic()
     with job(command, folder, environment=environment(suite)) as process:
         try:

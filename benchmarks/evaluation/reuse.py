@@ -9,12 +9,13 @@ import shutil
 import statistics
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from common.jobs import say
 from common.machine import Quiet
 from common.table import Must, Row
-from evaluation.real import cold
+from evaluation.real import ENGINES, cold
 from evaluation.stock import differences
 from evaluation.suite60 import Suite60, make_suite
 from holdfast.evaluate.weights.stamp import SETTLED_AFTER_S
@@ -28,6 +29,7 @@ def rows(folder: Path, quiet: Quiet, *, quick: bool, rounds: int, seed: int) -> 
     """The rows of a repeated evaluation."""
     suite = make_suite(folder / "suite60", seed=seed, tasks=4 if quick else 60)
     model = suite.model() if quick else _larger(suite)
+    run = partial(cold, suite, model, engines=1 if quick else ENGINES)
     # The digest of a file that is newer is not remembered.
     time.sleep(SETTLED_AFTER_S)
     first_s: list[float] = []
@@ -37,9 +39,9 @@ def rows(folder: Path, quiet: Quiet, *, quick: bool, rounds: int, seed: int) -> 
         quiet.wait()
         place = folder / f"round-{number}"
         place.mkdir(parents=True)
-        seconds, _, first = cold(suite, model, place, name="first")
+        seconds, _, first = run(place, name="first")
         first_s.append(seconds)
-        seconds, _, again = cold(suite, model, place, name="again")
+        seconds, _, again = run(place, name="again")
         again_s.append(seconds)
         say(f"round {number + 1}: {first_s[-1]:.1f} s, and {seconds:.1f} s again")
         logs = place / ".holdfast" / "evaluations" / "again" / "logs"

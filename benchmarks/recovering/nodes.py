@@ -25,8 +25,11 @@ from common.table import Must, Row
 from holdfast.core.sockets import free_ports
 from recovering.jobs import SCRIPT, START_TIMEOUT_S, read_steps
 
-SETTLED_S, QUICK_SETTLED_S = 12.0, 8.0
-"""Seconds from a job's first steps to the strike: the spare and its launchers are ready."""
+SETTLED_S, QUICK_SETTLED_S = 12.0, 2.0
+"""Seconds from a job's first steps to the strike: the spare and its launchers are ready.
+
+A quick run need not be fast, and strikes before the ranks' successors import their modules.
+"""
 FIRST_STEPS = 15
 """Steps before a node is struck."""
 BOUND_S = 120.0

@@ -49,17 +49,17 @@ class Measurement:
         self.starts_s: list[float] = []
 
     def fresh_start(self) -> None:
-        """Start ranks without a launcher."""
+        """Start ranks without a launcher; a quick run starts one."""
         self._quiet.wait()
-        self.starts_s.append(fresh_start_s(self._world_size))
+        self.starts_s.append(fresh_start_s(1 if self._is_quick else self._world_size))
         say(f"fresh start: first step after {self.starts_s[-1]:.2f} s")
 
-    def strike(self, contender: Contender, cold: str, warm: Sequence[str]) -> int:
+    def strike(self, contender: Contender, cold: str | None, warm: Sequence[str]) -> int:
         """Strike a new job by `cold`, then by each of `warm`; return the number of warm strikes."""
         self._quiet.wait()
         made = 0
         with training(contender, self._world_size, self._source.randrange(6, 16)) as found:
-            recovered = self._strike_once(found, COLD, cold)
+            recovered = cold is None or self._strike_once(found, COLD, cold)
             for fault in warm if recovered else ():
                 time.sleep(QUICK_WARM_S if self._is_quick else WARM_S)
                 made += 1
@@ -92,7 +92,8 @@ def measure(measurement: Measurement, world_size: int, *, is_quick: bool, rounds
     source = random.Random(rounds)
     if is_quick:
         measurement.fresh_start()
-        measurement.strike(ours, "SIGKILL", ("SIGKILL", "SIGSTOP"))
+        # The node that is killed later starts again cold.
+        measurement.strike(ours, None, ("SIGKILL", "SIGSTOP"))
         return
     left = [fault for fault in FAULTS for _ in range(rounds)]
     source.shuffle(left)
@@ -116,7 +117,9 @@ def rows_of(found: Found, limit_s: float) -> list[Row]:
     """Return the table."""
     rows = []
     for when, fault in ((COLD, "SIGKILL"), (WARM, "SIGKILL"), (WARM, "SIGSTOP")):
-        ours = found["holdfast", when, fault]
+        ours = found.get(("holdfast", when, fault), [])
+        if not ours:  # a quick run has no cold strike
+            continue
         what, count = f"{when} {fault}", len(ours)
         all_rounds = {"limit": count, "unit": "rounds", "must": Must("=", count)}
         recovered_s = _present(one.first_step_s for one in ours)

@@ -120,14 +120,19 @@ def test_kept_results_belong_to_a_benchmark_and_have_its_shape(results):
         assert (row["must"] is None) == (row["met"] is None)
 
 
-def test_a_telemetry_file_of_several_years_ascends_and_repeats_nothing(monkeypatch, tmp_path):
+def benchmark(monkeypatch, name):
     monkeypatch.syspath_prepend(BENCHMARKS)
     described = importlib.util.spec_from_file_location(
-        "benchmark_of_trace", BENCHMARKS / "trace.py"
+        f"benchmark_of_{name}", BENCHMARKS / f"{name}.py"
     )
-    trace = importlib.util.module_from_spec(described)
-    monkeypatch.setitem(sys.modules, described.name, trace)
-    described.loader.exec_module(trace)
+    module = importlib.util.module_from_spec(described)
+    monkeypatch.setitem(sys.modules, described.name, module)
+    described.loader.exec_module(module)
+    return module
+
+
+def test_a_telemetry_file_of_several_years_ascends_and_repeats_nothing(monkeypatch, tmp_path):
+    trace = benchmark(monkeypatch, "trace")
     trace.write_wide(tmp_path / "once.csv", gpus=16, samples=50, seed=0)
     trace.write_years(tmp_path / "once.csv", tmp_path / "GPU_UTIL.csv", 3)
     once, many = (
@@ -149,3 +154,15 @@ def test_the_page_states_the_memory_of_a_report_that_was_measured():
     page = (BENCHMARKS.parent / "docs/profile.md").read_text("utf-8")
     text = f"{phases:.1f} GiB of memory for 512 MiB of phases and\n{counters:.0f} GiB for 512 MiB of counters"
     assert text in page
+
+
+@pytest.mark.parametrize(("noise_mib", "is_met"), [(0.3, True), (2.0, False)])
+def test_a_quick_run_judges_the_growth_of_memory_and_no_extrapolation(
+    monkeypatch, noise_mib, is_met
+):
+    module = benchmark(monkeypatch, "profile_report")
+    figures = iter([(1.4, 102.8), (8.4, 115.2 + noise_mib)])
+    monkeypatch.setattr(module, "measured", lambda *_: next(figures))
+    *_, growth, extrapolated = module.rows_of("counters", None, 0, is_quick=True)
+    assert (growth.met, extrapolated.met) == (is_met, None)
+    assert extrapolated.ours > module.MOST_MIB, "which noise alone can lead to"

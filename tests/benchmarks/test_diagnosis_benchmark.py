@@ -183,6 +183,19 @@ def test_the_calibrating_make_is_not_judged_by_its_own_error(part, case):
         assert (row.must is None) is (must is None)
 
 
+def test_the_second_make_has_the_given_failures_alone(part, case, tmp_path):
+    label = {
+        "category": "Infrastructure", "reason": "ECCError", "accept_reasons": ["ECCError"], "faulty": None,
+        "recoverable_by_restart": True, "root_lines": [1],
+    }  # fmt: skip
+    labels = "".join(json.dumps({**label, "id": name}) + "\n" for name in "12")
+    (tmp_path / "labels_noisy2.jsonl").write_text(labels)
+    (tmp_path / "1.log").write_text("uncorrectable ECC error\n")
+    given = [case(kind=kind, path=tmp_path / "1.log") for kind in ("clean", "noisy")]
+    found = part("diagnosing.makes").makes(given, tmp_path, [], tmp_path)
+    assert [one.program for one in found["second"]] == ["1"]
+
+
 # Cases
 
 

@@ -3,11 +3,21 @@
 Some nodes, called lemons, fail more often than others.
 """
 
+from functools import lru_cache
 from heapq import heappop, heappush
 
 from holdfast.simulate.pretrain.causes import DAY_S, Cause
 from holdfast.simulate.pretrain.scenario import Hardware
 from holdfast.simulate.pretrain.streams import draws, exponential
+
+
+@lru_cache(maxsize=32)
+def _uniforms(seed: int, nodes: int) -> tuple[float, ...]:
+    """Return the number that decides whether a node is a lemon, for each node.
+
+    The result is kept: the scenarios of one comparison have the same seeds.
+    """
+    return tuple(draws(seed, "lemon", node).random() for node in range(nodes))
 
 
 class RepairShop:
@@ -60,8 +70,8 @@ class Fleet:
         self.shop = RepairShop(hardware.technicians)
         self._lemons = {
             node
-            for node in range(total)
-            if hardware.lemons and draws(seed, "lemon", node).random() < hardware.lemons
+            for node, uniform in enumerate(_uniforms(seed, total) if hardware.lemons else ())
+            if uniform < hardware.lemons
         }
         self._job_lemons = sorted(self._lemons & set(self.job))
         self._visits: dict[int, int] = {}
