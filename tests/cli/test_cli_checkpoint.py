@@ -232,7 +232,7 @@ def test_a_pinned_one_is_never_deleted_until_it_is_unpinned(folder):
     assert [info.step for info in scan(folder)] == [3, 1]
     with Checkpointer(folder, keep=1) as ckpt:
         ckpt.save(4, {"n": 4})
-    assert [info.step for info in scan(folder)] == [4, 3, 1], "3 is the newest that is verified"
+    assert [info.step for info in scan(folder)] == [4, 3, 1], "3 is the newest verified one"
     assert ran_json("unpin", path_of(folder, 1))[0]["pinned"] is False
     ran("prune", folder, "--last", "1")
     assert 1 not in [info.step for info in scan(folder)]
@@ -299,7 +299,7 @@ def test_restore_writes_one_file(folder, tmp_path):
         (("pin", "."), NotFound, "is not a checkpoint"),
         (("unpin", "step-0000000001"), NotFound, "is not a checkpoint"),
         (("prune", "nowhere", "--last", "1"), NotFound, "There is no folder"),
-        (("prune", "."), BadUse, "Nothing says what stays"),
+        (("prune", "."), BadUse, "No rule names the checkpoints to keep"),
         (("prune", ".", "--within", "0s"), BadUse, "--within 0s is no time"),
         (("prune", ".", "--within", "soon"), BadUse, "--within soon is no time"),
         (("prune", ".", "--best", "loss"), BadUse, "Write METRIC:min=N"),

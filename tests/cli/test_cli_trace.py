@@ -234,7 +234,7 @@ def test_what_an_export_leaves_out_is_said(jobs, tmp_path):
 def test_one_job_is_one_job(jobs, tmp_path):
     one = tmp_path / "trace_kalos.csv"
     one.write_text("".join(jobs.read_text().splitlines(keepends=True)[:2]))
-    assert holdfast("check", one) == "1 job; nothing contradicts itself.\n"
+    assert holdfast("check", one) == "1 job; no contradictions found.\n"
 
 
 def test_what_is_written_is_told_in_json(jobs, tmp_path):

@@ -155,7 +155,7 @@ def test_what_is_always_done_is_said():
         )
     )
     assert [sentence.split(";")[0].split(":")[0] for sentence in found.said] == [
-        "Samples are always logged", "Every answer is always kept and reused", "Batches are Holdfast's to choose",
+        "Samples are always logged", "Every answer is always kept and reused", "Holdfast chooses batch sizes",
     ]  # fmt: skip
 
 

@@ -91,7 +91,7 @@ def test_the_watch_begins_with_the_first_checkpoint_and_ends_when_the_run_is_ove
         *("--no-progress", "--on=slurm"),
     ]
     assert evaluation.log.read_text() == "all done\n"
-    assert world.said == ["evaluating the checkpoints that are left; Ctrl-C ends that"]
+    assert world.said == ["evaluating the remaining checkpoints; Ctrl-C stops the evaluation"]
 
 
 def test_a_run_without_checkpoints_starts_nothing(world):
