@@ -100,7 +100,7 @@ def test_the_config_is_frozen_and_counts_in_bytes():
         ({"max_device_memory_gib": -1}, "max_device_memory_gib is -1"),
         ({"sigterm_grace_s": 0}, "sigterm_grace_s is 0"),
         ({"keep_in_memory_s": 0}, "keep_in_memory_s is 0"),
-        ({"peer_memory": True, "keep_in_memory_s": None}, "peer_memory holds snapshots"),
+        ({"peer_memory": True, "keep_in_memory_s": None}, "peer_memory needs keep_in_memory_s"),
         ({"keep_pushed": 0}, "keep_pushed is 0"),
         ({"read_only": True, "push_to": "s3://bucket/run"}, "read_only writes nothing"),
         ({"run": ""}, "run is ''"),

@@ -178,7 +178,8 @@ def test_everything_that_does_not_fit_is_named_with_the_nearest():
     ):
         settle(saved, MODEL)
     with pytest.raises(
-        BadUse, match=r"1 tensors that the model has not: 'model.layers.2.up.weight' \(nearest"
+        BadUse,
+        match=r"1 tensors that the model does not have: 'model.layers.2.up.weight' \(nearest",
     ):
         settle({**MODEL, "model.layers.2.up.weight": (8, 4)}, MODEL)
     with pytest.raises(

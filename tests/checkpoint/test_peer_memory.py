@@ -49,9 +49,7 @@ def test_what_peers_hold_for_nodes_that_are_lost(tmp_path, which):
 
 
 def test_it_needs_a_time_for_which_memory_is_kept(tmp_path):
-    with pytest.raises(
-        BadUse, match="peer_memory holds snapshots for keep_in_memory_s, which is None"
-    ):
+    with pytest.raises(BadUse, match="peer_memory needs keep_in_memory_s, which is None"):
         Checkpointer(tmp_path, peer_memory=True, keep_in_memory_s=None)
 
 

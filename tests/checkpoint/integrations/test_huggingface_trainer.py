@@ -122,7 +122,7 @@ def test_callbacks_with_a_state_go_on_where_the_trainer_restores_them(tmp_path, 
     assert "will begin anew" not in caplog.text
     make_and_resume = hf.make(tmp_path / "warned")
     make_and_resume[1].resume(make_and_resume[0])
-    assert "EarlyStoppingCallback will begin anew where training is resumed" in caplog.text
+    assert "EarlyStoppingCallback will lose its state when training is resumed" in caplog.text
 
 
 def test_an_evaluation_that_ends_the_training_after_an_epoch_leaves_it_saved(tmp_path):
@@ -207,5 +207,5 @@ def test_another_model_than_the_one_that_was_restored_is_refused(tmp_path, strai
     shutil.copytree(scan(folder)[0].path, tmp_path / scan(folder)[0].path.name)
     resumed = saves.resume(trainer)
     trainer.model = trainer.model_wrapped = copy.deepcopy(trainer.model)
-    with pytest.raises(BadUse, match="has another model"):
+    with pytest.raises(BadUse, match="model was replaced"):
         trainer.train(resume_from_checkpoint=resumed)
