@@ -50,7 +50,7 @@ def test_what_the_commands_say_of_an_evaluation_from_its_start_to_its_end(light,
     assert "1 of 1 engine ready" in err
     assert states(light, home) == {"x": "done"}
     said = light.look("why", "x", home=home)
-    assert "What no schedule could have gone below" in said
+    assert "Lower bounds of every schedule" in said
     # An id is one evaluation's; what ended is not run again.
     _, err = light.run(
         "run", "--suite", suite(entry("a"), entry("b")), *SIMULATED, "--id", "x", code=2, home=home

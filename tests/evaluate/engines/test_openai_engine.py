@@ -306,7 +306,9 @@ def test_a_server_without_log_probabilities_is_said_to_be_one(
     engine = engine_for(server)
     server.script = [{"choices": [{"logprobs": logprobs}]}]
     request = Request(kind="loglikelihood", prompt=pack_tokens([5]), continuation=pack_tokens([6]))
-    assert f"gives no log-probabilities of a prompt ({missing})" in run(engine, [request])[0].error
+    assert (
+        f"returns no log-probabilities of a prompt ({missing})" in run(engine, [request])[0].error
+    )
     assert engine.slept == [], "the next try would say the same"
 
 
@@ -328,7 +330,7 @@ def test_a_stream_that_nobody_asked_for_is_named(server, engine_for):
 def test_a_page_in_the_place_of_an_answer_is_tried_again_and_then_said(server, engine_for):
     engine = engine_for(server, options={"patience_s": 1})
     server.script = [b"<html>busy</html>"] * 9
-    assert "answers what is no JSON: <html>busy" in run(engine, [generation()])[0].error
+    assert "sends an answer that is not JSON: <html>busy" in run(engine, [generation()])[0].error
     server.script = [b"<html>busy</html>"]
     assert run(engine, [generation()])[0].answer
 

@@ -379,7 +379,7 @@ def test_one_evaluation_at_a_time_asks_a_judge(
         file.write(b'{"what":"opened","evalu')  # being written
     with pytest.raises(
         BadUse,
-        match=r"^The evaluation first asks this judge, whose limits .* Wait for it, or stop it.$",
+        match=r"^The evaluation first uses this judge, whose limits .* Wait for it, or stop it.$",
     ):
         JudgeJournal(tmp_path / "j", "second")
     flock, waited = fcntl.flock, []
