@@ -234,7 +234,7 @@ def test_wrong_words_are_refused_before_anything_is_there(light, tmp_path, home)
         (["run", *simulated, "--judge-concurrency", 3], "Give --judge-url URL too."),
         (
             ["run", *simulated, "--on", "ray", "--nodes", 2],
-            "Set RAY_ADDRESS to one, or ask for one node.",
+            "Set RAY_ADDRESS to a cluster, or request one node.",
         ),
         (["resume", "nope"], "There is no evaluation 'nope'"),
         (["rescore", "nope"], "There is no evaluation 'nope'"),

@@ -113,7 +113,7 @@ def test_what_an_earlier_evaluation_measured_is_in_the_bound(tmp_path):
     guessed_tokens = made.timeline.requests[0].new_tokens or made.timeline.requests[-1].new_tokens
     assert terms["engines"] == pytest.approx(7.0 + 20 * 0.1 + 10 * guessed_tokens * 0.1, rel=0.01)
     assert 1.0 <= found.ratio < 1.1
-    assert made.notes[1] == "Engines as evaluation before measured them."
+    assert made.notes[1] == "The speed of the engines is taken from evaluation before."
 
 
 def test_notes_of_what_is_not_known(tmp_path):
