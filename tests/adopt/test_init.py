@@ -393,7 +393,7 @@ def test_a_script_that_changed_meanwhile_is_not_overwritten(tmp_path):
     script.write_text(STEPS)
     adoption = adoption_of(script)
     script.write_text("changed")
-    with pytest.raises(BadUse, match="has changed meanwhile"):
+    with pytest.raises(BadUse, match="has changed since it was read"):
         adoption.write()
     assert script.read_text() == "changed"
 

@@ -230,7 +230,7 @@ def test_a_link_to_another_step_is_damaged(two):
         (2, "written"),
         (1, "written"),
     ]
-    assert "is that of step 1" in scan(two)[0].reason
+    assert "belongs to step 1" in scan(two)[0].reason
 
 
 def test_what_is_not_there_is_named(tmp_path):

@@ -203,7 +203,7 @@ def test_everything_that_does_not_fit_is_named_with_the_nearest():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("names = [", "is no TOML file"),
+        ("names = [", "is not a TOML file"),
         ("rename = {}", "has an entry 'rename'. It may have: prefix, drop"),
         ("prefix = 3", "prefix of the name map is 3. It must be a text"),
         ("drop = 'x'", "It must be a list of names"),

@@ -283,7 +283,7 @@ def test_a_peer_that_cannot_be_reached_is_told_once_and_tried_again(tmp_path, ca
         until(lambda step=step: len(caplog.records) == step)
     assert len(warnings(caplog)) == 1
     assert warnings(caplog)[0].startswith(
-        "Step 1 of rank 0 is not held in a peer node's memory: rank 1 cannot be reached"
+        "Step 1 of rank 0 is not in a peer node's memory: rank 1 cannot be reached"
     )
     sender._peer = holding.peer
     sender.offer(durable(tmp_path, 3))

@@ -273,7 +273,7 @@ def test_those_known_to_be_damaged_are_evidence(four):
 def test_what_would_delete_by_mistake_is_refused(four, tmp_path):
     with pytest.raises(BadUse, match="No rule names the checkpoints to keep"):
         pruned(four)
-    with pytest.raises(BadUse, match=r"has a metric 'loss'\. None has any"):
+    with pytest.raises(BadUse, match=r"has a metric 'loss'\. Record one"):
         pruned(four, best=(Best(metric="loss", count=1, mode="min"),))
     note_metrics(path_of(four, 1), {"acc": 1.0}, now_s=1.0)
     with pytest.raises(BadUse, match=r"There are: acc\."):

@@ -190,7 +190,7 @@ def test_what_cannot_be_had_is_refused_before_the_run(monkeypatch, tmp_path):
 
     with pytest.raises(NotFound, match="There is no suite"):
         run("--eval-suite", str(tmp_path / "none.toml"))
-    with pytest.raises(BadUse, match="'nodes' is no option"):
+    with pytest.raises(BadUse, match="'nodes' is not an option"):
         run("--eval-suite", "a", "--eval-option", "nodes")
     with pytest.raises(BadUse, match="Give --eval-suite too"):
         run("--eval-drop-stale")

@@ -245,7 +245,7 @@ def test_a_malformed_answer_is_an_error_of_that_request(server, engine_for, repl
     server.script = [reply] * 3
     request = Request(kind="loglikelihood", prompt=pack_tokens([5]), continuation=pack_tokens([6]))
     said = run(engine, [request])[0]
-    assert "cannot be used" in said.error
+    assert "unusable answer" in said.error
     assert run(engine, [request])[0].answer.logprob < 0
 
 

@@ -131,5 +131,5 @@ def test_what_is_no_suite(tmp_path):
         load_suite(["gsm8k", "x.toml"])
     with pytest.raises(BadUse, match="limit is 0"):
         load_suite("gsm8k:0")
-    with pytest.raises(BadUse, match="stands there twice"):
+    with pytest.raises(BadUse, match="is listed twice"):
         load_suite("gsm8k,gsm8k")

@@ -55,7 +55,7 @@ def test_over_http_the_known_files_are_asked_for(folder, tmp_path):
         manifest = describe(f"{storage.url}/llama", chunk_bytes=MIB)
         assert paths(manifest) == ["config.json", "model.safetensors", "tokenizer.json"]
         assert manifest.size_bytes == 2 * MIB + 55
-        with pytest.raises(BadUse, match="is no model"):
+        with pytest.raises(BadUse, match="is not a model"):
             describe(f"{storage.url}/no")
 
 

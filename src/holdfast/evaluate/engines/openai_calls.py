@@ -26,7 +26,7 @@ Tokenize = Callable[[str], Sequence[int]]
 class MalformedReply(Exception):
     """A server's reply violates the API.
 
-    The message completes a sentence that starts with `URL answers what cannot be used:`.
+    The message completes a sentence that starts with `URL sends an unusable answer:`.
     """
 
 
