@@ -163,7 +163,7 @@ def test_storage_that_only_stalls_does_not_keep_a_job_with_a_checkpoint_waiting(
         monkeypatch.setenv("AWS_ENDPOINT_URL", between.url)
         uploader.fetch_newer(Remote(f"s3://{new_bucket(s3)}/run", patience=QUICK), tmp_path)
         assert len(between.requests) == 2
-    assert "The checkpoint in storage was not fetched, step 1 of" in caplog.text
+    assert "The checkpoint in storage was not fetched; step 1 of" in caplog.text
 
 
 def test_a_look_at_storage_that_gets_on_gives_signs_where_there_is_a_checkpoint_here_too(

@@ -103,7 +103,7 @@ def test_what_it_refuses(plain, tmp_path):
     (own / "holdfast.json").unlink()
     with pytest.raises(BadUse, match="its manifest is missing: a save or a copy did not finish"):
         import_dcp(own, folder, 2)
-    with pytest.raises(NotFound, match="is no checkpoint"):
+    with pytest.raises(NotFound, match="is not a checkpoint"):
         import_dcp(tmp_path, folder, 2)
     (plain / "__0_0.distcp").unlink()
     with pytest.raises(CheckpointError, match="is damaged"):

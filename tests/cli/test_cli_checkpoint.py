@@ -294,7 +294,7 @@ def test_restore_writes_one_file(folder, tmp_path):
     [
         (("verify", "nowhere"), NotFound, "There is no folder nowhere"),
         (("show", "nowhere"), NotFound, "There is no checkpoint"),
-        (("show", "."), NotFound, "is no checkpoint"),
+        (("show", "."), NotFound, "is not a checkpoint"),
         (("diff", "nowhere", "."), NotFound, "There is no checkpoint"),
         (("pin", "."), NotFound, "is not a checkpoint"),
         (("unpin", "step-0000000001"), NotFound, "is not a checkpoint"),

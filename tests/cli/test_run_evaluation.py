@@ -123,7 +123,7 @@ def test_one_that_fails_is_tried_once_more_at_the_end_and_said_and_nothing_is_ra
     evaluation.finish()
     assert len(world.starts(2)) == 2
     [_, line] = world.said
-    assert line.startswith(f"the evaluation ended with 2; {evaluation.log} tells more.")
+    assert line.startswith(f"the evaluation ended with 2; see {evaluation.log}. ")
     assert line.endswith("holdfast eval watch /c --once --suite a,b --run r")
 
 

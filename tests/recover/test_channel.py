@@ -95,7 +95,7 @@ def test_a_wrong_token_and_a_second_rank_of_the_same_number_are_turned_away():
         with pytest.raises(ChannelError, match="refused"):
             await connect(server, token="wrong")
         client = await connect(server)
-        with pytest.raises(ChannelError, match="already there"):
+        with pytest.raises(ChannelError, match="already connected"):
             await connect(server)
         client.close()
         await heard_kinds(heard, 2)
@@ -109,7 +109,7 @@ def test_a_rank_that_attached_or_reports_steps_keeps_its_place(holder):
         client = await connect(server, peer=replace(RANK, is_attached=holder == "attached"))
         client.send({"kind": "watch"})
         await heard_kinds(heard, 2)
-        with pytest.raises(ChannelError, match="already there"):
+        with pytest.raises(ChannelError, match="already connected"):
             await connect(server, peer=replace(RANK, pid=2, is_attached=True))
         client.close()
         await heard_kinds(heard, 3)

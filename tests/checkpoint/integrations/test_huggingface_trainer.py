@@ -197,7 +197,7 @@ def test_a_run_that_would_begin_anew_over_checkpoints_is_refused(tmp_path, strai
     trainer, saves = hf.make(tmp_path)
     shutil.copytree(scan(folder)[0].path, tmp_path / scan(folder)[0].path.name)
     saves.resume(trainer)
-    with pytest.raises(BadUse, match="begins anew"):
+    with pytest.raises(BadUse, match="training starts over"):
         trainer.train()
 
 

@@ -317,7 +317,7 @@ def test_log_probabilities_that_are_no_numbers_are_not_kept(server, engine_for):
     logprobs = {"token_logprobs": [None, float("nan"), 0], "top_logprobs": [None, {"a": 0}, {}]}
     server.script = [{"choices": [{"logprobs": logprobs}]}] * 3
     request = Request(kind="loglikelihood", prompt=pack_tokens([5]), continuation=pack_tokens([6]))
-    assert "no numbers" in run(engine, [request])[0].error
+    assert "not numbers" in run(engine, [request])[0].error
 
 
 def test_a_stream_that_nobody_asked_for_is_named(server, engine_for):

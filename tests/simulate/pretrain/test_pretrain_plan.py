@@ -240,7 +240,7 @@ def test_simulate_pretrain_takes_the_rates_of_the_ledger(home):
     ("arguments", "answer"),
     [
         (("--rates", "nope"), "Choose one of: table3"),
-        (("--set", "nope=1"), "Choose of: again_s"),
+        (("--set", "nope=1"), "Choose one of again_s"),
         (("--set", "stall_s=x"), "Give a number"),
         (("--set", "verifies=1"), "yes nor no"),
     ],

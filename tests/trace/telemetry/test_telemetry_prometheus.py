@@ -260,9 +260,7 @@ def test_a_server_that_is_down_is_tried_a_few_times_aloud_and_leaves_nothing(tmp
             tmp_path / "store",
             Span(start_s=START, end_s=START + 15),
         )
-    assert f"{url} cannot be reached (Connection refused), 3 times. Look whether" in str(
-        caught.value
-    )
+    assert f"{url} cannot be reached (Connection refused), 3 times. Check that" in str(caught.value)
     assert clock.monotonic_s() == 1 + 2
     assert said == [
         f"{url} cannot be reached (Connection refused); trying again in {pause_s} s"

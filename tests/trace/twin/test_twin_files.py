@@ -274,7 +274,7 @@ def test_standard_workload_format(some, tmp_path):
 
 
 def test_an_export_needs_its_columns_and_a_known_format(some, tmp_path):
-    with pytest.raises(BadUse, match="Say one of sia, helios, tiresias, tethys, swf"):
+    with pytest.raises(BadUse, match="Choose one of sia, helios, tiresias, tethys, swf"):
         export(some.columns(), tmp_path / "x", "csv")
     with pytest.raises(BadUse, match="no column 'gpu_num'"):
         export(
