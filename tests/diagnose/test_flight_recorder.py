@@ -91,7 +91,7 @@ def test_the_rank_that_is_behind_is_the_one(job, waiting):
     folder = job({0: dump(7), 1: dump(7), 2: dump(5, waiting), 3: dump(7)})
     ((rank, text),), _ = said(folder)
     assert rank == 2
-    assert "rank 2 did not reach collective 7" in text
+    assert "rank 2 did not come to collective 7" in text
     assert text.endswith("its last one is 5")
     found = diagnose(folder)
     assert (found.reason, found.scope) == ("NCCLTimeoutError", {"rank": 2})
@@ -276,5 +276,5 @@ def test_dumps_that_torch_wrote_name_the_rank_that_did_not_come(tmp_path):
     lines, notes = said(tmp_path)
     assert notes == []
     assert [rank for rank, _ in lines] == [1]
-    assert "rank 1 did not reach collective 5 (gloo:all_reduce)" in lines[0][1]
+    assert "rank 1 did not come to collective 5 (gloo:all_reduce)" in lines[0][1]
     assert diagnose(sorted(tmp_path.glob("nccl_trace*"))).scope == {"rank": 1}

@@ -173,7 +173,7 @@ def _behind(
     for rank in late if not silent else [rank for rank in late if rank in path_of]:
         reached = last[rank][0] if rank in last else 0
         text = (
-            f"flight recorder: rank {rank} did not reach collective {sequence} ({name}) of group {group}, "
+            f"flight recorder: rank {rank} did not come to collective {sequence} ({name}) of group {group}, "
             f"where {len(waiting)} ranks wait; its last one is {reached}"
         )
         statements[path_of[rank]].append((rank, text))
