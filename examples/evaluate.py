@@ -110,7 +110,7 @@ def main() -> None:
     for score in evaluation.scores:
         print(f"{score.task} {score.metric} {score.value:.4f} of {score.samples} samples")
     print(
-        f"It took {evaluation.makespan_s:.1f} s; no schedule could have gone below {evaluation.bound_s:.1f} s."
+        f"It took {evaluation.makespan_s:.1f} s; no schedule can take less than {evaluation.bound_s:.1f} s."
     )
     for cause, seconds in evaluation.account.items():
         print(f"{seconds:.1f} engine-seconds: {cause}")

@@ -68,7 +68,7 @@ def write(
 
     def wait() -> None:
         if ends is not None and ends.exists():
-            raise TimeoutError("the other ranks were not through")
+            raise TimeoutError("the other ranks had not finished")
         time.sleep(LOOK_EVERY_S)
 
     part = RankWrite(

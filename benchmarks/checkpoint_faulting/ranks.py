@@ -39,7 +39,7 @@ def _disagree_once(ckpt: Checkpointer, step: int, agreed: int, rank: int) -> Ver
     try:
         ckpt.save(step, _state(step), per_rank={"rank": rank}).result()
     except BadUse as error:
-        if not is_sentence(str(error)) or "do not act together" not in str(error):
+        if not is_sentence(str(error)) or "make different calls" not in str(error):
             return Verdict("crash", str(error))
     else:
         return Verdict("silent", f"rank {rank} has saved step {step}")

@@ -309,7 +309,7 @@ def test_a_name_without_an_address_and_one_that_is_no_own_address(monkeypatch):
     [
         ("IDLE DOWN MIXED+DRAIN", "good", "Slurm answers: 3 nodes, 1 down, 1 drained or reserved."),
         ("IDLE", "good", "Slurm answers: 1 nodes."),
-        ("DOWN IDLE+DRAIN", "wrong", "None of Slurm's 2 nodes takes jobs."),
+        ("DOWN IDLE+DRAIN", "wrong", "None of Slurm's 2 nodes accepts jobs."),
         (
             "",
             "wrong",

@@ -393,7 +393,7 @@ def test_a_script_that_changed_meanwhile_is_not_overwritten(tmp_path):
     script.write_text(STEPS)
     adoption = adoption_of(script)
     script.write_text("changed")
-    with pytest.raises(BadUse, match="has changed meanwhile"):
+    with pytest.raises(BadUse, match="has changed since it was read"):
         adoption.write()
     assert script.read_text() == "changed"
 
@@ -469,7 +469,7 @@ def test_a_function_that_is_called_once_trains(adopt):
         (f"{LOOP}loader = []\n", "`loader` is made after this line"),
         (
             BAR.replace("bar = tqdm(range(10))", "if tty:\n    bar = tqdm(range(10))"),
-            "line 8: the loop goes over what only one branch makes",
+            "line 8: the loop iterates over a value that only one branch makes",
         ),
         ("import accelerate\n" + LOOP, "trains with accelerate"),
         (

@@ -81,7 +81,7 @@ def rank_0_alone_has_a_later_save(folder, rank, world_size):
 def ranks_save_at_other_steps(folder, rank, world_size):
     """Both ranks save at once, at different steps; afterwards they save together."""
     ckpt = restored(folder)
-    text = "Ranks do not act together: rank 0 calls save at step 1 and rank 1 calls save at step 2. save"
+    text = "Ranks make different calls: rank 0 calls save at step 1 and rank 1 calls save at step 2. save"
     refused(lambda: ckpt.save(1 + rank, STATE), text)
     ckpt.save(3, STATE).result()
     refused(
@@ -195,7 +195,9 @@ def a_rank_was_killed(folder, rank, world_size):
 
 def ranks_have_other_folders(folder, rank, world_size):
     own = folder / str(rank)
-    text = f"The folder of rank 1, {folder / '1'}, is not that of rank 0, {folder / '0'}. Give"
+    text = (
+        f"The folder of rank 1, {folder / '1'}, is not the folder of rank 0, {folder / '0'}. Give"
+    )
     refused(lambda: Checkpointer(own).save(1, STATE), text)
     refused(lambda: Checkpointer(own).restore(dict(STATE)), text)
     assert not list(own.iterdir())

@@ -284,7 +284,7 @@ def a_flipped_bit_is_found_and_the_disk_has_it_right(folder):
         assert_restored(place, 2, "disk")
         (warning,) = HEARD.warnings
         assert warning.startswith(
-            "Step 2 is not taken from memory, but from disk: __0_0.distcp does not match"
+            "Step 2 is read from disk and not from memory: __0_0.distcp does not match"
         ), warning
         assert f"bytes {at // BLOCK_BYTES * BLOCK_BYTES:,}" in warning or "bytes 0 to" in warning, (
             warning
@@ -321,7 +321,7 @@ def another_save_of_the_same_step_is_another_checkpoint(folder):
     write_manifest(path, replace(read_manifest(path, step=2), save="another"))
     assert_restored(folder, 2, "disk")
     (warning,) = HEARD.warnings
-    assert "rank 0's snapshot in memory is not of this checkpoint" in warning
+    assert "rank 0's snapshot in memory belongs to another checkpoint" in warning
 
 
 @scenario

@@ -87,7 +87,7 @@ def errors_are_shared(folder, rank, world_size):
     expect(BadUse, "'bad'", lambda: ckpt.save(1, {"ok": 1} if rank == 0 else {"bad": object()}))
     expect(
         BadUse,
-        "Ranks do not act together: rank 0 calls save at step 1 and rank 1 calls save at step 2",
+        "Ranks make different calls: rank 0 calls save at step 1 and rank 1 calls save at step 2",
         lambda: ckpt.save(1 + rank, {"ok": 1}),
     )
     assert list(Path(folder).glob("*step*")) == []

@@ -229,7 +229,7 @@ def storage_that_stalls_is_waited_for_no_longer_than_the_grace_time(folder):
     trainer.left()
     os.kill(writer, signal.SIGKILL)
     assert (
-        f"SIGTERM: 1.5 s of grace are over. The newest checkpoint is {scan(folder / 'ckpt')[0].path}"
+        f"SIGTERM: the grace period of 1.5 s is over. The newest checkpoint is {scan(folder / 'ckpt')[0].path}"
         in log(folder)
     )
     assert newest(folder) == step
@@ -241,7 +241,7 @@ def a_main_thread_that_is_stuck_ends_all_the_same(folder):
     time.sleep(0.1)
     trainer.asked_to_end()
     trainer.left()
-    assert "1 s of grace are over. This process knows of no checkpoint" in log(folder)
+    assert "the grace period of 1 s is over. This process has found no checkpoint" in log(folder)
 
 
 def a_forked_worker_is_ended_by_it_and_its_parent_is_not(folder):
@@ -417,7 +417,7 @@ def a_rank_that_stands_still_does_not_keep_the_other(folder):
     os.kill(trainers[1].pid, signal.SIGKILL)
     os.waitpid(trainers[1].pid, 0)
     assert newest(folder) >= 5
-    assert "of grace are over. The newest checkpoint is" in log(folder)
+    assert "is over. The newest checkpoint is" in log(folder)
 
 
 def writer_of(pid):

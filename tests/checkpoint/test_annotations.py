@@ -110,7 +110,9 @@ def test_any_flipped_bit_is_no_mark_is_told_and_keeps_the_checkpoint(checkpoint,
         assert marks.pinned == Annotation(at_s=1.0, by="bo", why="the paper's")
         return
     assert marks == Annotations(unreadable=marks.unreadable)
-    assert f"The marks of {checkpoint} cannot be read, so it is not deleted" in caplog.text
+    assert (
+        f"The marks of {checkpoint} cannot be read, so the checkpoint is not deleted" in caplog.text
+    )
     # A later write must keep a possible pin.
     marks = note_metrics(checkpoint, {"loss": 1.0}, now_s=5.0)
     assert marks.pinned.by == "holdfast"

@@ -400,9 +400,9 @@ def test_a_malformed_position_is_refused_and_changes_nothing(broken):
     assert [next(iterator), next(iterator)] == [0, 1]
     state = first.state_dict()
     batches = Batches(range(9), left_out=LeftOut())
-    with pytest.raises(BadUse, match="no position in the data"):
+    with pytest.raises(BadUse, match="not a position in the data"):
         batches.load_state_dict({**state, **broken})
-    with pytest.raises(BadUse, match="no position in the data"):
+    with pytest.raises(BadUse, match="not a position in the data"):
         batches.load_state_dict({name: one for name, one in state.items() if name not in broken})
     batches.load_state_dict(state)
     assert list(batches) == list(range(2, 9))
@@ -516,10 +516,10 @@ def test_what_cannot_work_is_refused():
     with pytest.raises(BadUse, match="in_order"):
         Batches(DataLoader(Numbers(), num_workers=1, in_order=False))
     batches = Batches([1, 2], left_out=LeftOut())
-    with pytest.raises(BadUse, match="no position in the data"):
+    with pytest.raises(BadUse, match="not a position in the data"):
         batches.load_state_dict({"sampler": 1})
     Batches([3], left_out=LeftOut())
-    with pytest.raises(BadUse, match="one loader alone"):
+    with pytest.raises(BadUse, match="only the training's loader"):
         next(iter(batches))
 
 

@@ -107,7 +107,7 @@ def test_a_file_of_another_step_is_caught(two, name):
 def test_a_whole_folder_of_another_step_is_caught(two):
     shutil.rmtree(two / "step-0000000002")
     shutil.copytree(two / "step-0000000001", two / "step-0000000002")
-    assert_falls_back(two, "holdfast.json is that of step 1")
+    assert_falls_back(two, "holdfast.json belongs to step 1")
 
 
 def test_a_lost_page_is_caught(tmp_path):
@@ -230,7 +230,7 @@ def test_a_link_to_another_step_is_damaged(two):
         (2, "written"),
         (1, "written"),
     ]
-    assert "is that of step 1" in scan(two)[0].reason
+    assert "belongs to step 1" in scan(two)[0].reason
 
 
 def test_what_is_not_there_is_named(tmp_path):

@@ -158,7 +158,7 @@ def test_a_change_that_pytorch_does_not_count_is_found_by_the_attestation(
     UNSEEN[how](state["b"])
     held.set()
     with pytest.raises(
-        SaveFailed, match=r"Step 2 was not saved: what was staged of 'b' is not what it was"
+        SaveFailed, match=r"Step 2 was not saved: the staged copy of 'b' differs"
     ) as told:
         handle.result(ENDS_S)
     assert "'a'" not in str(told.value)

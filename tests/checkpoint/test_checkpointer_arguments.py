@@ -23,7 +23,7 @@ from holdfast.core.errors import BadUse
         ({"keep": 0}, "keep is 0"),
         ({"on_failure": "exit"}, "on_failure is 'exit'; allowed are 'raise', 'warn' and 'retry'"),
         ({"when_busy": "drop"}, "when_busy is 'drop'; allowed are 'wait' and 'skip'"),
-        ({"when_busy": "replace"}, 'does not exist any more. Use when_busy="skip"'),
+        ({"when_busy": "replace"}, 'no longer exists. Use when_busy="skip"'),
         ({"timeout_s": 0}, "timeout_s is 0; allowed is a number above 0"),
         ({"max_write_mib_s": -1}, "max_write_mib_s is -1; allowed is a number above 0"),
         ({"max_memory_gib": 0}, "max_memory_gib is 0; allowed is a number above 0"),

@@ -100,11 +100,11 @@ def test_the_config_is_frozen_and_counts_in_bytes():
         ({"max_device_memory_gib": -1}, "max_device_memory_gib is -1"),
         ({"sigterm_grace_s": 0}, "sigterm_grace_s is 0"),
         ({"keep_in_memory_s": 0}, "keep_in_memory_s is 0"),
-        ({"peer_memory": True, "keep_in_memory_s": None}, "peer_memory holds snapshots"),
+        ({"peer_memory": True, "keep_in_memory_s": None}, "peer_memory needs keep_in_memory_s"),
         ({"keep_pushed": 0}, "keep_pushed is 0"),
-        ({"read_only": True, "push_to": "s3://bucket/run"}, "read_only writes nothing"),
+        ({"read_only": True, "push_to": "s3://bucket/run"}, "read_only and push_to exclude"),
         ({"run": ""}, "run is ''"),
-        ({"read_only": True, "fresh": True}, "read_only changes nothing"),
+        ({"read_only": True, "fresh": True}, "read_only and fresh exclude"),
     ],
 )
 def test_a_value_that_is_not_allowed_is_named(options, message):

@@ -157,7 +157,7 @@ def test_a_rank_that_failed_fails_all_of_them_with_its_reason_and_leaves_nothing
     assert isinstance(raised[bad], NotAttested)
     for rank, error in enumerate(raised):
         assert isinstance(error, RankFailed), (rank, error)
-        assert "what was staged differs from the live tensors" in str(error)
+        assert "the staged copy differs from the live tensors" in str(error)
         if bad not in (0, rank):
             assert f"rank {bad}: " in str(error)
     assert [name for name in names_in(tmp_path) if not name.endswith(".failed")] == []
@@ -183,7 +183,7 @@ def test_a_rank_that_comes_late_learns_why_and_leaves_nothing_either(tmp_path, p
     for thread in threads:
         thread.join()
     assert len(raised) == WORLD - 1
-    with pytest.raises(RankFailed, match="what was staged differs from the live tensors"):
+    with pytest.raises(RankFailed, match="the staged copy differs from the live tensors"):
         parts[late].persist(order, wait=patience())
     assert [name for name in names_in(tmp_path) if not name.endswith(".failed")] == []
 
@@ -268,7 +268,7 @@ def test_of_a_folder_that_is_taken_over_nothing_is_written_and_all_ranks_say_why
     assert [error.is_final for error in raised] == [True] * WORLD
     [told] = {explain(order, 1, error) for error in raised}
     assert re.fullmatch(
-        rf"Step 1 was not saved: {tmp_path} has been taken over by .*\. This process is to end\.",
+        rf"Step 1 was not saved: {tmp_path} has been taken over by .*\. This process must end\.",
         told,
     )
     assert [name for name in names_in(tmp_path) if not name.endswith(".failed")] == [WRITER_NAME]

@@ -103,7 +103,7 @@ def test_one_that_dcp_alone_wrote(trained, tmp_path):
 
 def test_a_value_that_would_run_code_is_not_read_and_the_rest_can_be_had(tmp_path):
     stock_save(tmp_path / "plain", {"t": torch.ones(2), "evil": timedelta(1)})
-    with pytest.raises(CheckpointError, match="'evil' is no plain value"):
+    with pytest.raises(CheckpointError, match="'evil' is not a plain value"):
         consolidate_checkpoint(tmp_path / "plain", tmp_path / "one.pt")
     consolidate_checkpoint(tmp_path / "plain", tmp_path / "one.pt", entries=["t"])
     assert load(tmp_path / "one.pt")["t"].tolist() == [1, 1]

@@ -232,7 +232,7 @@ def test_a_plain_value_that_this_pytorch_would_not_read_back_fails_the_save(tmp_
 
     monkeypatch.setattr(tree, "_INT_BITS", 10_000)
     ckpt = Checkpointer(tmp_path, on_failure="warn")
-    with pytest.raises(CheckpointError, match="'n' is no plain value"):
+    with pytest.raises(CheckpointError, match="'n' is not a plain value"):
         ckpt.save(1, {"n": 1 << 5000}).result()
     assert contents(tmp_path) == []
     ckpt.save(2, {"n": 1}).result()

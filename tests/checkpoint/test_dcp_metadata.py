@@ -76,7 +76,7 @@ def test_a_malicious_plain_value_is_refused_runs_nothing_and_changes_nothing(tmp
     seal(path, 1)
     state = {"t": torch.zeros(2), "evil": 0}
     with pytest.raises(
-        CheckpointError, match=r"'evil' is no plain value.*Leave its top-level entry out"
+        CheckpointError, match=r"'evil' is not a plain value.*Leave its top-level entry out"
     ):
         Checkpointer(tmp_path).restore(state)
     assert state["t"].tolist() == [0, 0]

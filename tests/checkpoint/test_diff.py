@@ -194,7 +194,7 @@ def test_what_cannot_be_opened_is_said(tmp_path):
         NotFound, match=r"There is no checkpoint .*nowhere\. Give the folder of one step\."
     ):
         open_for_reading(tmp_path / "nowhere")
-    with pytest.raises(NotFound, match=r"is no checkpoint: it has no \.metadata"):
+    with pytest.raises(NotFound, match=r"is not a checkpoint: it has no \.metadata"):
         open_for_reading(tmp_path)
     with Checkpointer(tmp_path) as ckpt:
         path = ckpt.save(1, {"t": torch.ones(100)}).result()

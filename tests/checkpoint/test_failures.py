@@ -18,7 +18,7 @@ MORE_THAN_THERE_IS = 1 << 60
 
 @pytest.mark.parametrize(
     "error",
-    [TimeoutError("the other ranks were not through after 5 s"), OSError(errno.EIO, "broke")],
+    [TimeoutError("the other ranks had not finished after 5 s"), OSError(errno.EIO, "broke")],
 )
 def test_what_has_another_reason_is_not_said_to_be_a_full_disk(tmp_path, error):
     told = explain(order_of(tmp_path, 1), MORE_THAN_THERE_IS, error)

@@ -43,8 +43,7 @@ def test_what_was_taken_away_after_it_was_pushed_does_not_come_back(tmp_path, th
     step_path(folder, 2).rename(tmp_path / "away")
     assert Checkpointer(folder, push_to=url).restore(state_of(0)) == 1
     assert (
-        f"Step 2 is in storage and was taken away from {folder}, so it is not fetched"
-        in caplog.text
+        f"Step 2 is in storage but was removed from {folder}, so it is not fetched" in caplog.text
     )
     assert (
         Checkpointer(tmp_path / "new", push_to=url).restore(state_of(0)) == 2
@@ -130,7 +129,7 @@ def test_of_storage_that_two_runs_share_each_has_its_own(tmp_path, there):
     save_all(tmp_path / "old", url, 3000, run="old")
     with pytest.raises(
         BadUse,
-        match=r"another run alone \(run 'old', step 3000\).*this is run 'new'.*--resume old.*fresh=True.*fetch\(",
+        match=r"another run \(run 'old', step 3000\).*this is run 'new'.*--resume old.*fresh=True.*fetch\(",
     ):
         restored(tmp_path / "refused", url, run="new")
     fresh = {"run": "new", "fresh": True}

@@ -118,12 +118,12 @@ def test_storage_that_cannot_be_reached_stops_nothing_but_a_restore_from_nothing
         ckpt.save(1, state_of(1))
     state = state_of(0)
     assert Checkpointer(tmp_path / "here", push_to="s3://bucket/run").restore(state) == 1
-    assert "What storage has was not fetched" in caplog.text
+    assert "The checkpoint in storage was not fetched" in caplog.text
     with Checkpointer(tmp_path / "here") as ckpt:
         ckpt.save(2, state_of(2))
     flip(step_path(tmp_path / "here", 2) / "__0_0.distcp")
     assert Checkpointer(tmp_path / "here", push_to="s3://bucket/run").restore(state) == 1
-    assert "Step 2 was not to be had from storage either" in caplog.text
+    assert "Step 2 could not be fetched from storage either" in caplog.text
     with pytest.raises(StorageFailed):
         Checkpointer(tmp_path / "empty", push_to="s3://bucket/run").restore(state)
 
@@ -163,7 +163,7 @@ def test_storage_that_only_stalls_does_not_keep_a_job_with_a_checkpoint_waiting(
         monkeypatch.setenv("AWS_ENDPOINT_URL", between.url)
         uploader.fetch_newer(Remote(f"s3://{new_bucket(s3)}/run", patience=QUICK), tmp_path)
         assert len(between.requests) == 2
-    assert "What storage has was not fetched, step 1 of" in caplog.text
+    assert "The checkpoint in storage was not fetched; step 1 of" in caplog.text
 
 
 def test_a_look_at_storage_that_gets_on_gives_signs_where_there_is_a_checkpoint_here_too(

@@ -56,7 +56,7 @@ def test_a_child_that_was_forked_before_anything_was_due_takes_nothing_either(tm
         def leave():
             ckpt.close()
             assert not closed
-            with pytest.raises(BadUse, match=r"this one was forked from"):
+            with pytest.raises(BadUse, match=r"belongs to the parent process"):
                 ckpt.save(2, state_of(2))
 
         assert in_a_child(leave) == 0
@@ -114,7 +114,7 @@ def test_a_child_is_told_to_make_its_own(tmp_path):
         def use():
             for call in (lambda: ckpt.save(2, state_of(2)), lambda: ckpt.restore(state_of(0))):
                 with pytest.raises(
-                    BadUse, match=r"this one was forked from\. Make another one here"
+                    BadUse, match=r"belongs to the parent process\. Create another one"
                 ):
                     call()
             with Checkpointer(tmp_path / "own") as own:

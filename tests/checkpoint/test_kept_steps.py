@@ -100,7 +100,7 @@ def test_a_step_saved_again_keeps_its_pin_and_its_wants_and_nothing_that_was_fou
         (path / MARKS_NAME).write_text("{")
         ckpt.save(5, {"a": 3}).result()
     found = read_marks(path)
-    assert "the marks of the one that it replaced are not known" in found.pinned.why
+    assert "the marks of the replaced checkpoint cannot be read" in found.pinned.why
     assert [each.name for each in contents(tmp_path)] == [path.name]
     assert verify(path).state == "verified"
 

@@ -178,7 +178,8 @@ def test_everything_that_does_not_fit_is_named_with_the_nearest():
     ):
         settle(saved, MODEL)
     with pytest.raises(
-        BadUse, match=r"1 tensors that the model has not: 'model.layers.2.up.weight' \(nearest"
+        BadUse,
+        match=r"1 tensors that the model does not have: 'model.layers.2.up.weight' \(nearest",
     ):
         settle({**MODEL, "model.layers.2.up.weight": (8, 4)}, MODEL)
     with pytest.raises(
@@ -202,13 +203,13 @@ def test_everything_that_does_not_fit_is_named_with_the_nearest():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("names = [", "is no TOML file"),
+        ("names = [", "is not a TOML file"),
         ("rename = {}", "has an entry 'rename'. It may have: prefix, drop"),
         ("prefix = 3", "prefix of the name map is 3. It must be a text"),
         ("drop = 'x'", "It must be a list of names"),
         ("drop = [1]", "It must be a list of names"),
         ("[names]\na = 1", "It must be a table of names"),
-        ("[patterns]\n'(a' = 'b'", "is no RE2 pattern"),
+        ("[patterns]\n'(a' = 'b'", "is not an RE2 pattern"),
         ("[patterns]\n'a' = '\\1'", "refers to a group"),
         ('[names]\n"a.{n}" = "b.{m}"', "has {m}, which 'a.{n}' has not"),
         ('[names]\n"a.{n}.{n}" = "b"', "has {n} twice"),

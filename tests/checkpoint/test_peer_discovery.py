@@ -106,7 +106,7 @@ def test_what_stands_in_the_way_of_a_peer_is_said_and_ends_nothing(monkeypatch, 
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "none")
     assert meet(Ranks()) is None
     assert (
-        "A rank has no address to listen at (no such interface). Name an interface"
+        "A rank has no address to listen on (no such interface). Name an interface"
         in caplog.messages[-1]
     )
 

@@ -49,9 +49,7 @@ def test_what_peers_hold_for_nodes_that_are_lost(tmp_path, which):
 
 
 def test_it_needs_a_time_for_which_memory_is_kept(tmp_path):
-    with pytest.raises(
-        BadUse, match="peer_memory holds snapshots for keep_in_memory_s, which is None"
-    ):
+    with pytest.raises(BadUse, match="peer_memory needs keep_in_memory_s, which is None"):
         Checkpointer(tmp_path, peer_memory=True, keep_in_memory_s=None)
 
 
@@ -285,7 +283,7 @@ def test_a_peer_that_cannot_be_reached_is_told_once_and_tried_again(tmp_path, ca
         until(lambda step=step: len(caplog.records) == step)
     assert len(warnings(caplog)) == 1
     assert warnings(caplog)[0].startswith(
-        "Step 1 of rank 0 is not held in a peer node's memory: rank 1 cannot be reached"
+        "Step 1 of rank 0 is not in a peer node's memory: rank 1 cannot be reached"
     )
     sender._peer = holding.peer
     sender.offer(durable(tmp_path, 3))

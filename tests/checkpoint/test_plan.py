@@ -75,7 +75,7 @@ def test_a_shard_that_is_not_what_its_placement_says_is_refused():
                 torch.zeros(rows), mesh, [Shard(0)], run_check=False, shape=(8,), stride=(1,)
             )
             with pytest.raises(
-                BadUse, match=rf"'t' is sharded unlike .* has \({rows},\) of \(8,\), not \(8,\)"
+                BadUse, match=rf"'t' is not sharded as .* has \({rows},\) of \(8,\), not \(8,\)"
             ):
                 make_plan(Ranks(), collect(0, {"t": part}, None), shard_bytes=1 << 40)
     finally:

@@ -141,7 +141,7 @@ def test_what_cannot_be_noted_is_told_and_not_forgotten(four, monkeypatch, caplo
     damage(four, 4)
     with caplog.at_level(logging.WARNING, "holdfast"):
         pruned(four, last=1)
-    assert "could not be noted there" in caplog.text
+    assert "could not be recorded there" in caplog.text
     assert steps(four) == [4, 3]
 
 
@@ -176,8 +176,8 @@ def test_what_was_marked_or_saved_again_since_it_was_judged_stays(four, monkeypa
     done = pruned(four, last=1)
     assert steps(four) == [4, 2, 1]
     assert [verdict.stays for verdict in done.verdicts[2:]] == [
-        ("its step was saved again meanwhile",),
-        ("it was marked meanwhile",),
+        ("its step was saved again during the deletion",),
+        ("it was marked during the deletion",),
     ]
 
 
@@ -271,12 +271,12 @@ def test_those_known_to_be_damaged_are_evidence(four):
 
 
 def test_what_would_delete_by_mistake_is_refused(four, tmp_path):
-    with pytest.raises(BadUse, match="Nothing says what stays"):
+    with pytest.raises(BadUse, match="No rule names the checkpoints to keep"):
         pruned(four)
-    with pytest.raises(BadUse, match=r"has a metric 'loss'\. None has any"):
+    with pytest.raises(BadUse, match=r"has a metric 'loss'\. Record one"):
         pruned(four, best=(Best(metric="loss", count=1, mode="min"),))
     note_metrics(path_of(four, 1), {"acc": 1.0}, now_s=1.0)
-    with pytest.raises(BadUse, match=r"Those there are: acc\."):
+    with pytest.raises(BadUse, match=r"There are: acc\."):
         pruned(four, best=(Best(metric="loss", count=1, mode="min"),))
     with pytest.raises(NotFound):
         pruned(tmp_path / "nowhere", last=1)

@@ -265,7 +265,7 @@ def test_a_push_whose_tidying_fails_is_a_push(bucket, tmp_path, caplog, monkeypa
 
     monkeypatch.setattr(remote_push, "tidy", fail)
     assert at(bucket.url).push(make_checkpoint(tmp_path, 20, sizes=SMALL)).state == "written"
-    assert "Step 20 is pushed, but what is superfluous there was not deleted: no." in caplog.text
+    assert "Step 20 is pushed, but superfluous objects there were not deleted: no." in caplog.text
 
 
 def test_a_deleted_step_is_no_checkpoint_from_the_first_request_on(bucket, tmp_path):
@@ -424,7 +424,7 @@ def test_a_manifest_that_was_exchanged_is_no_manifest(bucket, tmp_path):
     other = make_checkpoint(tmp_path / "b", 20, seed=3)
     change(bucket, f"{name}/{MANIFEST_NAME}", (other / MANIFEST_NAME).read_bytes())
     [found] = at(bucket.url).scan()
-    assert found.reason == "holdfast.json is not the one that it was pushed with"
+    assert found.reason == "holdfast.json differs from the pushed one"
 
 
 def test_a_full_disk_is_said_before_anything_is_fetched(url, tmp_path, monkeypatch):
@@ -516,7 +516,7 @@ def test_storage_that_is_not_there_is_one_sentence(monkeypatch, tmp_path):
             BadUse, match=r"cannot be kept at .* begins with one of s3://, gs://, az://, file://"
         ):
             at(url)
-    with pytest.raises(BadUse, match=r"is no address to keep checkpoints at: .*Correct it"):
+    with pytest.raises(BadUse, match=r"is not a valid address for checkpoints: .*Correct it"):
         at("s3://")
 
 

@@ -295,7 +295,7 @@ def test_a_transposed_tensor_is_turned(tmp_path, make):
             r"rename names tensors that are not in the checkpoint: 'z\.weight'",
         ),
         ({"b.weight": "a.weight"}, r"two tensors of the checkpoint become 'model\.a\.weight'"),
-        ({"patterns": {"(": "a"}}, "is no RE2 pattern"),
+        ({"patterns": {"(": "a"}}, "is not an RE2 pattern"),
         ({"nmaes": {}}, "rename has an entry 'nmaes'"),
         ("missing.toml", r"missing\.toml cannot be read"),
     ],

@@ -91,9 +91,9 @@ def test_what_must_never_go_stays_whatever_the_rules(found, policy):
     assert all(info in whole for info in gone), "evidence stays"
     assert whole[:1] == [] or whole[0] not in gone, "the newest stays"
     good = [info for info in whole if info.marks.verified]
-    assert not good or good[0] not in gone, "the newest that is verified stays"
+    assert not good or good[0] not in gone, "the newest verified one stays"
     healthy = [info for info in whole if info.marks.healthy]
-    assert not healthy or healthy[0] not in gone, "the newest that is healthy stays"
+    assert not healthy or healthy[0] not in gone, "the newest healthy one stays"
     for info in gone:
         assert info.marks.pinned is None
         assert info.marks.unreadable is None
@@ -191,10 +191,10 @@ def test_every_reason_is_told():
     assert [verdict.stays or verdict.goes for verdict in verdicts] == [
         ("one of the last 1", "every 30 steps", "the newest"),
         ("evidence: damaged",),
-        ("loss 2 is number 2 (min)", "the newest that is verified"),
+        ("loss 2 is number 2 (min)", "the newest verified one"),
         ("every 30 steps", "loss 1 is number 1 (min)", "wanted by eval-1"),
         ("pinned: the paper's",),
-        ("the newest that is healthy",),
+        ("the newest healthy one",),
         "its step was saved again",
         ("written within 10 s",),
         "no rule keeps it",

@@ -74,7 +74,7 @@ def test_where_a_rank_never_finds_the_failure_the_others_go_on_without(job, who,
     two = job(patience_s=0.02)
     two.failed(who)
     assert calls(two.ranks[who], 2) == [False, False]
-    assert "has not found yet" in caplog.text
+    assert "has not yet detected" in caplog.text
     two.failed(1 - who)  # too late
     assert calls(two.ranks[1 - who], 2) == [False, False]
 

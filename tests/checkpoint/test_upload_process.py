@@ -272,7 +272,7 @@ def test_a_folder_that_cannot_be_written_keeps_nothing_from_storage(
     assert run_pushing(tmp_path, there.as_uri(), give_up_s=0.5) == 0
     assert steps_of(there.as_uri()) == [2]
     assert caplog.text.count("cannot be marked as wanted") == 1
-    assert caplog.text.count("is not noted in") == 1
+    assert caplog.text.count("cannot be recorded in") == 1
 
 
 def test_a_folder_in_which_nothing_changes_is_not_looked_through_again(
@@ -314,5 +314,5 @@ def test_a_look_that_fails_is_taken_again(tmp_path, there, monkeypatch, caplog):
     make_checkpoint(tmp_path, 1, sizes=SMALL)
     assert run_pushing(tmp_path, there.as_uri()) == 0
     assert steps_of(there.as_uri()) == [1]
-    assert "cannot be seen yet: [Errno 5] Input/output error" in caplog.text
-    assert caplog.text.count("cannot be seen yet") == 1
+    assert "cannot be listed yet: [Errno 5] Input/output error" in caplog.text
+    assert caplog.text.count("cannot be listed yet") == 1

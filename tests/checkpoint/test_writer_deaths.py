@@ -53,7 +53,7 @@ def test_one_that_is_killed_in_a_save_is_started_again_and_the_save_is_durable(
         "step-0000000001",
         "step-0000000002",
     ]
-    assert "The process that writes checkpoints is started again: it died." in caplog.text
+    assert "The process that writes checkpoints is restarted: it died." in caplog.text
 
 
 def test_a_save_that_was_committed_before_its_process_died_is_not_made_again(bench):

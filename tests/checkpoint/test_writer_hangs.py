@@ -29,7 +29,7 @@ def test_one_that_hangs_is_found_and_replaced(bench, monkeypatch, caplog):
     assert made.writer.pid != pid
     assert has_ended(pid)
     assert made.is_whole(1)
-    assert "started again: it was silent for 2 s." in caplog.text
+    assert "restarted: it sent nothing for 2 s." in caplog.text
 
 
 def test_one_that_is_stopped_is_replaced_also_where_a_save_fails_sooner_than_that_is_known(
@@ -188,7 +188,7 @@ def test_whoever_waits_for_other_ranks_does_not_hang():
 def test_other_ranks_that_never_come_fail_the_save_once_it_took_too_long(bench):
     made = bench(layout=hand_made(world_size=2), timeout_s=0.2)
     with pytest.raises(
-        SaveFailed, match=r"Step 1 was not saved: the other ranks were not through after 0.2 s"
+        SaveFailed, match=r"Step 1 was not saved: the other ranks had not finished after 0.2 s"
     ):
         made.save(1).result(ENDS_S)
     assert made.arena.state is State.FREE

@@ -232,7 +232,7 @@ def test_a_pinned_one_is_never_deleted_until_it_is_unpinned(folder):
     assert [info.step for info in scan(folder)] == [3, 1]
     with Checkpointer(folder, keep=1) as ckpt:
         ckpt.save(4, {"n": 4})
-    assert [info.step for info in scan(folder)] == [4, 3, 1], "3 is the newest that is verified"
+    assert [info.step for info in scan(folder)] == [4, 3, 1], "3 is the newest verified one"
     assert ran_json("unpin", path_of(folder, 1))[0]["pinned"] is False
     ran("prune", folder, "--last", "1")
     assert 1 not in [info.step for info in scan(folder)]
@@ -294,14 +294,14 @@ def test_restore_writes_one_file(folder, tmp_path):
     [
         (("verify", "nowhere"), NotFound, "There is no folder nowhere"),
         (("show", "nowhere"), NotFound, "There is no checkpoint"),
-        (("show", "."), NotFound, "is no checkpoint"),
+        (("show", "."), NotFound, "is not a checkpoint"),
         (("diff", "nowhere", "."), NotFound, "There is no checkpoint"),
         (("pin", "."), NotFound, "is not a checkpoint"),
         (("unpin", "step-0000000001"), NotFound, "is not a checkpoint"),
         (("prune", "nowhere", "--last", "1"), NotFound, "There is no folder"),
-        (("prune", "."), BadUse, "Nothing says what stays"),
-        (("prune", ".", "--within", "0s"), BadUse, "--within 0s is no time"),
-        (("prune", ".", "--within", "soon"), BadUse, "--within soon is no time"),
+        (("prune", "."), BadUse, "No rule names the checkpoints to keep"),
+        (("prune", ".", "--within", "0s"), BadUse, "--within 0s is not a duration"),
+        (("prune", ".", "--within", "soon"), BadUse, "--within soon is not a duration"),
         (("prune", ".", "--best", "loss"), BadUse, "Write METRIC:min=N"),
         (("prune", ".", "--best", "loss=x"), BadUse, "Write METRIC:min=N"),
         (("prune", ".", "--best", "delta=1"), BadUse, "Write delta:max=N or delta:min=N"),

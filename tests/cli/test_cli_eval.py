@@ -315,8 +315,7 @@ def test_ls_of_nothing_says_what_to_do(tmp_path, monkeypatch):
 
 def test_none_of_those_wanted_is_not_none_at_all(home):
     assert (
-        answer("ls", "--suite", "nightly")
-        == "No evaluations of those. All there are: holdfast eval ls\n"
+        answer("ls", "--suite", "nightly") == "No evaluation matches. List all: holdfast eval ls\n"
     )
     with pytest.raises(BadUse, match="Of suite other and run r1 there are 0 complete evaluations"):
         answer("compare", "--suite", "other", "--run", "r1")

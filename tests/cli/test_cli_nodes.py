@@ -79,7 +79,8 @@ def test_a_report_is_printed_also_where_the_ledger_cannot_be_written(ledger, mon
     assert "all bytes" in result.output
     assert isinstance(result.exception, LedgerError)
     assert str(result.exception) == (
-        "The ledger is read-only: no node is cordoned, and the verdicts are not kept. Mend the ledger and check again."
+        "The ledger is read-only: no node is cordoned, and the verdicts are not kept. "
+        "Repair the ledger, then check again."
     )
 
 

@@ -146,7 +146,7 @@ def test_reasons_of_failures_are_joined(jobs, twin, tmp_path):
 
 
 def test_checks_are_told_and_strict_ones_fail(jobs, tmp_path):
-    assert "nothing contradicts itself" in holdfast("check", jobs)
+    assert "no contradictions found" in holdfast("check", jobs)
     twice = tmp_path / "trace_kalos.csv"
     lines = jobs.read_text().splitlines(keepends=True)
     twice.write_text("".join([*lines, lines[1]]))
@@ -238,7 +238,7 @@ def test_what_an_export_leaves_out_is_said(jobs, tmp_path):
 def test_one_job_is_one_job(jobs, tmp_path):
     one = tmp_path / "trace_kalos.csv"
     one.write_text("".join(jobs.read_text().splitlines(keepends=True)[:2]))
-    assert holdfast("check", one) == "1 job; nothing contradicts itself.\n"
+    assert holdfast("check", one) == "1 job; no contradictions found.\n"
 
 
 def test_what_is_written_is_told_in_json(jobs, tmp_path):
@@ -290,18 +290,18 @@ def test_the_forms_are_listed():
         (["check", "JOBS", "--reasons", "nowhere.csv"], "There is no file nowhere.csv"),
         (
             ["check", "JOBS", "--reasons", "Kalos-SYNTHETIC="],
-            "'Kalos-SYNTHETIC=' says nothing of Kalos",
+            "'Kalos-SYNTHETIC=' has no value for Kalos",
         ),
         (
             ["check", "JOBS", "--metrics", "Kalos-SYNTHETIC="],
-            "'Kalos-SYNTHETIC=' says nothing of Kalos",
+            "'Kalos-SYNTHETIC=' has no value for Kalos",
         ),
         (
             ["check", "JOBS", "--metrics", "JOBS"],
-            "its name is no metric's. Name it after the metric",
+            "its name is not the name of a metric. Name it after the metric",
         ),
         (["query", "JOBS", "SELECT 1"], "Give the SELECT first"),
-        (["query", "SELECT * FROM samples", "JOBS"], "no single samples. Give a store"),
+        (["query", "SELECT * FROM samples", "JOBS"], "no individual samples. Give a store"),
     ],
 )
 def test_mistakes_are_named_with_a_next_step(arguments, said, jobs, tmp_path, monkeypatch):

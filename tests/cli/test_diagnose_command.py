@@ -104,8 +104,7 @@ def test_the_person_is_told_the_cause_the_place_and_the_step(job):
     assert "reason    KeyError (Script), confidence" in said
     assert "at fault  rank 1" in said
     assert (
-        "Mend the program or its input first (user_must_fix; a restart alone does not help)."
-        in said
+        "Fix the program or its input first (user_must_fix; a restart alone does not help)." in said
     )
     root = next(line for line in lines if line.lstrip().startswith(">"))
     assert root.split() == [">", "45", "KeyError:", "'warmup'"]
@@ -129,7 +128,7 @@ def test_a_cause_that_nobody_knows_is_answered_too(tmp_path):
 
 def test_explain_gives_the_sums(job):
     said = holdfast(job, "--explain")
-    assert "Each line that may have begun the failure is tried" in said
+    assert "Each line that may have begun the failure is scored" in said
     assert "that it began by itself" in said
     first, *others = answer(job, "--explain")["candidates"]
     assert (first["reason"], first["line"]) == ("KeyError", 45)

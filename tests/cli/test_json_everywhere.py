@@ -75,7 +75,7 @@ FAILURES = {
     "rules check /nope": "",
     "rules good add /nope": "Give",
     "checkpoint ls": "Start one",
-    "checkpoint ls /nope": "Give the one",
+    "checkpoint ls /nope": "Give the folder",
     "checkpoint verify": "Start one",
     "checkpoint show": "Start one",
     "checkpoint prune /nope --last 1": "Give the one",

@@ -155,7 +155,7 @@ def test_what_is_always_done_is_said():
         )
     )
     assert [sentence.split(";")[0].split(":")[0] for sentence in found.said] == [
-        "Samples are always logged", "Every answer is always kept and reused", "Batches are Holdfast's to choose",
+        "Samples are always logged", "Every answer is always kept and reused", "Holdfast chooses batch sizes",
     ]  # fmt: skip
 
 
@@ -170,7 +170,7 @@ def test_what_is_always_done_is_said():
         ("--model_args pretrained=m --tasks a --wandb_args project=x", "-o FOLDER"),
         ("--config c.yaml", "TOML"),
         ("--model_args pretrained=m --system_instruction x", "needs --tasks"),
-        ('--model_args pretrained=m --tasks a --samples {"b":[1]}', "none of --tasks"),
+        ('--model_args pretrained=m --tasks a --samples {"b":[1]}', "not in --tasks"),
         ("--model_args pretrained=m --tasks b --samples {'b':3}", "--samples/-E cannot be"),
         ('--model_args pretrained=m --tasks b --samples {"b":3}', "no JSON object of tasks"),
         ('--model_args pretrained=m --tasks b --samples {"b":["x"]}', "no JSON object of tasks"),

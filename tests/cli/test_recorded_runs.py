@@ -129,7 +129,7 @@ def test_a_run_without_processes_is_not_called_running(home):
     assert "holdfast run --resume run-1" in answer("runs", "show", "run-1")
     explained = answer("explain")
     assert ": lost after " in explained.splitlines()[0]
-    assert "go on with: holdfast run --resume run-1" in explained
+    assert "Continue with: holdfast run --resume run-1" in explained
 
 
 def test_incidents_show_cites_lines_as_they_are(home):

@@ -91,7 +91,7 @@ def test_the_watch_begins_with_the_first_checkpoint_and_ends_when_the_run_is_ove
         *("--no-progress", "--on=slurm"),
     ]
     assert evaluation.log.read_text() == "all done\n"
-    assert world.said == ["evaluating the checkpoints that are left; Ctrl-C ends that"]
+    assert world.said == ["evaluating the remaining checkpoints; Ctrl-C stops the evaluation"]
 
 
 def test_a_run_without_checkpoints_starts_nothing(world):
@@ -123,7 +123,7 @@ def test_one_that_fails_is_tried_once_more_at_the_end_and_said_and_nothing_is_ra
     evaluation.finish()
     assert len(world.starts(2)) == 2
     [_, line] = world.said
-    assert line.startswith(f"the evaluation ended with 2; {evaluation.log} tells more.")
+    assert line.startswith(f"the evaluation ended with 2; see {evaluation.log}. ")
     assert line.endswith("holdfast eval watch /c --once --suite a,b --run r")
 
 
@@ -190,7 +190,7 @@ def test_what_cannot_be_had_is_refused_before_the_run(monkeypatch, tmp_path):
 
     with pytest.raises(NotFound, match="There is no suite"):
         run("--eval-suite", str(tmp_path / "none.toml"))
-    with pytest.raises(BadUse, match="'nodes' is no option"):
+    with pytest.raises(BadUse, match="'nodes' is not an option"):
         run("--eval-suite", "a", "--eval-option", "nodes")
     with pytest.raises(BadUse, match="Give --eval-suite too"):
         run("--eval-drop-stale")

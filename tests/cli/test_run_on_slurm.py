@@ -95,7 +95,7 @@ def test_a_detached_run_prints_its_job(here):
     [
         ("completed", True, "completed", ""),
         ("queued", True, "stopped", "Slurm job 17 ended while the run waited (JobState=CANCELLED)"),
-        ("running", True, "running", "Slurm job 17 ended and took the run with it"),
+        ("running", True, "running", "Slurm job 17 ended, and ended the run"),
         ("running", False, "running", ""),  # the terminal leaves, and the run goes on
     ],
 )

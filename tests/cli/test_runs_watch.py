@@ -74,7 +74,7 @@ def test_what_needs_a_person_is_said_with_the_command(ledger, tmp_path):
     lines = watched([lambda: ledger.cordon("n1\x1b[31m", at_s=1.0, by="ada", why="[hot]")])
     assert lines[0].startswith("run-1  lost  step 7")
     assert lines[1:] == [
-        "run-1 is lost: holdfast run --resume run-1",
+        "run-1 has lost its supervisor; continue with: holdfast run --resume run-1",
         "Node n1 is cordoned by ada: [hot]",
     ]
 

@@ -157,7 +157,7 @@ def test_records_of_slurm_need_no_other_loader(tmp_path):
     ("more", "says"),
     [
         (["--reserve", "Pretrain"], "Give NAME=NUMBER"),
-        (["--limit", "Nobody=3"], "no type and no pool"),
+        (["--limit", "Nobody=3"], "no type or pool"),
         (["--decoupled", "--limit", "Evaluation=4"], "whole node .* 8 GPUs, but may use 4"),
         (
             ["--decoupled", "--until", "2023-03-01T16:01:45"],

@@ -170,7 +170,7 @@ def test_what_cannot_be_run_is_refused_at_once(tmp_path):
         )
     with pytest.raises(BadUse, match="both write"):
         local.run([one, Task(name="two", command=("true",), result=one.result)], folder=tmp_path)
-    with pytest.raises(BadUse, match="is no file name"):
+    with pytest.raises(BadUse, match="is not a file name"):
         local.run([Task(name="../x", command=("true",), result=tmp_path / "x")], folder=tmp_path)
     with pytest.raises(BadUse, match="has no command"):
         local.run([Task(name="x", command=(), result=tmp_path / "x")], folder=tmp_path)

@@ -105,7 +105,7 @@ def test_four_nodes_of_which_one_dies_and_one_agent_is_killed(standing, tmp_path
 
         # The place returns with another node. Until Ray has noticed the death of the node, the
         # place ends again.
-        why = "Ray has 3 nodes with {'CPU': 2, 'GPU': 1}, free or not; 4 are asked for"
+        why = "Ray has 3 nodes with {'CPU': 2, 'GPU': 1}, free or not; 4 are requested"
         await_true(
             lambda: not placement.restart(dead.index) and placement.poll()[dead.index].why == why
         )

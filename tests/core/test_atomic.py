@@ -54,7 +54,7 @@ def test_a_pipe_is_not_replaced_by_a_file(tmp_path):
     os.mkfifo(pipe)
     (tmp_path / "link").symlink_to(pipe)
     for path in (pipe, tmp_path / "link"):
-        with pytest.raises(FileExistsError, match="no regular file"):
+        with pytest.raises(FileExistsError, match="not a regular file"):
             write_atomic(path, b"new")
     assert pipe.is_fifo()
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["link", "pipe"]

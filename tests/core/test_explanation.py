@@ -167,7 +167,7 @@ def test_tests_of_nodes_are_told_with_the_incident_and_without_one_by_themselves
     (one,) = story([incident()], [*DECISIONS, found, again]).chain
     assert one.done.endswith(
         "Tested 2 nodes. Node n2 fails its check of memory (bytes) and was cordoned. "
-        "Too few other nodes were there: the run went on with n2, though cordoned."
+        "There were too few other nodes: the run went on with n2, though cordoned."
     )
     first = event("nodes_tested", 0.3, attempt=0, nodes=[good], cordoned=[], can_tell=True)
     odd = event("nodes_tested", 0.4, attempt=0, nodes=7, cordoned=7)
@@ -207,7 +207,7 @@ def test_an_incident_is_told_from_its_signals_to_its_cost():
         "looked at the steps of all ranks",
         "not seen  losses: no rank reports any",
         "evidence  root: logs/attempt-001/observer.log:1: was killed by SIGKILL\\u202e",
-        "restart. A restart helps here. Rule: a restart helps, at once after a gain.",
+        "restart. A restart helps here. Rule: a restart helps, and comes at once after progress.",
         "The end: It ended.",
     ):
         assert said in text
@@ -258,7 +258,7 @@ def test_notes_stand_between_the_incidents_in_the_order_of_time():
     told = [getattr(one, "text", "INCIDENT") for one in story([incident()], events).chain]
     assert told == [
         "The supervisor ended; the next one took over, and training went on.",
-        "The node of the supervisor was to end. So node n2 took the lead over, and training went on.",
+        "The node of the supervisor was ending. Node n2 took over, and training went on.",
         "Rank 3 was cut off: it floods: 10001 messages in 0.4 s. Training went on, without a watch over this rank.",
         "INCIDENT",
         "Rank 1 is frozen. This waits for `holdfast runs approve r`.",

@@ -122,7 +122,7 @@ def test_a_server_that_cannot_be_reached_is_told_from_one_that_refuses(server, l
     server.kill()
     try:
         for use in (lambda: ledger.add_event(event(1)), ledger.runs):
-            with pytest.raises(LedgerUnreachable, match=r"cannot be reached: .+\. See that its"):
+            with pytest.raises(LedgerUnreachable, match=r"cannot be reached: .+\. Check that its"):
                 use()
         with pytest.raises(LedgerUnreachable), ledger.bounded_reading(5.0):
             pass

@@ -52,7 +52,8 @@ def test_a_ledger_of_a_newer_holdfast_is_refused(url):
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
     engine.dispose()
     with pytest.raises(
-        LedgerError, match=re.escape(f"is of version 9999; this Holdfast knows {schema.REVISION}")
+        LedgerError,
+        match=re.escape(f"is of version 9999; this Holdfast supports up to {schema.REVISION}"),
     ):
         Ledger.open(url)
 

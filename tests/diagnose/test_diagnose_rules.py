@@ -65,7 +65,7 @@ def test_what_a_restart_does_not_help_is_to_be_changed_by_someone(rule):
         ("reason: OSError", "reason: OSError\n    colour: red", "unknown field 'colour'"),
         ('["thing whole"]', "[]", "no_match is a list"),
         ("'thing broken'", "'thing (?=broken)'", "not a pattern"),
-        ("'thing broken'", "'(?P<rank>1)thing broken|(?P<rank>2)'", "a capture stands there twice"),
+        ("'thing broken'", "'(?P<rank>1)thing broken|(?P<rank>2)'", "a capture occurs twice"),
         ("confidence: 0.5", "confidence: high", "confidence"),
         ("pattern: 'thing broken'", "pattern: 3", "pattern is 3"),
         ("mitigation: Mend the thing.", "mitigation: 3", "mitigation is 3"),

@@ -66,7 +66,7 @@ def test_what_the_commands_say_of_an_evaluation_from_its_start_to_its_end(light,
     assert "1 of 1 engine ready" in err
     assert states(light, home) == {"x": "done"}
     said = light.look("why", "x", home=home)
-    assert "What no schedule could have gone below" in said
+    assert "Lower bounds of every schedule" in said
     # An id is one evaluation's; what ended is not run again.
     _, err = light.run(
         "run", "--suite", suite(entry("a"), entry("b")), *SIMULATED, "--id", "x", code=2, home=home
@@ -250,7 +250,7 @@ def test_wrong_words_are_refused_before_anything_is_there(light, tmp_path, home)
         (["run", *simulated, "--judge-concurrency", 3], "Give --judge-url URL too."),
         (
             ["run", *simulated, "--on", "ray", "--nodes", 2],
-            "Set RAY_ADDRESS to one, or ask for one node.",
+            "Set RAY_ADDRESS to a cluster, or request one node.",
         ),
         (["resume", "nope"], "There is no evaluation 'nope'"),
         (["rescore", "nope"], "There is no evaluation 'nope'"),

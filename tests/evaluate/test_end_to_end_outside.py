@@ -62,7 +62,7 @@ def test_a_server_without_the_model_or_none_at_all_is_one_sentence(wrong, light,
     said = err.splitlines()[-1]
     assert said.startswith("holdfast: ")
     assert url in said
-    assert ("It has tiny" if wrong == "name" else "It was tried for 2 s") in said
+    assert ("It has tiny" if wrong == "name" else "The engine tried for 2 s") in said
 
 
 class JudgeServer(ThreadingHTTPServer):

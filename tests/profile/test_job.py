@@ -58,7 +58,7 @@ def test_a_wrong_file_is_a_sentence_with_the_next_step(tmp_path, old, new, said)
 
 
 def test_a_table_that_is_none_and_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(BadUse, match="model is no table"):
+    with pytest.raises(BadUse, match="model is not a table"):
         read(tmp_path, "model = 3\n")
     with pytest.raises(NotFound, match=r"docs/profile.md has an example"):
         Job.read(tmp_path / "none.toml")

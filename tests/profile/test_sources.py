@@ -239,7 +239,7 @@ def test_a_dcgmi_without_a_host_engine_is_quoted_and_the_next_source_is_tried(
 def test_a_dcgmi_that_prints_other_lines_only_is_waited_for_in_bounds(tmp_path: Path) -> None:
     command = write_program(tmp_path / "dcgmi", "echo Waiting for the host engine; exec sleep 600")
 
-    with pytest.raises(CannotRead, match="prints no table within"):
+    with pytest.raises(CannotRead, match="printed no table within"):
         Dcgmi(command=command, answer_s=0.5)
 
 

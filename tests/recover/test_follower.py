@@ -118,7 +118,7 @@ def test_a_memory_that_cannot_be_had_is_told_and_left_out(tmp_path, follow):
     found = follow(tmp_path, known).diagnosis(NOTHING)
     assert found.reason == "KeyError"
     assert found.notes == (
-        "What was learned from past incidents is left out: rules/mine.yaml: no pattern in rule 3.",
+        "Rules learned from past incidents are not used: rules/mine.yaml: no pattern in rule 3.",
     )
 
 

@@ -27,8 +27,5 @@ def test_an_evaluation_that_fails_costs_the_run_nothing_and_is_said(place):
     code, _, err = place.holdfast("run", "--name", "r", *wish, "--", *job)
     assert code == 0, err
     assert "No such option" in (place.paths("r").logs / "evaluation.log").read_text()
-    assert (
-        f"the evaluation ended with 2; {place.paths('r').logs / 'evaluation.log'} tells more."
-        in err
-    )
+    assert f"the evaluation ended with 2; see {place.paths('r').logs / 'evaluation.log'}." in err
     assert f"holdfast eval watch {folder} --once --suite a-task --run r" in err

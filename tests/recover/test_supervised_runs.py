@@ -178,7 +178,7 @@ def test_a_rank_that_dies_at_the_same_step_again_is_not_restarted_for_ever(place
         (["--resume", "no-such-run"], "There is no run 'no-such-run'"),
         (["--resume", "x", "--", "python", "job.py"], "leave the command and --name out"),
         (["--", "torchrun", "--max-restarts", "3", "job.py"], "Holdfast restarts the job itself"),
-        (["--", "torchrun", "--nnodes=2", "job.py"], "2 nodes need a place to meet"),
+        (["--", "torchrun", "--nnodes=2", "job.py"], "2 nodes need a rendezvous"),
         (["--nnodes=2", "--", "python", "job.py"], "--rendezvous HOST:PORT"),
         (["--rendezvous=n1:1", "--", "python", "job.py"], "give --nnodes N too"),
         (["--nnodes=2", "--rendezvous=n1", "--", "python", "job.py"], "HOST:PORT"),

@@ -132,7 +132,7 @@ def test_a_limit_that_cannot_be_seen_is_said_once():
     job.look = lambda _job_id: (_ for _ in ()).throw(NotSeen("squeue: command not found"))
     with pytest.raises(asyncio.CancelledError):
         job.run()
-    assert job.said == ["The time limit of Slurm job 17 cannot be seen: squeue: command not found."]
+    assert job.said == ["The time limit of Slurm job 17 cannot be read: squeue: command not found."]
 
 
 def test_a_node_that_comes_to_lead_looks_soon():

@@ -113,14 +113,14 @@ def test_what_an_earlier_evaluation_measured_is_in_the_bound(tmp_path):
     guessed_tokens = made.timeline.requests[0].new_tokens or made.timeline.requests[-1].new_tokens
     assert terms["engines"] == pytest.approx(7.0 + 20 * 0.1 + 10 * guessed_tokens * 0.1, rel=0.01)
     assert 1.0 <= found.ratio < 1.1
-    assert made.notes[1] == "Engines as evaluation before measured them."
+    assert made.notes[1] == "The speed of the engines is taken from evaluation before."
 
 
 def test_notes_of_what_is_not_known(tmp_path):
     judge = JudgeLimits(url="http://j/v1", requests_per_minute=5)
     made = plan(SUITE, "m", options=options(tmp_path, judge=judge))
     assert made.notes[0] == (
-        "Nothing is known of these tasks yet: lengths are guessed from the limits. "
+        "These tasks were never measured: lengths are estimated from their limits. "
         "1 entry reads prompts alone, whose lengths are known."
     )
     assert made.notes[1].startswith("No evaluation of this family (f) was measured yet")
@@ -141,7 +141,7 @@ def test_the_note_counts_what_history_could_say():
         "for every entry that generates. 2 entries read prompts alone, whose lengths are known."
     )
     assert note([0], "generate", "metric").endswith("for 1 of 2 entries that generate.")
-    assert note([], "generate", "metric").startswith("Nothing is known")
+    assert note([], "generate", "metric").startswith("These tasks were never measured")
 
 
 def fit(config, told_gib, *, nodes=1, engines_per_node=0, on="local", **spec):
@@ -217,11 +217,11 @@ def test_engines_on_other_machines_are_assumed_and_it_is_said(monkeypatch):
     monkeypatch.setattr(forecast, "gpu_count", lambda: 8)  # not theirs
     assert counted(on="slurm", tensor_parallel=2) == (
         1,
-        "1 engine on each node, for the 2 GPUs that it is asked for.",
+        "1 engine on each node, for the 2 GPUs that were requested.",
     )
     assert counted(on="slurm", spec={}) == (
         1,
-        "1 engine on each node is assumed: what its GPUs allow is not known. Give --engines-per-node.",
+        "1 engine on each node is assumed, since its GPUs are unknown. Give --engines-per-node.",
     )
     assert counted(on="ray", engines_per_node=4) == (4, "")
 

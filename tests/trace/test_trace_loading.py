@@ -168,7 +168,7 @@ def test_a_capacity_needs_no_name_where_there_is_one_cluster(files):
         folder / "s.csv", compare=[folder / "k.csv"], capacity=["Kalos=2x8"], now_s=NOW_S
     ) as trace:
         assert (trace.clusters["Seren"].gpu_num, trace.clusters["Kalos"].gpu_num) == (2288, 16)
-    with pytest.raises(BadUse, match="Which cluster is '2x8' of"):
+    with pytest.raises(BadUse, match="The cluster of '2x8' is unknown"):
         load(folder / "s.csv", folder / "k.csv", capacity=["2x8"], now_s=NOW_S)
     with pytest.raises(BadUse, match=r"given for 'Sern'\. The clusters are Seren"):
         load(folder / "s.csv", capacity={"Sern": "2x8"}, now_s=NOW_S)
@@ -278,7 +278,7 @@ def test_what_is_not_there_or_not_known(files, tmp_path):
         load()
     with pytest.raises(BadTrace) as error:
         load(folder / "s.csv")
-    assert "no form of job records that is known" in str(error.value)
+    assert "The format of these job records is not recognised" in str(error.value)
     assert "holdfast trace formats" in str(error.value)
     assert "--map" in str(error.value)
     with pytest.raises(BadTrace, match="No file in this folder"):

@@ -177,7 +177,7 @@ def test_a_wrong_place_of_telemetry_is_named(sources, read_parts, tmp_path):
     for wrong, said in (
         ("nowhere", "nowhere"),
         (f"Sern={sources}/telemetry", "Sern="),
-        ("Kalos-SYNTHETIC=", "says nothing of"),
+        ("Kalos-SYNTHETIC=", "has no value for"),
     ):
         with pytest.raises(BadUse, match=said):
             load_spread(str(sources / "parts"), metrics=[wrong], **given)

@@ -203,7 +203,7 @@ def test_a_damaged_store_is_an_error_that_says_so(tmp_path):
     ):
         load(tmp_path)
     change(clusters=[{"name": "A"}])
-    with pytest.raises(BadTrace, match="no manifest of a store"):
+    with pytest.raises(BadTrace, match="not a manifest of a store"):
         load(tmp_path)
     change(clusters=[{**manifest["clusters"][0], "rows": 7}])
     with pytest.raises(BadTrace, match="4 rows, its manifest has 7"):
@@ -288,7 +288,7 @@ def test_a_merged_trace_says_what_it_lacks(tmp_path):
         merge_partials([tmp_path / "0", tmp_path / "2"])
     with pytest.raises(BadUse, match="no partial results"):
         merge_partials([])
-    with pytest.raises(BadTrace, match="no manifest of a partial"):
+    with pytest.raises(BadTrace, match="not a manifest of a partial"):
         merge_partials([tmp_path / "nowhere"])
 
 

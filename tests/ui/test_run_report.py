@@ -392,7 +392,7 @@ def test_it_opens_in_a_browser(summaries, report, tmp_path):
     ("rule", "scope", "title"),
     [
         ("observer-killed", {}, "Rank 1 was killed at step 7"),
-        ("observer-terminated", {}, "Rank 1 was told to end at step 7"),
+        ("observer-terminated", {}, "Rank 1 received a signal to end at step 7"),
         ("observer-left", {}, "Rank 1 left the others at step 7"),
         ("observer-launcher", {}, "The launcher died at step 7"),
         ("observer-node", {"node": "n3"}, "Node n3 was lost at step 7"),

@@ -72,7 +72,7 @@ class Adoption:
         """
         path = self.path.resolve()  # a link stays a link
         if path.read_bytes() != self.before:
-            raise BadUse(f"{self.path} has changed meanwhile. Run the command again.")
+            raise BadUse(f"{self.path} has changed since it was read. Run the command again.")
         with replacing(path) as temporary:
             temporary.write_bytes(self.after)
             shutil.copymode(path, temporary)

@@ -58,7 +58,7 @@ class _Plan:
 
 
 POSITION: Final = (
-    "The position in the data is not saved. A loop that draws its batches at random needs no more; else see "
+    "The position in the data is not saved. A loop that draws its batches at random needs no position; else see "
     'docs/checkpoints/how-to.md, "The position in the data".'
 )
 
@@ -106,7 +106,7 @@ def add_to_loop(script: Script) -> str:
     if left := _names_left(script, outer):
         remarks.append(
             f"Code after the loop reads {', '.join(f'`{name}`' for name in sorted(left))}. A restart after the last "
-            "step makes no step and sets no such name: save what that code needs, or set the name before the loop."
+            "step makes no step and does not set these names: save their values, or set the names before the loop."
         )
     return " ".join(remarks)
 
@@ -371,7 +371,9 @@ def _restore_before(plan: _Plan, statement: ast.stmt) -> None:
     if statement.lineno >= plan.before.lineno:
         return
     if plan.script.parents[statement] not in plan.script.around(plan.before):
-        raise plan.script.refuse(statement, "the loop goes over what only one branch makes")
+        raise plan.script.refuse(
+            statement, "the loop iterates over a value that only one branch makes"
+        )
     plan.before = statement
 
 
@@ -430,7 +432,7 @@ def _wrap_loader(plan: _Plan, inner: ast.For, outer: Loop) -> None:
         raise script.refuse(inner, "the loop's loader has no name: assign it to one")
     plan.loader = script.text(loader)
     if any(name == plan.loader for name, _, _ in assignments_in(outer)):
-        raise script.refuse(inner, f"`{plan.loader}` is made anew within the loop")
+        raise script.refuse(inner, f"`{plan.loader}` is created again within the loop")
     plan.batches = script.free_name("batches")
     _restore_before(plan, script.statement_of(loader))
     script.replace(loader, plan.batches)

@@ -130,7 +130,7 @@ def add_to_lightning(script: Script) -> str:
     _add_to_list(script, trainer, "plugins", f"{saves}.plugin")
     _set_keyword(script, fit, "ckpt_path", f"{saves}.ckpt_path()")
     return (
-        "Lightning begins an epoch anew after a restart, unless the loader saves its position: "
+        "Lightning restarts the epoch after a restart of the run, unless the loader saves its position: "
         'docs/integrations.md, "Lightning".'
     )
 

@@ -472,7 +472,7 @@ class Checkpointer(StaysHere):
     def _check_here(self) -> None:
         if self._work.is_another_s:
             raise BadUse(
-                "This Checkpointer is at work in the process that this one was forked from. Make another one here."
+                "This Checkpointer belongs to the parent process. Create another one in this process."
             )
 
     def _save(

@@ -150,7 +150,7 @@ class Work:
                     "away, or give this run another folder."
                 ) from error
             _logger.warning(
-                "Another process that saves into %s would not be noticed: %s", folder, error
+                "Another process that saves into %s cannot be detected: %s", folder, error
             )
             return ""
         return lease.holder.token

@@ -154,7 +154,7 @@ class CheckpointerConfig:
         check_one_of("on_failure", self.on_failure, ("raise", "warn", "retry"))
         check_one_of("replicas", self.replicas, ("spread", "check", "rank0"))
         if str(self.when_busy) == "replace":
-            raise BadUse('when_busy="replace" does not exist any more. Use when_busy="skip".')
+            raise BadUse('when_busy="replace" no longer exists. Use when_busy="skip".')
         check_one_of("when_busy", self.when_busy, ("wait", "skip"))
         check_above_zero("timeout_s", self.timeout_s)
         check_limits(
@@ -167,7 +167,7 @@ class CheckpointerConfig:
             check_from_zero("max_device_memory_gib", self.max_device_memory_gib)
         if self.peer_memory and self.keep_in_memory_s is None:
             raise BadUse(
-                "peer_memory holds snapshots for keep_in_memory_s, which is None. Give it seconds."
+                "peer_memory needs keep_in_memory_s, which is None. Give a number of seconds."
             )
         if self.keep_pushed is not None:
             object.__setattr__(
@@ -175,13 +175,13 @@ class CheckpointerConfig:
             )
         if self.read_only and self.push_to is not None:
             raise BadUse(
-                "read_only writes nothing, and push_to is where checkpoints are pushed. Give one of them."
+                "read_only and push_to exclude each other: read_only writes nothing. Give one of them."
             )
         if self.run is not None and not (isinstance(self.run, str) and self.run):
             raise BadUse(f"run is {self.run!r}; allowed is a name of the run, or None.")
         if self.read_only and self.fresh:
             raise BadUse(
-                "read_only changes nothing, and fresh sets checkpoints aside. Give one of them."
+                "read_only and fresh exclude each other: fresh moves checkpoints. Give one of them."
             )
 
     @property

@@ -40,7 +40,7 @@ class _AbsolutePath(click.Path):
         try:
             path = local_path(
                 value,
-                instead_of_url="`holdfast.checkpoint.Remote` fetches from there: fetch(STEP, DIR).",
+                instead_of_url="Fetch it first: holdfast.checkpoint.Remote(URL).fetch(STEP, DIR).",
             )
         except BadUse as error:
             self.fail(str(error), param, ctx)
@@ -131,7 +131,7 @@ def verify(place: Place, path: Path | None, *, as_json: bool) -> int:
 @command.command()
 @click.argument("checkpoint", metavar="[CHECKPOINT]", type=PATH, required=False)
 @click.option(
-    "--tensors", "with_tensors", is_flag=True, help="List every tensor; --json does so in any case."
+    "--tensors", "with_tensors", is_flag=True, help="List every tensor, as --json always does."
 )
 @JSON
 @click.pass_obj
@@ -248,7 +248,9 @@ def prune(
             by=whoami(),
             now_s=SystemClock().now_s(),
             dry_run=dry_run,
-            progress=lambda done, total: progress("verifying the newest that stays", done, total),
+            progress=lambda done, total: progress(
+                "verifying the newest checkpoint to keep", done, total
+            ),
         )
     checkpoint_view.print_pruned(folder, pruned, dry_run=dry_run, as_json=as_json)
     return 1 if pruned.failed else 0
@@ -266,7 +268,9 @@ def prune(
     type=PATH,
     help="A folder with the model's config.json and tokenizer.",
 )
-@click.option("--name-map", metavar="FILE", type=PATH, help="TOML: which tensors' names differ.")
+@click.option(
+    "--name-map", metavar="FILE", type=PATH, help="TOML file that maps differing tensor names."
+)
 @JSON
 def export(
     checkpoint: Path, output: Path, hf_config: Path, name_map: Path | None, *, as_json: bool

@@ -25,7 +25,7 @@ _OPTIONS = (
         "every_steps",
         type=click.IntRange(min=1),
         metavar="K",
-        help="Keep those whose step K divides.",
+        help="Keep checkpoints whose step is a multiple of K.",
     ),
     click.option(
         "--best",
@@ -34,7 +34,9 @@ _OPTIONS = (
         help="Keep the N with the least or largest value of a metric (loss:min=3); repeatable.",
     ),
     click.option(
-        "--within", metavar="TIME", help="Keep those of the last 90s, 30min, 12h, 7d or 2w."
+        "--within",
+        metavar="TIME",
+        help="Keep checkpoints of the last 90s, 30min, 12h, 7d or 2w.",
     ),
 )
 
@@ -66,7 +68,7 @@ def _seconds(text: str) -> float:
     match = _TIME.fullmatch(text.strip())
     if match is None or float(match[1]) == 0:
         raise BadUse(
-            f"--within {text} is no time. Write a number and s, min, h, d or w, such as 12h."
+            f"--within {text} is not a duration. Write a number and s, min, h, d or w, such as 12h."
         )
     return float(match[1]) * _UNITS_S[match[2]]
 
@@ -75,7 +77,7 @@ def _best(text: str) -> Best:
     named, equals, count = text.rpartition("=")
     if not equals or not count.isdecimal():
         raise BadUse(
-            f"--best {text} is of another form. Write METRIC:min=N or METRIC:max=N, such as loss:min=3."
+            f"--best {text} is malformed. Write METRIC:min=N or METRIC:max=N, such as loss:min=3."
         )
     metric, colon, mode = named.rpartition(":")
     if colon and mode in ("min", "max"):

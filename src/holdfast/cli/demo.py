@@ -79,7 +79,7 @@ def command(seed: int, out: Path, steps: int, as_json: bool) -> int:
     with _Display(steps, demonstration.save_every, quiet=as_json) as display:
         verdict = demonstration.run(display.observe)
     if verdict is None:
-        print_error(f"Stopped. What had been shown by then is in {out}.", as_json=as_json)
+        print_error(f"Stopped. The records and logs so far are in {out}.", as_json=as_json)
         return 4
     if as_json:
         print_json("demo", _fields(verdict))
@@ -222,7 +222,7 @@ def _print_verdict(verdict: "Verdict") -> None:
         again = "never" if row.seconds_to_restart is None else f"{row.seconds_to_restart:.1f} s"
         lost = f"{row.rank_seconds_lost:.1f}"
         rows.append((row.fault, who, f"{row.seconds_to_detect:.1f} s", again, lost, row.action))
-    click.echo("\nEach fault, and what became of it")
+    click.echo("\nEach fault and its outcome")
     print_table(
         [
             "fault",
@@ -230,14 +230,14 @@ def _print_verdict(verdict: "Verdict") -> None:
             "detected",
             "training again",
             "rank-seconds lost",
-            "done, with no person",
+            "action taken",
         ],
         rows,
     )
     click.echo("A rank-second is a second of one rank: with a GPU for each rank, a GPU-second.\n")
     click.echo(f"The user's own error: {stopped.run.outcome}\n")
     stalls = faulty.checkpoints
-    click.echo(f"people who stepped in          {faulty.interventions}")
+    click.echo(f"manual interventions           {faulty.interventions}")
     click.echo(f"effective training time ratio  {faulty.ettr or 0:.3f} of {seconds(faulty.wall_s)}")
     click.echo(
         f"checkpoint stalls              {seconds(stalls.total_stall_s)} for {stalls.count} checkpoints"

@@ -50,27 +50,31 @@ class Wanted:
 @click.command()
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-@click.option("--explain", is_flag=True, help="Also the points for and against each candidate.")
+@click.option(
+    "--explain", is_flag=True, help="Also print the points for and against each candidate."
+)
 @click.option(
     "--each",
     is_flag=True,
-    help="Each PATH is a job of its own: one JSON object a line, with its path.",
+    help="Treat each PATH as a separate job; print one JSON object a line, with its path.",
 )
 @click.option(
-    "--compressed", is_flag=True, help="The few lines that matter; with --json beside the answer."
+    "--compressed",
+    is_flag=True,
+    help="Print only the few lines that matter; with --json, add them to the answer.",
 )
 @click.option(
     "--remember",
     is_flag=True,
-    help="Compare with the ledger's incidents, and add this one.",
+    help="Compare with the incidents in the ledger, and add this one.",
 )
 @click.option(
     "--model/--no-model",
     default=False,
-    help="Ask the model of $HOLDFAST_LLM_URL where rules leave doubt.",
+    help="Query the model at $HOLDFAST_LLM_URL when the rules are uncertain.",
 )
 @click.option(
-    "--rules", metavar="DIR", type=click.Path(path_type=Path), help="A folder of rules of your own."
+    "--rules", metavar="DIR", type=click.Path(path_type=Path), help="A folder with your own rules."
 )
 @click.pass_obj
 def command(

@@ -21,15 +21,15 @@ from holdfast.diagnose.study import Study
 ACTIONS: Final[Mapping[Advice, str]] = {
     "none": "Nothing",
     "restart": "Start the job again",
-    "exclude_and_restart": "Take what is at fault out of the job, then start it again",
-    "reset_gpu": "Have the GPU reset, then start the job again",
-    "wait_and_retry": "Wait until what it needs is back, then start it again",
-    "change_config": "Change the job's configuration, then start it again",
-    "user_must_fix": "Mend the program or its input first",
+    "exclude_and_restart": "Exclude the faulty node or GPU, then start the job again",
+    "reset_gpu": "Reset the GPU, then start the job again",
+    "wait_and_retry": "Wait until the failed service is back, then start the job again",
+    "change_config": "Change the job's configuration, then start the job again",
+    "user_must_fix": "Fix the program or its input first",
 }
 OUTCOMES: Final[Mapping[Outcome, str]] = {
     "completed": "completed",
-    "completed_teardown_failed": "completed, the teardown failed",
+    "completed_teardown_failed": "completed, but the teardown failed",
     "stopped": "stopped by somebody",
     "failed": "failed",
     "running": "running",
@@ -69,7 +69,7 @@ def _print(console: Console, study: Study, *, why: bool) -> None:
     console.print(Padding(_facts(study), (0, 0, 0, 2)))
     sections = (
         (_root_title(found), _root(study)),
-        ("What followed from it", _rows(list(_followed(study)), FOLLOWED_SHOWN)),
+        ("Consequences", _rows(list(_followed(study)), FOLLOWED_SHOWN)),
         ("Recovered from earlier", _cited(study, "recovered")),
         ("Teardown", _cited(study, "teardown")),
         ("It might also be", _alternatives(found)),
@@ -180,7 +180,7 @@ def ranges(numbers: Iterable[int]) -> str:
 def _root_title(found: Diagnosis) -> str:
     what = "The root" if found.outcome == "failed" else "What stopped it"
     if found.outcome == "completed_teardown_failed":
-        what = "What failed after the work was done"
+        what = "Failure after the work was done"
     if found.root_line is None:
         return what
     return f"{what}: {clean(found.root_line.file)}, line {found.root_line.line}"
@@ -191,7 +191,7 @@ def _root(study: Study) -> Table | None:
     if found.root_line is None:
         if not found.root_text:
             return None
-        return _grid([("", Text(clean(f"{found.root_text.strip()} (no line of a log says so)")))])
+        return _grid([("", Text(clean(f"{found.root_text.strip()} (not stated in any log line)")))])
     root = found.root_line
     table = Table.grid(padding=(0, 1))
     table.add_column(style="bold red" if found.outcome == "failed" else "bold", no_wrap=True)

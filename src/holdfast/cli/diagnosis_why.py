@@ -15,13 +15,14 @@ _LISTED: Final = 8
 _NAMED: Final = 4
 """The most rules that are named for each relation between a candidate and other lines."""
 INTRODUCTION: Final = (
-    "Each line that may have begun the failure is tried as its root, and what speaks against it is added up: 1 point"
-    " more is 2.7 times less likely. The least sum is the root; where in the log a line stands plays no part."
+    "Each line that may have begun the failure is scored as the root: the points against it are added"
+    " up, and 1 point more is 2.7 times less likely. The root is the line with the least sum; the"
+    " place of a line in the log plays no part."
 )
 HOW: Final = {
     "follows": "would follow from it",
     "unrelated": "would have nothing to do with it",
-    "by itself": "would be a fault of its own",
+    "by itself": "would be a separate fault",
 }
 
 
@@ -92,7 +93,7 @@ def _headline(cluster: Cluster, share: float) -> str:
 def _doubts(cluster: Cluster) -> str:
     """Return a clause on the extra points against a candidate; empty if there are none."""
     if cluster.first.demoted:
-        return ", though another line of the same traceback says it better"
+        return ", though another line of the same traceback is more specific"
     if cluster.first.recovered:
         return ", though training went on after it"
     return ""

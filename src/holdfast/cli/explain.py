@@ -36,7 +36,7 @@ def command(place: Place, run_id: str | None, as_json: bool) -> None:
         click.echo(line)
     if state == "lost":
         click.echo(
-            f"\nIts supervisor is gone; go on with: holdfast run --resume {story.summary.run.run_id}"
+            f"\nThe supervisor of the run has ended. Continue with: holdfast run --resume {story.summary.run.run_id}"
         )
 
 

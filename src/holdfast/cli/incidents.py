@@ -139,7 +139,7 @@ def show(place: Place, incident_id: str | None, as_json: bool) -> None:
     "--action",
     default="",
     metavar="A",
-    help="What helped: restart, exclude_and_restart, reset_gpu, ….",
+    help="The action that helped: restart, exclude_and_restart, reset_gpu, ….",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
@@ -171,7 +171,7 @@ def confirm(place: Place, incident_id: str, action: str, as_json: bool) -> None:
     "--action",
     default="",
     metavar="A",
-    help="What helped: restart, exclude_and_restart, reset_gpu, ….",
+    help="The action that helped: restart, exclude_and_restart, reset_gpu, ….",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
@@ -307,7 +307,8 @@ def _last(ledger: Ledger) -> str:
 def _number(incident_id: str) -> int:
     if not incident_id.isdigit() or not 0 < int(incident_id) < 2**31:
         raise BadUse(
-            f"{incident_id!r} is no incident: a number, or m and a number. `holdfast incidents ls` lists them."
+            f"{incident_id!r} is not an incident: give a number, or m and a number. "
+            "List them: holdfast incidents ls"
         )
     return int(incident_id)
 

@@ -21,13 +21,15 @@ FOLLOW_S = 0.3
 @click.command()
 @click.argument("run_id", metavar="[RUN]", required=False)
 @click.option("--rank", type=int, help="One rank only.")
-@click.option("--attempt", type=int, help="Which start of the job.  [default: the newest]")
+@click.option("--attempt", type=int, help="The attempt, counted from 1.  [default: the newest]")
 @click.option(
-    "--launcher", is_flag=True, help="What PyTorch's launcher and the supervisor wrote instead."
+    "--launcher",
+    is_flag=True,
+    help="Print the output of PyTorch's launcher and the supervisor instead.",
 )
-@click.option("-f", "--follow", is_flag=True, help="Go on as the run does.")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing as the run goes on.")
 @click.option(
-    "--json", "as_json", is_flag=True, help="Where the log files are, as one JSON object."
+    "--json", "as_json", is_flag=True, help="Print the paths of the log files as one JSON object."
 )
 @click.pass_obj
 def command(

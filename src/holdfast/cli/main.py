@@ -24,7 +24,7 @@ from holdfast.core.paths import holdfast_home, ledger_at, ledger_url
 COMMANDS = {
     "run": ("holdfast.cli.run.command", "Run a training job and keep it running."),
     "init": ("holdfast.cli.init", "Show the lines that add Holdfast to a training script."),
-    "doctor": ("holdfast.cli.doctor", "Show what is wrong with this host, and what mends it."),
+    "doctor": ("holdfast.cli.doctor", "Check this host, and show how to fix each problem."),
     "demo": ("holdfast.cli.demo", "Train a small GPT while faults strike, and report."),
     "runs": ("holdfast.cli.runs", "List, show, stop and remove runs."),
     "explain": (
@@ -32,12 +32,15 @@ COMMANDS = {
         "Show what happened in a run, what was done, and what it cost.",
     ),
     "logs": ("holdfast.cli.logs", "Print what a run's ranks printed."),
-    "diagnose": ("holdfast.cli.diagnose", "Say why a job failed, from its logs."),
+    "diagnose": ("holdfast.cli.diagnose", "Find out why a job failed, from its logs."),
     "incidents": (
         "holdfast.cli.incidents",
-        "List and show what went wrong, and say whether the cause was right.",
+        "List and show incidents, and confirm or correct their causes.",
     ),
-    "ledger": ("holdfast.cli.ledger", "Migrate the ledger back for an earlier Holdfast."),
+    "ledger": (
+        "holdfast.cli.ledger",
+        "Migrate the ledger back for an earlier version of Holdfast.",
+    ),
     "ui": ("holdfast.cli.ui", "Serve the runs, incidents and nodes as live pages."),
     "nodes": ("holdfast.cli.nodes", "Test nodes, and cordon the faulty ones."),
     "rules": ("holdfast.cli.rules", "List, check and withdraw the rules of the diagnosis."),
@@ -52,11 +55,11 @@ COMMANDS = {
     ),
     "simulate": (
         "holdfast.cli.simulate",
-        "Show what would become of a job of so many GPUs.",
+        "Simulate a long job and its failures, on any number of GPUs.",
     ),
     "plan": (
         "holdfast.cli.plan",
-        "Advise on interval, spares and timeouts, from the ledger.",
+        "Advise on the save interval, spare nodes and timeouts, from the ledger.",
     ),
     "checkpoint": (
         "holdfast.cli.checkpoint",

@@ -36,7 +36,7 @@ def command() -> None:
 @click.option(
     "--rendezvous",
     metavar="HOST:PORT",
-    help="A node and a free port where the nodes meet.  [default: of Slurm]",
+    help="One of the nodes, and a free port on it.  [default: from Slurm]",
 )
 @click.option("--cordon", "cordons", is_flag=True, help="Cordon the bad nodes.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
@@ -81,7 +81,7 @@ def check(
                 else "the verdicts are not kept"
             )
             raise LedgerError(
-                f"{str(error).rstrip('.')}: {lost}. Mend the ledger and check again."
+                f"{str(error).rstrip('.')}: {lost}. Repair the ledger, then check again."
             ) from error
         reasons = {name: report.evidence(name) for name in cordoned}
         _print(mark(reasons, by=whoami(), cordons=cordons_of_operator()))
@@ -114,13 +114,13 @@ def _sentence(report: "Report", missing: int) -> str:
     if judgement.bad:
         return f"Bad: {', '.join(judgement.bad)}."
     if missing:
-        return f"{missing} nodes did not come."
+        return f"{missing} nodes did not join. Start this command on them."
     if not judgement.can_tell:
         return "The tests cannot tell which node is at fault: most look bad, or no test passed."
     suspects = [name for name, outcome in judgement.outcomes.items() if outcome == "suspect"]
     if _exit_code(report, missing) == 0:
         return "No fault was found."
-    return f"The tests did not settle: {', '.join([*suspects, *report.unanswered])}."
+    return f"The tests were inconclusive for {', '.join([*suspects, *report.unanswered])}."
 
 
 def _print_report(report: "Report", missing: int, *, cordons: bool, as_json: bool) -> None:

@@ -59,7 +59,7 @@ TRACE = click.option(
     "--page",
     type=OUTPUT_FILE,
     metavar="FILE",
-    help="Write a page (HTML) there.",
+    help="Write an HTML page to this file.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
@@ -155,7 +155,7 @@ def _of_jobs(path: str) -> "Records":
 def _why(name: str, longest_s: float | None, limit_s: float) -> str:
     """Return the reason for the advised value of a time limit."""
     if longest_s is None:
-        return f"no {name} is known: the default"
+        return f"no {name} is recorded: the default"
     if 2 * longest_s < limit_s - 1:
         return f"the longest {name} took {seconds(longest_s)}; a shorter limit gains little"
     return f"twice the longest {name}"
@@ -195,11 +195,11 @@ def _show(advice: "Advice") -> None:
     )
     click.echo(
         f"A failure every {mean.mean:.3g} h of training ({mean.low:.3g} to {mean.high:.3g} h). Expected: ETTR "
-        f"{answer.ettr.mean:.2%} ({answer.ettr.low:.2%} to {answer.ettr.high:.2%}), people needed "
+        f"{answer.ettr.mean:.2%} ({answer.ettr.low:.2%} to {answer.ettr.high:.2%}), manual interventions "
         f"{answer.interventions.mean:.1f} times ({answer.interventions.low:.0f} to {answer.interventions.high:.0f})."
     )
     print_table(
-        ["what it rests on", "ETTR at half", "at twice", "per ln", "points; noise"],
+        ["assumption", "ETTR at half", "at twice", "per ln", "points; noise"],
         [
             [
                 swing.name,

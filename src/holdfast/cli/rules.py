@@ -31,7 +31,7 @@ def command() -> None:
 
 
 @command.command()
-@click.option("--learned", is_flag=True, help="Only what was learned from incidents and good runs.")
+@click.option("--learned", is_flag=True, help="Only rules learned from incidents and good runs.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def ls(place: Place, learned: bool, as_json: bool) -> None:
@@ -52,7 +52,8 @@ def ls(place: Place, learned: bool, as_json: bool) -> None:
         return
     if not rows:
         click.echo(
-            "Nothing was learned yet. `holdfast incidents confirm ID` and `holdfast rules good add PATH` teach."
+            "No rules were learned yet. Add some: `holdfast incidents confirm ID` or "
+            "`holdfast rules good add PATH`"
         )
         return
     columns = ["id", "author", "reason", "from", "what"]

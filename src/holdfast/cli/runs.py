@@ -147,7 +147,7 @@ def show(place: Place, run_id: str | None, as_json: bool) -> None:
     )
     if row["state"] == "lost":
         click.echo(
-            f"Its supervisor is gone; its ranks ended with it. Go on: holdfast run --resume {run_id}"
+            f"The supervisor and the ranks have ended. Continue with: holdfast run --resume {run_id}"
         )
     if row["outcome"]:
         click.echo(row["outcome"])
@@ -292,7 +292,7 @@ def report(place: Place, run_ids: tuple[str, ...], output: Path | None, as_json:
     default="7d",
     show_default=True,
     metavar="AGE|DATE",
-    help="The begin: an age such as 7d, 12h or 2w, or a date such as 2026-11-21 (UTC).",
+    help="The start: an age such as 7d, 12h or 2w, or a date such as 2026-11-21 (UTC).",
 )
 @click.option(
     "-o",

@@ -94,7 +94,7 @@ def _needs(page: Mapping[str, Any]) -> list[str]:
         for one in page.get("proposals", ())
     ]
     said += [
-        f"{one['run_id']} is lost: holdfast run --resume {one['run_id']}"
+        f"{one['run_id']} has lost its supervisor; continue with: holdfast run --resume {one['run_id']}"
         for one in page.get("lost", ())
     ]
     said += [

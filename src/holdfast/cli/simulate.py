@@ -55,29 +55,31 @@ command.add_command(cluster)
     "names",
     type=click.Choice(NAMES),
     multiple=True,
-    help="May be given several times: all meet the same failures.  [default: holdfast]",
+    help="What to simulate; repeatable: all scenarios get the same failures.  [default: holdfast]",
 )
 @click.option(
     "--rates",
     default="table3",
     show_default=True,
     metavar="NAME",
-    help="The rates of failure: table3, llama3, rsc-1, rsc-2, h200, opt; own: as in the ledger or --trace.",
+    help="Failure rates: table3, llama3, rsc-1, rsc-2, h200, opt; own: from the ledger or --trace.",
 )
 @TRACE
-@click.option("--interval-s", type=click.FloatRange(1), metavar="S", help="Training between saves.")
+@click.option(
+    "--interval-s", type=click.FloatRange(1), metavar="S", help="Seconds of training between saves."
+)
 @click.option(
     "--spares",
     type=click.IntRange(0),
     metavar="N",
-    help="Nodes that wait.  [default: 3 % of the nodes]",
+    help="Spare nodes.  [default: 3 % of the nodes]",
 )
 @click.option(
     "--set",
     "changes",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Another assumption, such as stall_s=2 or repair_s=3600; a wrong NAME lists them all.",
+    help="Set an assumption, such as stall_s=2 or repair_s=3600; a wrong NAME lists them all.",
 )
 @click.option(
     "--replications",
@@ -213,14 +215,14 @@ def _wanted(changes: Sequence[str]) -> dict[str, Any]:
         name, _, text = change.partition("=")
         if name not in known:
             raise BadUse(
-                f"--set {change}: there is no {name!r}. Choose of: {', '.join(sorted(known))}."
+                f"--set {change}: there is no assumption {name!r}. Choose one of {', '.join(sorted(known))}."
             )
         try:
             wanted[name] = known[name](text)
         except BadUse:
             raise
         except ValueError:
-            raise BadUse(f"--set {change}: {text!r} is no value. Give a number.") from None
+            raise BadUse(f"--set {change}: {text!r} is not a number. Give one.") from None
     return wanted
 
 

@@ -25,7 +25,7 @@ PRETRAINING = "Pretrain"
     "--reserve",
     multiple=True,
     metavar="NAME=NODES",
-    help="Nodes that only jobs of this type or pool get; 0: none.  [default: the peak of Pretrain]",
+    help="Nodes reserved for jobs of this type or pool; 0: none.  [default: the peak of Pretrain]",
 )
 @click.option(
     "--limit",
@@ -39,7 +39,7 @@ PRETRAINING = "Pretrain"
     type=click.Choice(["preemptible", "idle"]),
     default="preemptible",
     show_default=True,
-    help="Run on any idle GPU and make room, or come last on what is not reserved.",
+    help="Run evaluations preemptibly on any idle GPU, or last on idle unreserved GPUs.",
 )
 @click.option(
     "--decoupled", is_flag=True, help="Replay again with a coordinator for each evaluation."
@@ -51,7 +51,7 @@ PRETRAINING = "Pretrain"
     "--page",
     type=OUTPUT_FILE,
     metavar="FILE",
-    help="Write a page (HTML) there.",
+    help="Write an HTML page to this file.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def cluster(

@@ -97,9 +97,11 @@ def command() -> None:
     type=OUTPUT_FOLDER,
     default=Path("report"),
     show_default=True,
-    help="Folder of the report.",
+    help="The report's folder.",
 )
-@click.option("--paper", is_flag=True, help="Also every figure as PDF and PNG fit for a paper.")
+@click.option(
+    "--paper", is_flag=True, help="Also write every figure as PDF and PNG, sized for a paper."
+)
 @click.option("--title", default="", help="The title of the page.")
 @click.option(
     "--pue", type=click.FloatRange(1.0), help="Power usage effectiveness.  [default: 1.25]"
@@ -112,20 +114,20 @@ def command() -> None:
 @click.option(
     "--carbon-free",
     type=click.FloatRange(0.0, 1.0),
-    help="Share of the electricity.  [default: 0.3061]",
+    help="Carbon-free share of the electricity.  [default: 0.3061]",
 )
 @click.option(
-    "--on", type=click.Choice(["local", "slurm", "ray"]), help="Read in parts, on many workers."
+    "--on",
+    type=click.Choice(["local", "slurm", "ray"]),
+    help="Read the trace in parts, on several workers.",
 )
-@click.option(
-    "--workers", type=click.IntRange(1), help="With --on: at most so many parts at a time."
-)
+@click.option("--workers", type=click.IntRange(1), help="With --on: most parts read at once.")
 @click.option(
     "--parts",
     type=FOLDER,  # written with --on alone
     default=Path("report-parts"),
     show_default=True,
-    help="With --on: where parts leave their results, which all workers share; a second run goes on there.",
+    help="With --on: a folder shared by all workers, for the results of parts; reruns reuse them.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_context
@@ -235,7 +237,7 @@ def check(
     if as_json:
         print_json("trace.checks", {"jobs": number, "notes": [vars(note) for note in notes]})
     elif not notes:
-        click.echo(f"{plainly(number, 'job')}; nothing contradicts itself.")
+        click.echo(f"{plainly(number, 'job')}; no contradictions found.")
     else:
         click.echo(f"{plainly(number, 'job')}.")
         print_table(
@@ -351,7 +353,7 @@ def _finite(value: Any) -> Any:
     "number",
     type=click.IntRange(1),
     metavar="JOBS",
-    help="How many; default: as it has.",
+    help="Number of jobs.  [default: as in the trace]",
 )
 @click.option(
     "-o",
@@ -359,20 +361,20 @@ def _finite(value: Any) -> Any:
     type=OUTPUT_FOLDER,
     default=Path("twin"),
     show_default=True,
-    help="Folder of the twin.",
+    help="The twin's folder.",
 )
 @click.option(
     "--telemetry",
     type=click.IntRange(0),
     metavar="SAMPLES",
-    help=f"Samples a device, 15 s apart.  [default: {TWIN_SAMPLES}; of JOBS none]",
+    help=f"Samples a device, 15 s apart.  [default: {TWIN_SAMPLES}; 0 for your own trace]",
 )
 @click.option(
     "--gpus",
     type=click.IntRange(1),
     default=64,
     show_default=True,
-    help="GPUs that have telemetry.",
+    help="Number of GPUs with telemetry.",
 )
 @click.option(
     "--seed", type=int, default=0, show_default=True, help="The same seed draws the same twin."

@@ -31,19 +31,22 @@ READING = (
         default=15.0,
         show_default=True,
         metavar="S",
-        help="Seconds between the points asked of a Prometheus.",
+        help="Seconds between the points requested from Prometheus.",
     ),
     click.option(
         "--fetched",
         "metrics_folder",
         type=OUTPUT_FOLDER,
-        help="Where a Prometheus is fetched into; a rerun goes on.",
+        help="Folder for telemetry from Prometheus; a rerun continues the download.",
     ),
     click.option(
-        "--format", "format", metavar="FORM", help="The form of JOBS, where it is not recognised."
+        "--format", "format", metavar="FORM", help="The format of JOBS, if it is not recognised."
     ),
     click.option(
-        "--map", "column_map", type=GIVEN_FILE, help="A TOML file that says which column is what."
+        "--map",
+        "column_map",
+        type=GIVEN_FILE,
+        help="A TOML file that maps your columns to Holdfast's.",
     ),
     click.option(
         "--reasons",
@@ -51,27 +54,25 @@ READING = (
         metavar="[NAME=]FILE",
         help="Why jobs failed: a CSV of job_id, reason.",
     ),
-    click.option(
-        "--types", type=GIVEN_FILE, help="A YAML file of rules that tell the type of a job."
-    ),
+    click.option("--types", type=GIVEN_FILE, help="A YAML file with rules for the type of a job."),
     click.option(
         "--capacity",
         multiple=True,
         metavar="[NAME=]NODESxGPUS",
-        help="How large a cluster is: 286x8.",
+        help="The size of a cluster: 286x8.",
     ),
+    click.option("--zone", metavar="ZONE", help="Time zone of times without one: Asia/Shanghai."),
     click.option(
-        "--zone", metavar="ZONE", help="Time zone of times that have none: Asia/Shanghai."
+        "--since", metavar="DATE", help="Only jobs submitted on or after this date (UTC)."
     ),
-    click.option("--since", metavar="DATE", help="Only jobs submitted from then on (UTC)."),
-    click.option("--until", metavar="DATE", help="Only jobs submitted before then (UTC)."),
+    click.option("--until", metavar="DATE", help="Only jobs submitted before this date (UTC)."),
     click.option(
         "--durations",
         "duration",
         type=click.Choice(["run", "released"]),
         default="run",
         show_default=True,
-        help="What duration means: end minus start, or the source's own column.",
+        help="Duration: end minus start (run), or the source's own column (released).",
     ),
     click.option(
         "--bad-rows",
@@ -87,7 +88,7 @@ READING = (
         default=700,
         show_default=True,
         metavar="MB",
-        help="What the engine may hold in memory; the rest spills to disk.",
+        help="Most memory for the query engine; the rest spills to disk.",
     ),
 )
 """The options for reading job records, named like the fields of `holdfast.trace.LoadOptions`."""

@@ -39,13 +39,13 @@ REPORT_TIMEOUT_S = 1800.0
 
 
 @click.command()
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
     default=8470,
     show_default=True,
-    help="0: any free port.",
+    help="The port; 0: any free port.",
 )
 @click.option("--ledger", metavar="PATH|URL", help="The ledger, as `holdfast --ledger` names it.")
 @click.option(
@@ -60,12 +60,12 @@ REPORT_TIMEOUT_S = 1800.0
     "proxies",
     multiple=True,
     metavar="ADDRESS",
-    help="A proxy whose X-Forwarded-For and -Proto count; may be repeated.",
+    help="A trusted proxy that sends X-Forwarded-For and -Proto; may be repeated.",
 )
 @click.option(
     "--open-reading",
     is_flag=True,
-    help="Show the pages also to people who are not signed in. Actions never.",
+    help="Show the pages without a sign-in too. Actions always need one.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print each sign-in link as one JSON object.")
 @click.pass_obj
@@ -191,13 +191,15 @@ def cluster_report(place: Place, *, timeout_s: float = REPORT_TIMEOUT_S) -> Clus
             report.wait(timeout_s)
         except subprocess.TimeoutExpired:
             raise HoldfastError(
-                f"The report took longer than {timeout_s:g} s. Make it by hand: holdfast trace report LEDGER"
+                f"The report took longer than {timeout_s:g} s. Run it yourself: holdfast trace report LEDGER"
             ) from None
         finally:
             release(report)
         if not (output / "findings.json").exists():
             lines = log.read_text(errors="replace").strip().splitlines()
-            raise HoldfastError(lines[-1] if lines else f"It ended with {report.returncode}.")
+            raise HoldfastError(
+                lines[-1] if lines else f"The report ended with exit code {report.returncode}."
+            )
         files = {path.name: path.read_bytes() for path in output.glob("*/*.*")}
         return ClusterReport(
             findings=json.loads((output / "findings.json").read_text()), files=files

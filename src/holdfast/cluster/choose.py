@@ -29,11 +29,11 @@ def workers(on: str, *, limit: int | None = None, sbatch_options: Sequence[str] 
         raise BadUse(f"There are no workers named {on!r}. Choose one of {', '.join(WORKER_KINDS)}.")
     if limit is not None and limit < 1:
         raise BadUse(
-            f"A limit of {limit} tasks at a time runs none. Give 1 or more, or leave it out."
+            f"A limit of {limit} tasks at a time runs no task. Give 1 or more, or leave it out."
         )
     if sbatch_options and on != "slurm":
         raise BadUse(
-            f"sbatch options mean nothing to {on} workers. Leave them out, or choose slurm."
+            f"sbatch options have no effect on {on} workers. Leave them out, or choose slurm."
         )
     # Import each kind only when chosen: the modules that run as `python -m` must not be loaded
     # already.
@@ -82,11 +82,13 @@ def places(
         raise BadUse(f"There are no nodes named {on!r}. Choose one of {', '.join(WORKER_KINDS)}.")
     if nodes < 1 or gpus_per_node < 0 or (cpus_per_node is not None and cpus_per_node < 1):
         raise BadUse(
-            f"{nodes} nodes with {gpus_per_node} GPUs and {cpus_per_node} CPUs each cannot be had. "
-            "Ask for at least one node, and one CPU if any number of them."
+            f"{nodes} nodes with {gpus_per_node} GPUs and {cpus_per_node} CPUs each are not possible. "
+            "Request at least one node, and at least one CPU if any."
         )
     if sbatch_options and on != "slurm":
-        raise BadUse(f"sbatch options mean nothing to {on} nodes. Leave them out, or choose slurm.")
+        raise BadUse(
+            f"sbatch options have no effect on {on} nodes. Leave them out, or choose slurm."
+        )
     if on == "local":
         from holdfast.cluster.places_local import LocalPlaces
 

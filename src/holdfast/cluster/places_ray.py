@@ -53,7 +53,7 @@ class RayPlaces:
         check_command(command)
         if self.nodes > 1 and not _has_cluster():
             raise BadUse(
-                f"{self.nodes} nodes need a Ray cluster. Set RAY_ADDRESS to one, or ask for one node."
+                f"{self.nodes} nodes need a Ray cluster. Set RAY_ADDRESS to a cluster, or request one node."
             )
         is_ours = not _has_cluster()
         with ExitStack() as stack:
@@ -204,7 +204,7 @@ class RayPlacement:
             )
             for node in self._ray.nodes()
         )
-        return f"Ray has {fit} nodes with {self._needs}, free or not; {self._nodes} are asked for"
+        return f"Ray has {fit} nodes with {self._needs}, free or not; {self._nodes} are requested"
 
 
 class _Leashed:

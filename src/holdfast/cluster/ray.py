@@ -137,7 +137,7 @@ def connected(limit: int | None) -> Iterator[Any]:
             )
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise BadUse(
-                f"No Ray answers at RAY_ADDRESS={address}: {error}. Start it, or unset RAY_ADDRESS."
+                f"No Ray cluster answers at RAY_ADDRESS={address}: {error}. Start it, or unset RAY_ADDRESS."
                 if address
                 else f"Ray does not start on this machine: {error}. Its logs are in /tmp/ray/session_latest/logs."
             ) from error

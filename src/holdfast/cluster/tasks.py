@@ -84,7 +84,7 @@ def check_tasks(tasks: Sequence[Task]) -> None:
     for task in tasks:
         if not _SAFE_NAME.fullmatch(task.name):
             raise BadUse(
-                f"The task name {task.name!r} is no file name. Use letters, digits and any of . _ = + -."
+                f"The task name {task.name!r} is not a file name. Use letters, digits and any of . _ = + -."
             )
         if not task.command:
             raise BadUse(f"Task {task.name} has no command. Give its argv.")

@@ -35,7 +35,7 @@ def replacing(path: Path) -> Iterator[Path]:
             holds the new file, but a power cut may bring the old file back.
     """
     if path.exists() and not (path.is_file() or path.is_dir()):
-        raise FileExistsError(errno.EEXIST, "It is no regular file", str(path))
+        raise FileExistsError(errno.EEXIST, "It is not a regular file", str(path))
     temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
     try:
         yield temporary

@@ -27,7 +27,7 @@ def fetch_page() -> bytes:
 
     url = os.environ.get(ENV_EXPORTER) or EXPORTER_URL
     if not url.startswith(("http://", "https://")):
-        raise OSError(f"${ENV_EXPORTER} is {url!r}, which is no http:// or https:// URL")
+        raise OSError(f"${ENV_EXPORTER} is {url!r}, which is not an http:// or https:// URL")
     try:
         with urllib.request.urlopen(url, timeout=ANSWER_S) as answer:
             page: bytes = answer.read(MOST_BYTES)

@@ -81,7 +81,7 @@ class Verdict:
         if len(self.rows) < self.planned:
             found.append(f"Only {len(self.rows)} of {self.planned} faults led to an incident.")
         if self.faulty.interventions:
-            found.append("A person had to step in.")
+            found.append("The run needed a manual intervention.")
         if self.reference.run.state != "completed":
             found.append(f"The run left alone did not complete: {self.reference.run.outcome}")
         elif self.faulty.proof is not None and not self.identical:

@@ -97,7 +97,7 @@ _Made = TypeVar("_Made")
 def _made(kind: type[_Made], path: Path, table: str, tables: Mapping[str, Any]) -> _Made:
     given = tables.get(table, {})
     if not isinstance(given, dict):
-        raise BadUse(f"{path}: {table} is no table. Write [{table}] above its keys.")
+        raise BadUse(f"{path}: {table} is not a table. Write [{table}] above its keys.")
     hints = typing.get_type_hints(kind)
     fields = {one.name: one for one in dataclasses.fields(kind)}  # type: ignore[arg-type]
     if unknown := sorted(set(given) - set(fields)):

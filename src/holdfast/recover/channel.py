@@ -216,7 +216,7 @@ class ChannelServer:
         process = _process_of(peer)
         count = self._broken_frames[process] = self._broken_frames.get(process, 0) + 1
         if peer.role == "rank" and count >= BROKEN_FRAMES:
-            self.cut_off(peer, "it sends what is no message")
+            self.cut_off(peer, "it sends invalid data")
 
     async def close(self) -> None:
         """Stop listening, and close all connections."""
@@ -352,7 +352,7 @@ class ChannelClient:
             self.close()
             time.sleep(RETRY_S)
         raise ChannelError(
-            f"The agent at {address} did not admit {peer.role} {peer.rank}: wrong token or already there."
+            f"The agent at {address} refused {peer.role} {peer.rank}: wrong token, or already connected."
         )
 
     def _connect(self) -> socket.socket:

@@ -204,7 +204,7 @@ class Conduct:
             name = self._nodes.hand_over()
             if name is not None:
                 self._recorder.event("handed_over", {"node": name})
-                self._observe("nodes", {"text": f"node {name} is to lead from now on"})
+                self._observe("nodes", {"text": f"node {name} leads from now on"})
                 raise HandedOver
 
     def go_back_if_asked(self) -> None:

@@ -81,7 +81,7 @@ class LogFollower:
             known = self._load()
             known.rules  # noqa: B018 - rules of a user that contradict others are found here
         except HoldfastError as error:
-            return Known(), (f"What was learned from past incidents is left out: {error}",)
+            return Known(), (f"Rules learned from past incidents are not used: {error}",)
         return known, ()
 
     @functools.cached_property

@@ -41,7 +41,7 @@ class Superseded(HoldfastError):
 
     def __init__(self) -> None:
         super().__init__(
-            "Another node has taken over this run, since this one had no connection for too long. Start `holdfast run` "
+            "Another node leads this run now, since this node had no connection for too long. Start `holdfast run` "
             "again to take part as a spare."
         )
 

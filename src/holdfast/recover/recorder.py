@@ -344,7 +344,7 @@ class Recorder:
             try:
                 found[one.attempt] = Skip.of_json(one.data)
             except (KeyError, TypeError, ValueError) as error:
-                self.complain(f"A record of batches to leave out is passed over: {error}.")
+                self.complain(f"A record of batches to leave out is ignored: {error}.")
         return found
 
     def attempts(self) -> list[Attempt]:

@@ -278,9 +278,7 @@ def stop_run(run_id: str, ledger: Ledger, home: Path, *, timeout_s: float) -> No
         return is_alive(paths.lock) if is_here else ledger.run(run_id).state == "running"
 
     if not is_going():
-        raise BadUse(
-            f"Run {run_id} is not going. `holdfast runs show {run_id}` tells how it ended."
-        )
+        raise BadUse(f"Run {run_id} has ended. `holdfast runs show {run_id}` shows how it ended.")
     if not paths.root.is_dir():
         raise BadUse(f"Run {run_id} is supervised on {run.host}, in another folder; stop it there.")
     try:
@@ -296,7 +294,8 @@ def stop_run(run_id: str, ledger: Ledger, home: Path, *, timeout_s: float) -> No
     while is_going():
         if time.monotonic() > deadline_s:
             raise HoldfastError(
-                f"Run {run_id} did not stop within {timeout_s:g} s; asking once more ends it without saving."
+                f"Run {run_id} did not stop within {timeout_s:g} s; "
+                "another `holdfast runs stop` ends it without saving."
             )
         time.sleep(POLL_S)
 
@@ -311,7 +310,7 @@ def approve_run(run_id: str, ledger: Ledger, home: Path, *, timeout_s: float) ->
     """
     run, paths = ledger.run(run_id), RunPaths(home, run_id)
     if state_of(run, home) != "running" and run.host == socket.gethostname():
-        raise BadUse(f"Run {run_id} is not going. `holdfast explain {run_id}` tells how it ended.")
+        raise BadUse(f"Run {run_id} has ended. `holdfast explain {run_id}` shows how it ended.")
 
     def waiting() -> dict[str, Any] | None:
         events = ledger.events(run_id, kinds=PROPOSALS)
@@ -321,7 +320,7 @@ def approve_run(run_id: str, ledger: Ledger, home: Path, *, timeout_s: float) ->
     proposal = waiting()
     if proposal is None:
         raise BadUse(
-            f"Nothing of run {run_id} waits for an approval. `holdfast explain {run_id}` tells what was decided."
+            f"Run {run_id} has no proposal to approve. `holdfast explain {run_id}` shows the decisions."
         )
     if not paths.root.is_dir():
         raise BadUse(
@@ -333,7 +332,7 @@ def approve_run(run_id: str, ledger: Ledger, home: Path, *, timeout_s: float) ->
         if time.monotonic() > deadline_s:
             raise HoldfastError(
                 f"Run {run_id} has not carried out the proposal within {timeout_s:g} s; "
-                f"see whether its supervisor lives: holdfast runs show {run_id}"
+                f"check its supervisor: holdfast runs show {run_id}"
             )
         time.sleep(POLL_S)
     events = ledger.events(run_id, kinds=PROPOSALS)
@@ -344,7 +343,7 @@ def approve_run(run_id: str, ledger: Ledger, home: Path, *, timeout_s: float) ->
     why = next((one.data.get("why") for one in reversed(events) if one.kind == "withdrawn"), None)
     raise BadUse(
         "The proposal was not carried out, since it was withdrawn: "
-        f"{why or 'its attempt has ended.'} `holdfast explain {run_id}` tells what happened since."
+        f"{why or 'its attempt has ended.'} `holdfast explain {run_id}` shows what happened since."
     )
 
 

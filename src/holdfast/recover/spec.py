@@ -118,7 +118,7 @@ class RunSpec:
         program, *rest = self.command
         if not Path(self.cwd).is_dir():
             raise NotFound(
-                f"The run's folder {self.cwd} is gone. Make it again, or start a new run elsewhere."
+                f"The run's folder {self.cwd} no longer exists. Create it, or start a new run elsewhere."
             )
         if self._program() is None:
             raise NotFound(
@@ -131,7 +131,7 @@ class RunSpec:
                 )
             if not SHIM.exists():
                 raise BadUse(
-                    f"{SHIM} is missing. Install Holdfast anew, or use `holdfast run --nproc N -- python …`."
+                    f"{SHIM} is missing. Reinstall Holdfast, or use `holdfast run --nproc N -- python …`."
                 )
             self._check_torchrun(rest)
             return
@@ -158,7 +158,8 @@ class RunSpec:
             value = value or following
             if option == "--max-restarts" and value != "0":
                 raise BadUse(
-                    "Leave torchrun's --max-restarts out: Holdfast restarts the job itself, see its own option."
+                    "Leave torchrun's --max-restarts out: Holdfast restarts the job itself, "
+                    "see `holdfast run --max-restarts`."
                 )
             if option in ("--no-python", "--run-path"):
                 raise BadUse(

@@ -53,7 +53,7 @@ class Place(Enum):
     BACKWARD = "the backward pass"
     """In the backward pass, the rank may compute, or wait for gradients of other ranks."""
     DEVICE = "a wait for the device"
-    LOCK = "a lock that no thread of it can release"
+    LOCK = "a lock that none of its threads can release"
     OTHER = "other code"
 
 

@@ -165,9 +165,7 @@ class _Run:
             now_s, _, happens, what = heappop(self._heap)
             happens(now_s, *what)
         if self._samples_left:
-            raise RuntimeError(
-                f"{self._samples_left} samples were left undone; nothing happens any more."
-            )
+            raise RuntimeError(f"{self._samples_left} samples were not done after the last event.")
         for engine, (model, since_s) in self._serving.items():
             self._span(
                 EngineSpan(

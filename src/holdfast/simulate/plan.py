@@ -61,7 +61,7 @@ def plan(
     engines = _engines(inputs)
     notes = [inputs.history_note, engines.note, *inputs.device_notes]
     if options.judge is not None:
-        notes.append("The judge is left out: which samples ask it is known when they do.")
+        notes.append("The judge is left out: the samples that need it are unknown in advance.")
     workload = Workload(
         tasks=tuple(_task(inputs, number) for number in range(len(inputs.samples))),
         models=tuple(
@@ -131,7 +131,7 @@ def _engines(inputs: PlanInputs) -> _Engines:
             curve=measured.curve,
             start_s=_DEFAULT_START_S if measured.start_s is None else measured.start_s,
             bytes_per_s=measured.bytes_per_s or assumed.store_bytes_per_s,
-            note=f"Engines as evaluation {measured.evaluation_id} measured them.",
+            note=f"The speed of the engines is taken from evaluation {measured.evaluation_id}.",
         )
     spec = inputs.options.engine
     batch = 1 if spec.mode == "exact" else spec.max_batch or 64

@@ -160,7 +160,7 @@ def _evaluated(claim: Claim, cluster_numbers: ClusterNumbers) -> Finding:
     return Finding(
         id=f"{claim.id}.{slug(cluster_numbers.cluster)}",
         cluster=cluster_numbers.cluster,
-        sentence=f"{name}: cannot be told."
+        sentence=f"{name}: cannot be determined."
         if value is None
         else claim.asks.format(cluster=name, value=_compared(value, claim)),
         value=value,
@@ -185,7 +185,7 @@ def _of_causes(cluster_numbers: ClusterNumbers) -> tuple[str, str]:
     share = cluster_numbers.get("failures.recorded.share_of_failures") or 0.0
     if recorded < LEAST_CAUSES:
         return (
-            f"Only {recorded:,.0f} failures have a recorded cause; from {LEAST_CAUSES} on it can be told.",
+            f"Only {recorded:,.0f} failures have a recorded cause; from {LEAST_CAUSES} on it can be determined.",
             "",
         )
     if infrastructure == recorded:
@@ -195,7 +195,7 @@ def _of_causes(cluster_numbers: ClusterNumbers) -> tuple[str, str]:
         return "", ""
     return (
         "",
-        f" Of {1 - share:.1%} of the failures no cause of the study's kinds is known; its table is of a part, too.",
+        f" {1 - share:.1%} of the failures have no cause of the study's kinds; its table is partial, too.",
     )
 
 

@@ -288,11 +288,11 @@ def by_cluster(
                 continue
             if len(own) != 1:
                 raise BadUse(
-                    f"Which cluster is {text!r} of? Give NAME={text}, NAME one of {', '.join(known)}."
+                    f"The cluster of {text!r} is unknown. Give NAME={text}, with NAME one of {', '.join(known)}."
                 )
             name, what = own[0], text
         if not what:
-            raise BadUse(f"{text!r} says nothing of {name}. Give {name}=WHAT, or leave it out.")
+            raise BadUse(f"{text!r} has no value for {name}. Give {name}=VALUE, or leave it out.")
         named.append((name, what))
     return named
 

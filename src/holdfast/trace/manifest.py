@@ -92,7 +92,9 @@ def read_manifest(folder: Path, kind: str) -> Manifest:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadTrace(
-            path, f"This is no manifest of a {kind}: {error}.", next_step="Write the folder again."
+            path,
+            f"This is not a manifest of a {kind}: {error}.",
+            next_step="Write the folder again.",
         ) from error
 
 

@@ -257,8 +257,8 @@ class Trace:
             message = " ".join(str(error).partition("\n\nLINE ")[0].split())
             if _NO_SAMPLES.search(message):
                 raise BadUse(
-                    "The trace has no single samples. Give a store that holdfast trace convert wrote, or long Parquet, "
-                    "by --metrics; of other telemetry there are the agg_metric_ tables."
+                    "The trace has no individual samples. Give a store that holdfast trace convert wrote, or long "
+                    "Parquet, by --metrics; of other telemetry there are the agg_metric_ tables."
                 ) from error
             raise BadUse(
                 f"The query cannot be answered: {sentence(message)} Correct it; `DESCRIBE jobs` lists columns."

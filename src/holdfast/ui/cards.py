@@ -59,7 +59,7 @@ _LOSSES = {
 _ENDS = {
     "observer-killed": "was killed",
     "task-killed": "was killed",
-    "observer-terminated": "was told to end",
+    "observer-terminated": "received a signal to end",
     "observer-left": "left the others",
 }
 """The text for the end of a rank, by the rule that decided the diagnosis."""

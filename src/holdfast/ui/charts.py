@@ -100,7 +100,7 @@ def time_line(summary: RunSummary, *, name: str, narrow: bool) -> str | None:
     axes.set_xlim(0, max(summary.wall_s, 1e-3) / unit_s * 1.03)
     axes.grid(visible=False, axis="y")
     label = html.escape(
-        f"Time line of run {summary.run.run_id}: {words.count(len(summary.attempts), 'attempt')}"
+        f"Timeline of run {summary.run.run_id}: {words.count(len(summary.attempts), 'attempt')}"
     )
     return inline_svg(figure, name=name, label=label)
 

@@ -110,7 +110,7 @@ class RunsWhenUnpickled:
 
 def test_what_would_run_code_is_neither_saved_nor_loaded(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(dcp.api.CheckpointException, match="is no plain value"):
+    with pytest.raises(dcp.api.CheckpointException, match="is not a plain value"):
         save({"a": torch.ones(2), "evil": RunsWhenUnpickled()}, step_path(tmp_path, 1))
     assert scan(tmp_path) == []
 

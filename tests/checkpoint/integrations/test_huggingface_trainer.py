@@ -122,10 +122,10 @@ def test_callbacks_with_a_state_go_on_where_the_trainer_restores_them(tmp_path, 
     shutil.copytree(kept, tmp_path / "resumed" / kept.name)
     resumed = hf.train(tmp_path / "resumed", **options)
     assert resumed.state.global_step == 5
-    assert "will begin anew" not in caplog.text
+    assert "will lose its state" not in caplog.text
     make_and_resume = hf.make(tmp_path / "warned")
     make_and_resume[1].resume(make_and_resume[0])
-    assert "EarlyStoppingCallback will begin anew where training is resumed" in caplog.text
+    assert "EarlyStoppingCallback will lose its state when training is resumed" in caplog.text
 
 
 def test_an_evaluation_that_ends_the_training_after_an_epoch_leaves_it_saved(tmp_path):
@@ -200,7 +200,7 @@ def test_a_run_that_would_begin_anew_over_checkpoints_is_refused(tmp_path, strai
     trainer, saves = hf.make(tmp_path)
     shutil.copytree(scan(folder)[0].path, tmp_path / scan(folder)[0].path.name)
     saves.resume(trainer)
-    with pytest.raises(BadUse, match="begins anew"):
+    with pytest.raises(BadUse, match="training starts over"):
         trainer.train()
 
 
@@ -210,7 +210,7 @@ def test_another_model_than_the_one_that_was_restored_is_refused(tmp_path, strai
     shutil.copytree(scan(folder)[0].path, tmp_path / scan(folder)[0].path.name)
     resumed = saves.resume(trainer)
     trainer.model = trainer.model_wrapped = copy.deepcopy(trainer.model)
-    with pytest.raises(BadUse, match="has another model"):
+    with pytest.raises(BadUse, match="model was replaced"):
         trainer.train(resume_from_checkpoint=resumed)
 
 

@@ -300,7 +300,7 @@ def test_ranks_that_are_told_to_stop_save_the_same_step_and_each_goes_on_with_it
 
     _, module = lightning_ranks.train(tmp_path, steps=info.step + 4)
     assert module.saw == [1, 2]
-    assert "does not say where each of these ranks was in its data" in caplog.text
+    assert "has no position in the data for these ranks" in caplog.text
 
 
 def test_a_run_that_would_begin_anew_over_checkpoints_is_refused(straight):

@@ -100,7 +100,7 @@ def test_the_majority_counts_of_all_that_were_asked(tmp_path):
     assert replace(one_of_three, notes=()) == replace(before, notes=())
     before, split, _ = ask(tmp_path, [vote(), other, vote(reason="OSError")])
     assert replace(split, notes=()) == replace(before, notes=())
-    assert "found no cause that it could agree on and cite" in split.notes[-1]
+    assert "found no cause on which its answers agreed and that it could cite" in split.notes[-1]
 
 
 def test_a_model_may_say_that_it_does_not_know(tmp_path):
@@ -123,7 +123,7 @@ def test_a_model_may_say_that_it_does_not_know(tmp_path):
             "it quotes what the line does not contain",
         ),
         (vote(cited=[{"line": 3, "quote": "gone"}]), "it quotes what the line does not contain"),
-        (vote(cited=[{"line": 3}]), "other fields"),
+        (vote(cited=[{"line": 3}]), "not the requested ones"),
         (
             vote(
                 cited=[{"line": 3, "quote": ROOT_QUOTE}, {"line": 1, "quote": "made up entirely"}]
@@ -131,16 +131,16 @@ def test_a_model_may_say_that_it_does_not_know(tmp_path):
             "it quotes",
         ),
         (vote(cited=[]), "it cites no line"),
-        (vote(cited=[{"line": 3, "quote": ROOT_QUOTE}] * 6), "cited is no list of 0 to 5"),
+        (vote(cited=[{"line": 3, "quote": ROOT_QUOTE}] * 6), "cited is not a list of 0 to 5"),
         (vote(reason="MeteorStrike"), "reason is not on the list"),
         (vote(reason=["NetworkError"]), "reason is not on the list"),
         (vote(action="rm -rf /"), "action is not on the list"),
         (vote(category="Cosmos"), "category is not on the list"),
-        (vote(confidence=1.0), "other fields"),
-        (vote(tool_calls=[{"name": "shell"}]), "other fields"),
-        (vote(mitigation=""), "mitigation is no text"),
-        (vote(cause="x" * 2000), "cause is no text"),
-        (vote(rule={"pattern": "x"}), "other fields"),
+        (vote(confidence=1.0), "not the requested ones"),
+        (vote(tool_calls=[{"name": "shell"}]), "not the requested ones"),
+        (vote(mitigation=""), "mitigation is not a text"),
+        (vote(cause="x" * 2000), "cause is not a text"),
+        (vote(rule={"pattern": "x"}), "not the requested ones"),
         (vote(rule={"pattern": "x", "match": [3], "no_match": ["y"]}), "match of its rule"),
         ("restart", "not JSON"),
         (vote() + vote(), "not JSON"),
@@ -174,7 +174,7 @@ def test_what_a_rule_is_sure_of_is_not_overruled(tmp_path):
     with ModelServer(lambda _: Words(answer)) as server:
         after = consult(doubtful, compressed, endpoint_to(server))
     assert (after.reason, after.action) == (doubtful.reason, doubtful.action)
-    assert any("knows better" in note for note in after.notes)
+    assert any("recognises as another cause" in note for note in after.notes)
 
 
 def test_the_aftermath_is_no_cause(tmp_path):
@@ -189,7 +189,9 @@ def test_the_aftermath_is_no_cause(tmp_path):
     with ModelServer(lambda _: Words(answer)) as server:
         after = consult(open_case, compressed, endpoint_to(server))
     assert after.reason == open_case.reason
-    assert any("aftermath" in note or "knows better" in note for note in after.notes), after.notes
+    assert any(
+        "aftermath" in note or "recognises as another cause" in note for note in after.notes
+    ), after.notes
 
 
 @pytest.mark.parametrize(
@@ -205,7 +207,7 @@ def test_what_the_job_survived_is_no_cause(tmp_path, role, reason):
     with ModelServer(lambda _: Words(vote())) as server:
         after = consult(known, compressed, endpoint_to(server))
     assert after.reason == reason
-    assert any("takes the aftermath" in note for note in after.notes) == (reason == "Unknown")
+    assert any("names a consequence" in note for note in after.notes) == (reason == "Unknown")
 
 
 BUG = "KeyError: 'segment-7'"
@@ -352,7 +354,9 @@ def test_an_action_is_no_more_than_its_line_carries(tmp_path, line, given, done)
     assert after.reason == given["reason"], after.notes
     assert after.action == done
     assert after.restart_helps == (done not in ("change_config", "user_must_fix"))
-    assert any("on its word alone" in note for note in after.notes) == (done != given["action"])
+    assert any("advice alone only restarts" in note for note in after.notes) == (
+        done != given["action"]
+    )
 
 
 def test_an_action_that_is_not_unanimous_is_a_restart(tmp_path):

@@ -92,7 +92,7 @@ def test_tries_come_to_an_end():
     with ModelServer(lambda _: Status(502)) as server:
         reply = one(endpoint_to(server))
     assert len(server.asked) == 3
-    assert "(status 502). Ask again later." in reply.failed
+    assert "(status 502). Try again later." in reply.failed
 
 
 @pytest.mark.parametrize(
@@ -102,11 +102,11 @@ def test_tries_come_to_an_end():
         (Status(403), "refuses the key (status 403)"),
         (
             Status(404),
-            "knows no such path or model. Check HOLDFAST_LLM_URL and HOLDFAST_LLM_MODEL (stub).",
+            "has no such path or model. Check HOLDFAST_LLM_URL and HOLDFAST_LLM_MODEL (stub).",
         ),
         (
             Status(418, body=b"I am\na \x1b[1mteapot"),
-            "refused the question (status 418: I am a [1mteapot)",
+            "refused the request (status 418: I am a [1mteapot)",
         ),
         (Status(200, body=b""), "answered with no text"),
         (Status(200, body=b"<html>login</html>"), "answered with no text"),
@@ -128,7 +128,7 @@ def test_tries_come_to_an_end():
         ),
         (
             Status(200, (("Content-Encoding", "gzip"),), b"\x1f\x8b" + b"0" * 90),
-            "packs its answers",
+            "compresses its answers",
         ),
         (Status(200, body=b" " * 300_000), "answered more than 262144 bytes"),
         (Flood(), "answered more than 262144 bytes"),
@@ -150,7 +150,7 @@ def test_no_redirect_is_followed(code):
         server.then(Status(code, (("Location", f"{other.url}/chat/completions"),)))
         reply = one(endpoint_to(server, key=KEY))
         assert (
-            "sends on to another address, which is not followed. Check HOLDFAST_LLM_URL."
+            "redirects to another address, which is not followed. Check HOLDFAST_LLM_URL."
             in reply.failed
         )
         assert not other.asked
@@ -177,7 +177,7 @@ def test_a_server_that_knows_less_is_asked_for_less(code):
 def test_one_try_ends_in_time(answer):
     with ModelServer(lambda _: answer) as server:
         reply = one(endpoint_to(server, try_timeout_s=2))
-    assert "gave no whole answer within 2 s" in reply.failed
+    assert "gave no complete answer within 2 s" in reply.failed
     assert len(server.asked) == 1
 
 
@@ -216,7 +216,7 @@ def test_an_environment_that_cannot_be_used(monkeypatch, name, value):
     monkeypatch.setenv(name, value)
     reply = one(Endpoint(url="https://host.invalid/v1", model="m", tries=1))
     assert reply.failed.startswith(
-        "The model at host.invalid cannot be asked: the environment's proxy"
+        "The model at host.invalid cannot be reached: the environment's proxy"
     ), reply
 
 
@@ -254,14 +254,17 @@ def test_where_requests_go(url, wanted):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"url": "host/v1"}, "HOLDFAST_LLM_URL is no http or https address"),
-        ({"url": "ftp://host"}, "HOLDFAST_LLM_URL is no http or https address"),
-        ({"url": "http://"}, "HOLDFAST_LLM_URL is no http or https address"),
-        ({"url": "http://h:99999999/v1"}, "HOLDFAST_LLM_URL is no http or https address"),
-        ({"url": "http://h/v1\r\nX: y"}, "HOLDFAST_LLM_URL is no http or https address"),
+        ({"url": "host/v1"}, "HOLDFAST_LLM_URL is not an http or https address"),
+        ({"url": "ftp://host"}, "HOLDFAST_LLM_URL is not an http or https address"),
+        ({"url": "http://"}, "HOLDFAST_LLM_URL is not an http or https address"),
+        ({"url": "http://h:99999999/v1"}, "HOLDFAST_LLM_URL is not an http or https address"),
+        ({"url": "http://h/v1\r\nX: y"}, "HOLDFAST_LLM_URL is not an http or https address"),
         ({"url": f"http://user:{KEY}@h/v1"}, "holds a name or password"),
-        ({"key": f"{KEY}\r\nX-Evil: 1"}, "HOLDFAST_LLM_KEY has characters that no key has"),
-        ({"key": f"{KEY}ü"}, "HOLDFAST_LLM_KEY has characters that no key has"),
+        (
+            {"key": f"{KEY}\r\nX-Evil: 1"},
+            "HOLDFAST_LLM_KEY has characters that are invalid in a key",
+        ),
+        ({"key": f"{KEY}ü"}, "HOLDFAST_LLM_KEY has characters that are invalid in a key"),
         ({"model": ""}, "HOLDFAST_LLM_MODEL is not set"),
     ],
 )

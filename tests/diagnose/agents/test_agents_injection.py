@@ -47,7 +47,7 @@ def test_an_order_in_plain_words_is_not_even_shown(tmp_path):
         before.action,
         before.decided_by,
     )
-    assert any("1 lines that give orders" in note for note in after.notes)
+    assert any("1 lines that look like instructions" in note for note in after.notes)
 
 
 @pytest.mark.parametrize(

@@ -130,10 +130,10 @@ def test_a_verdict_teaches_and_what_it_taught_can_be_withdrawn(ledger, tmp_path)
     ("key", "fields", "says"),
     [
         ("m1", {}, "left Unknown"),
-        ("m1", {"reason": "Oops"}, "is no reason"),
-        ("m1", {"reason": "OSError", "action": "pray"}, "is no action"),
+        ("m1", {"reason": "Oops"}, "is not a reason"),
+        ("m1", {"reason": "OSError", "action": "pray"}, "is not an action"),
         ("m9", {"reason": "OSError"}, "no incident m9"),
-        ("x", {"reason": "OSError"}, "is no incident"),
+        ("x", {"reason": "OSError"}, "is not an incident"),
     ],
 )
 def test_a_verdict_that_cannot_be_is_refused(ledger, key, fields, says):

@@ -170,7 +170,7 @@ def test_a_node_that_failed_reads_no_more_and_may_have_it_from_the_others(two):
 def test_it_fails_with_all_reasons_when_all_nodes_failed(two):
     two.failed(0, 0, "No route.")
     assert (
-        two.failed(1, 0, "No key.") == "No node can have model 0. Node 0: No route. Node 1: No key."
+        two.failed(1, 0, "No key.") == "No node can hold model 0. Node 0: No route. Node 1: No key."
     )
 
 

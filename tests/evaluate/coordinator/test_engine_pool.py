@@ -163,7 +163,7 @@ def test_a_model_that_no_new_process_can_load_fails_and_the_engine_has_the_next(
         small.start_engine()
     ((number, why, wrong_use),) = small.failures
     assert (number, wrong_use) == (0, False)
-    assert why.startswith("No engine can load 0 (It is torn). See that its files are whole")
+    assert why.startswith("No engine can load 0 (It is torn). Check that its files are complete")
     assert small.asked() == [1]
 
 
@@ -257,6 +257,6 @@ def test_an_engine_that_spans_more_gpus_than_a_node_has_is_refused_in_a_sentence
     fleet.node_reported(
         node, messages.NodeReport(host="gpu-7", cores=1, memory_bytes=1, gpus=2, store="here:1")
     )
-    why = "gpu-7 has 2 GPUs, and an engine is to span 4. Give --tp 2 or less, or nodes with more."
+    why = "gpu-7 has 2 GPUs, and an engine needs 4. Give --tp 2 or less, or nodes with more."
     assert failed == [(None, why, True)]
     assert not fleet.slots

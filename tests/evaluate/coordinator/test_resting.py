@@ -182,7 +182,7 @@ def test_other_numerics_than_remembered_end_the_evaluation_and_are_right_the_nex
     evaluate()
     more = [*ENTRIES, entry("new", 3)]
     world = evaluate(more, numerics="of others")
-    assert "numerics changed unseen, from of fakes to of others" in world.models[0].error
+    assert "numerics changed undetected, from of fakes to of others" in world.models[0].error
     world = evaluate(more, numerics="of others")
     check_scores(world, more)
     assert sum(world.answered.values()) == 16 + 3

@@ -504,6 +504,6 @@ def test_an_answer_that_nobody_could_read_again_is_an_error_of_its_request():
     text = Answer(text=[{"type": "text", "text": "a"}])  # what a server sent, taken as it was
     body, new_tokens, error = _encoded(Finished(id=0, answer=text, started_s=0, finished_s=1))
     assert (body, new_tokens) == (b"", 0)
-    assert "none that can be kept" in error
+    assert "cannot be stored" in error
     good = Finished(id=0, answer=Answer(text="a", new_tokens=3), started_s=0, finished_s=1)
     assert _encoded(good) == (encode_answer(good.answer), 3, "")

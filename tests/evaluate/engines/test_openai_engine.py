@@ -245,7 +245,7 @@ def test_a_malformed_answer_is_an_error_of_that_request(server, engine_for, repl
     server.script = [reply] * 3
     request = Request(kind="loglikelihood", prompt=pack_tokens([5]), continuation=pack_tokens([6]))
     said = run(engine, [request])[0]
-    assert "cannot be used" in said.error
+    assert "unusable answer" in said.error
     assert run(engine, [request])[0].answer.logprob < 0
 
 
@@ -306,7 +306,9 @@ def test_a_server_without_log_probabilities_is_said_to_be_one(
     engine = engine_for(server)
     server.script = [{"choices": [{"logprobs": logprobs}]}]
     request = Request(kind="loglikelihood", prompt=pack_tokens([5]), continuation=pack_tokens([6]))
-    assert f"gives no log-probabilities of a prompt ({missing})" in run(engine, [request])[0].error
+    assert (
+        f"returns no log-probabilities of a prompt ({missing})" in run(engine, [request])[0].error
+    )
     assert engine.slept == [], "the next try would say the same"
 
 
@@ -315,7 +317,7 @@ def test_log_probabilities_that_are_no_numbers_are_not_kept(server, engine_for):
     logprobs = {"token_logprobs": [None, float("nan"), 0], "top_logprobs": [None, {"a": 0}, {}]}
     server.script = [{"choices": [{"logprobs": logprobs}]}] * 3
     request = Request(kind="loglikelihood", prompt=pack_tokens([5]), continuation=pack_tokens([6]))
-    assert "no numbers" in run(engine, [request])[0].error
+    assert "not numbers" in run(engine, [request])[0].error
 
 
 def test_a_stream_that_nobody_asked_for_is_named(server, engine_for):
@@ -328,7 +330,7 @@ def test_a_stream_that_nobody_asked_for_is_named(server, engine_for):
 def test_a_page_in_the_place_of_an_answer_is_tried_again_and_then_said(server, engine_for):
     engine = engine_for(server, options={"patience_s": 1})
     server.script = [b"<html>busy</html>"] * 9
-    assert "answers what is no JSON: <html>busy" in run(engine, [generation()])[0].error
+    assert "sends an answer that is not JSON: <html>busy" in run(engine, [generation()])[0].error
     server.script = [b"<html>busy</html>"]
     assert run(engine, [generation()])[0].answer
 

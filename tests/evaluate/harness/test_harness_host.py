@@ -288,7 +288,7 @@ def test_a_host_whose_coordinator_stays_away_ends(tmp_path):
             return await process.wait()
 
     assert asyncio.run(scenario()) == 1
-    assert "has been away for" in (tmp_path / "host.log").read_text()
+    assert "was unreachable for" in (tmp_path / "host.log").read_text()
 
 
 @pytest.mark.parametrize(

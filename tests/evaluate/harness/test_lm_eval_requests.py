@@ -154,7 +154,7 @@ def test_a_chat_server_is_given_the_messages(world, lm_eval_harness, tmp_path):
         (TaskEntry(name="t_rolling"), "needs tokens"),
         (
             TaskEntry(name="t_choice", chat_template=True),
-            "log-probabilities, which a chat server does not tell",
+            "log-probabilities, which a chat server does not return",
         ),
     ],
 )

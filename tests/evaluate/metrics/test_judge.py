@@ -379,7 +379,7 @@ def test_one_evaluation_at_a_time_asks_a_judge(
         file.write(b'{"what":"opened","evalu')  # being written
     with pytest.raises(
         BadUse,
-        match=r"^The evaluation first asks this judge, whose limits .* Wait for it, or stop it.$",
+        match=r"^The evaluation first uses this judge, whose limits .* Wait for it, or stop it.$",
     ):
         JudgeJournal(tmp_path / "j", "second")
     flock, waited = fcntl.flock, []
@@ -435,7 +435,7 @@ def test_a_process_of_its_own_killed_and_started_again(
                 statistics = await asyncio.to_thread(judge.statistics)
                 assert (statistics.requests, statistics.answered, statistics.tokens) == (2, 2, 30)
                 another = msgspec.structs.replace(config, evaluation_id="another")
-                with pytest.raises(BadUse, match="The evaluation e asks this judge"):
+                with pytest.raises(BadUse, match="The evaluation e uses this judge"):
                     await asyncio.to_thread(Judge, another, tmp_path)
                 judge._running.process.kill()
                 judge._running.process.wait()

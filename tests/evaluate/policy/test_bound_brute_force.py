@@ -211,5 +211,5 @@ def test_quota_and_storage():
 
 def test_nothing_to_do_and_nobody_to_do_it():
     assert lower_bound(RunWork(samples=[], engines_there_s=[])).seconds == 0.0
-    with pytest.raises(ValueError, match="nothing that could do it"):
+    with pytest.raises(ValueError, match="no engine or slot for it"):
         lower_bound(RunWork(samples=[SampleWork(engine_s=1.0, alone_s=1.0)], engines_there_s=[]))

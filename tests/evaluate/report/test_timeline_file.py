@@ -80,7 +80,7 @@ def test_a_long_torn_line_is_cut_off_too(tmp_path):
 def test_a_line_that_is_none_is_named(tmp_path):
     path = tmp_path / "t"
     path.write_bytes(b'{"kind":"end","t1":3.0,"state":"done"}\n{"kind":"engine","t0":1}\n')
-    with pytest.raises(EvaluationError, match=re.escape(f"{path}:2 is no line of a timeline")):
+    with pytest.raises(EvaluationError, match=re.escape(f"{path}:2 is not a line of a timeline")):
         read_timeline(path)
 
 

@@ -49,7 +49,7 @@ SUITE = Suite(
         ),
         (
             {"engine": EngineSpec(options={"eager": True})},
-            "The engine hf has no option 'eager'. It has none: leave it",
+            "The engine hf has no option 'eager'. The engine has no options: leave it",
         ),
         (
             {"engine": EngineSpec(kind="openai", url="http://x/v1", options={"timeout_s": "10m"})},

@@ -90,7 +90,7 @@ def test_scores_that_cannot_be_recorded_are_kept_and_resume_records_them(world):
     with pytest.raises(EvaluationError) as caught:
         world.evaluate()
     assert str(caught.value) == (
-        f"Its tasks have ended and what they came to is in {world.paths.root}, but not all of it "
+        f"Its tasks have ended and their results are in {world.paths.root}, but not all of it "
         "could be recorded: "
         f"{FULL} Then go on with: holdfast eval resume x"
     )
@@ -121,7 +121,7 @@ def test_results_that_cannot_be_written_do_not_hide_the_next_step(world, monkeyp
         (
             OSError(28, "No space left"),
             EvaluationError,
-            "[Errno 28] No space left. See that there is room",
+            "[Errno 28] No space left. Check that the disk has room",
         ),
         (KeyboardInterrupt(), KeyboardInterrupt, "It was stopped."),
     ],
@@ -133,7 +133,7 @@ def test_what_ended_it_is_said_before_what_the_ledger_says(world, error, raised,
     first, second = str(caught.value).split("\n")
     assert first.startswith(why)
     assert first.endswith(" Go on with: holdfast eval resume x")
-    assert second == f"{FULL} What was finished is in {world.paths.root} all the same."
+    assert second == f"{FULL} Finished results are in {world.paths.root}."
     world.error = world.refuses = None
     assert run.resume("x", home=world.home).state == "done"
 

@@ -68,7 +68,7 @@ def test_different_judges_work_side_by_side_and_each_says_its_own_words(tmp_path
         with judging(says_yes, one) as environment, judging(says_no, other) as another:
             assert (ask(environment), ask(another)) == ("yes", "no")
             with (
-                pytest.raises(BadUse, match="The evaluation one asks this judge"),
+                pytest.raises(BadUse, match="The evaluation one uses this judge"),
                 judging(says_yes, other),
             ):
                 pass

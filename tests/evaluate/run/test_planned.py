@@ -75,7 +75,7 @@ def test_what_the_user_asks_slurm_for_is_not_asked_for_again(option, gpus):
 
 
 def test_on_ray_it_is_said_that_nobody_asked_for_gpus():
-    assert wanted({}, on="ray").note.startswith("Ray gives nobody GPUs that were not asked for")
+    assert wanted({}, on="ray").note.startswith("Ray only gives GPUs that were requested")
     for spec in ({"device": "cpu"}, {"device": "cuda"}, {"kind": "vllm"}, OPENAI):
         assert not wanted(spec, on="ray").note
     for on in ("slurm", "local"):

@@ -83,4 +83,4 @@ def test_a_folder_that_is_gone_is_said(begun, monkeypatch, caplog):
     there.rmdir()
     good = TaskOutcome(model=0, task=0, result=RESULT)
     assert rescored(paths, monkeypatch, good, BAD) == [paths.home]
-    assert "is not there any more" in caplog.text
+    assert "no longer exists" in caplog.text

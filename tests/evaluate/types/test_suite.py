@@ -111,7 +111,7 @@ def test_a_file_of_names(tmp_path):
             'tasks = ["a"]\ninclude_paths = ["nowhere"]',
             r"include_paths is \['nowhere'\]: .* folders that exist",
         ),
-        ('tasks = ["a", "a"]', "the task 'a' stands there twice"),
+        ('tasks = ["a", "a"]', "the task 'a' is listed twice"),
         ("tasks = [", "cannot be read as TOML"),
     ],
 )
@@ -127,9 +127,9 @@ def test_what_is_no_suite(tmp_path):
         load_suite(str(tmp_path / "absent.toml"))
     with pytest.raises(BadUse, match="at least one task"):
         load_suite(" ,")
-    with pytest.raises(BadUse, match=r"x.toml is a suite of its own"):
+    with pytest.raises(BadUse, match=r"x.toml is a suite file"):
         load_suite(["gsm8k", "x.toml"])
     with pytest.raises(BadUse, match="limit is 0"):
         load_suite("gsm8k:0")
-    with pytest.raises(BadUse, match="stands there twice"):
+    with pytest.raises(BadUse, match="is listed twice"):
         load_suite("gsm8k,gsm8k")

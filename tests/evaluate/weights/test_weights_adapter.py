@@ -87,7 +87,7 @@ def test_both_may_lie_behind_urls(base, adapter, tmp_path):
 
 
 def test_what_is_wrong_with_an_adapter_is_one_sentence_with_the_way(base, adapter, tmp_path):
-    with pytest.raises(BadUse, match=r"is no PEFT adapter .* --base"):
+    with pytest.raises(BadUse, match=r"is not a PEFT adapter .* --base"):
         describe(str(base), base=str(base))
     unnamed = make_adapter(tmp_path / "unnamed")
     with pytest.raises(BadUse, match=r"names no base\. Give its folder: --base FOLDER"):

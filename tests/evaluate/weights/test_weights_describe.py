@@ -55,7 +55,7 @@ def test_over_http_the_known_files_are_asked_for(folder, tmp_path):
         manifest = describe(f"{storage.url}/llama", chunk_bytes=MIB)
         assert paths(manifest) == ["config.json", "model.safetensors", "tokenizer.json"]
         assert manifest.size_bytes == 2 * MIB + 55
-        with pytest.raises(BadUse, match="is no model"):
+        with pytest.raises(BadUse, match="is not a model"):
             describe(f"{storage.url}/no")
 
 
@@ -119,7 +119,7 @@ def test_what_is_no_model_is_a_sentence_with_the_next_step(folder, tmp_path):
         (NotFound, f"Did you mean {folder}?", tmp_path / "llam"),
         (NotFound, "Did you mean", tmp_path / "llam/sub"),
         (NotFound, "Give its folder or URL", tmp_path / "qqq"),
-        (BadUse, "Nothing here reads hf://", "hf://llama"),
+        (BadUse, "Holdfast cannot read hf://", "hf://llama"),
     ]:
         with pytest.raises(error) as raised:
             describe(str(model))

@@ -464,7 +464,7 @@ def test_a_model_released_while_it_comes_is_no_cancellation(model, root):
             while not stores[1]._models:
                 await asyncio.sleep(0)
             await stores[1].release(0)
-            with pytest.raises(EvaluationError, match="released before all of it had come"):
+            with pytest.raises(EvaluationError, match="released before it was fetched completely"):
                 await coming
             assert stores[1].memory.used_bytes == 0
 

@@ -129,7 +129,7 @@ def test_sessions_of_the_killed_are_cleared_and_those_of_the_living_never(tmp_pa
 def test_a_folder_that_belongs_to_somebody_else_is_not_used(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / f"holdfast-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(BadUse, match="belongs to somebody else"):
+    with pytest.raises(BadUse, match="belongs to another user"):
         SharedMemory(tmp_path, "s", 1)
 
 

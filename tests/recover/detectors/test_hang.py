@@ -99,7 +99,7 @@ def test_a_lock_that_nobody_can_release_is_found_within_the_short_limit():
     frozen, _ = first_alarm(detector, now_s, now_s + 60, standing(IN_CODE, IN_LOCK))
     assert frozen.rank == 1
     assert (
-        "a lock that no thread of it can release; it stands in fetch (queue_of_mine.py:5)"
+        "a lock that none of its threads can release; it stands in fetch (queue_of_mine.py:5)"
         in frozen.why
     )
 

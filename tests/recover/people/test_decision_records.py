@@ -314,7 +314,7 @@ def test_signals_that_cannot_be_seen_are_named_with_the_reason():
     assert "losses: --healthy-after is 0" in seen["not_seen"]
     view.frozen = FROZEN
     assert (
-        "the stacks of all ranks: they do not answer"
+        "the stacks of all ranks: the nodes do not answer"
         in signals_of(view, healthy_after=20)["not_seen"]
     )
     nothing = signals_of(AttemptView.begin(1, HangLimits()), healthy_after=20)

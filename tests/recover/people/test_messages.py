@@ -219,7 +219,7 @@ def test_a_message_from_a_part_of_the_journal_has_the_same_costs_or_none(run):
                 whole.incidents[incident - 1].lost
             )
     _, body = compose(story, [1], [], has_costs=False)
-    assert "Lost: the run has made too many steps" in body
+    assert "Lost: not computed here, since the run has too many steps" in body
     assert "GPU-hours" not in body
 
 

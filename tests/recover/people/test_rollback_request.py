@@ -131,7 +131,7 @@ def test_the_reason_of_a_refusal_is_raised(run):
 
 
 def test_a_request_that_nobody_carries_out_is_taken_back(run):
-    with pytest.raises(HoldfastError, match="was taken back"):
+    with pytest.raises(HoldfastError, match="was withdrawn"):
         roll_back(run, timeout_s=0.0)
     assert not run[1].rollback_asked.exists()
 

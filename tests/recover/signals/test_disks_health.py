@@ -48,7 +48,9 @@ def test_a_disk_that_says_that_it_fails_is_a_signal_and_a_good_one_is_not(disks)
     )
     (found,) = source.read()
     assert (found.name, found.where) == ("disk-failing", "/dev/nvme0")
-    assert found.text == "/dev/nvme0 says that it fails: critical warning 4, media errors 12"
+    assert (
+        found.text == "/dev/nvme0 reports that it is failing: critical warning 4, media errors 12"
+    )
     assert meaning_of(found).weight == "hardware"
 
 

@@ -81,7 +81,7 @@ def test_a_reset_that_the_driver_wants_is_named(card, read):
     card.fields[230] = 1
     (found,) = read()
     assert (found.name, found.where) == ("gpu-needs-reset", BUS)
-    assert found.text.endswith("the driver asks for: GPU RESET")
+    assert found.text.endswith("the driver recommends: GPU RESET")
 
 
 def test_errors_of_the_nvlinks_count_from_the_first_look(card, read):

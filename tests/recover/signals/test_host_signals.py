@@ -152,7 +152,7 @@ def test_a_planned_shutdown_is_a_notice_with_its_moment(tmp_path):
     )
     assert notice.to_json(1_700_000_000.0)["left_s"] == 60.0
     path.write_text("USEC=\n")
-    with pytest.raises(CannotSee, match="names no moment"):
+    with pytest.raises(CannotSee, match="has no valid time"):
         shutdown.read()
 
 

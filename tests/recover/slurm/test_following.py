@@ -77,7 +77,7 @@ def test_a_controller_that_is_away_ends_nothing_and_is_said_once(tmp_path):
     world = World(tmp_path, ("17", ["RUNNING||n1", AWAY, AWAY, AWAY, "RUNNING||n1", ""]))
     world.following.until_over()
     away = (
-        "squeue failed: Unable to contact slurm controller. The run is not affected; asking again."
+        "squeue failed: Unable to contact slurm controller. The run is not affected; trying again."
     )
     assert world.said.count(away) == 1
     assert world.said[-1] == "Slurm job 17 runs on n1, n2"

@@ -168,7 +168,7 @@ def test_a_queued_run_without_a_job_is_stopped(world):
     Submission(**record).write(world.paths)
     with Ledger.open(world.url) as ledger:
         stop_queued(ledger.run("r"), ledger, world.home, SlurmJobs(world.slurm))
-    assert world.known().outcome == "Stopped before Slurm had a job of it."
+    assert world.known().outcome == "Stopped before a Slurm job was submitted."
 
 
 @pytest.mark.parametrize(

@@ -208,7 +208,7 @@ def test_hours_tell_how_scattered_the_free_gpus_are():
 @pytest.mark.parametrize(
     ("policy", "says"),
     [
-        ({"reserved_nodes": {"Nobody": 1}}, "no type and no pool 'Nobody'"),
+        ({"reserved_nodes": {"Nobody": 1}}, "no type or pool 'Nobody'"),
         ({"reserved_nodes": {"Evaluation": 1}}, "best effort and can have no reserved nodes"),
         ({"reserved_nodes": {"Pretrain": 9}}, "9 nodes are reserved of 4"),
         ({"limit_gpus": {"Pretrain": 1}}, "wants .* GPUs, but may use 1"),

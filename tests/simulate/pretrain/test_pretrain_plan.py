@@ -121,7 +121,7 @@ def test_more_records_make_the_advice_narrower():
 def test_a_limit_of_short_steps_is_not_said_to_be_twice_the_longest():
     assert _why("step", 0.1, 60.0) == "the longest step took 100 ms; a shorter limit gains little"
     assert _why("step", 70.0, 140.0) == "twice the longest step"
-    assert _why("step", None, 60.0) == "no step is known: the default"
+    assert _why("step", None, 60.0) == "no step is recorded: the default"
 
 
 def test_a_ledger_without_runs_needs_a_size():
@@ -215,7 +215,7 @@ def test_simulate_pretrain_compares_scenarios(home):
     options = ("--gpus", "2048", "--days", "5", "--replications", "3")
     text = said("simulate", "pretrain", *options, "--scenario", "manual", "--scenario", "holdfast")
     assert "manual: GPU-hours" in text
-    assert "people needed" in text
+    assert "manual interventions" in text
     found = json.loads(
         said(
             "simulate", "pretrain", *options, "--json", "--search", "--set", "stall_s=5", "--spares", "2",
@@ -240,7 +240,7 @@ def test_simulate_pretrain_takes_the_rates_of_the_ledger(home):
     ("arguments", "answer"),
     [
         (("--rates", "nope"), "Choose one of: table3"),
-        (("--set", "nope=1"), "Choose of: again_s"),
+        (("--set", "nope=1"), "Choose one of again_s"),
         (("--set", "stall_s=x"), "Give a number"),
         (("--set", "verifies=1"), "yes nor no"),
     ],

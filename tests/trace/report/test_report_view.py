@@ -111,7 +111,7 @@ def test_counts_come_first_and_what_is_clean_is_said(page):
 
 def test_findings_say_whether_they_hold(page):
     assert (
-        "3\N{NO-BREAK SPACE}findings of the study that were asked of this trace, 1 holds here, 1 "
+        "3\N{NO-BREAK SPACE}findings of the study that were tested on this trace, 1 holds here, 1 "
         "does not, 1 cannot" in ("".join(page.words))
     )
     assert re.search(
@@ -122,7 +122,7 @@ def test_findings_say_whether_they_hold(page):
         page.text,
     )
     assert re.search(
-        r"Cannot be told from this trace section 3.1. GPUs idle at 60 W. No telemetry was given",
+        r"Cannot be determined from this trace section 3.1. GPUs idle at 60 W. No telemetry was given",
         page.text,
     )
 

@@ -250,7 +250,7 @@ def test_one_column_cannot_be_a_number_and_a_text(mapped, tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[columns\n", "This is no TOML file"),
+        ("[columns\n", "This is not a TOML file"),
         ("", "no [columns]"),
         ("[columns]\n", "no [columns]"),
         ("columns = 3\n", "columns: Expected a table"),
@@ -362,5 +362,5 @@ def test_the_reference_in_the_docstring_is_a_map(tmp_path):
 
 
 def test_a_map_that_is_not_there(tmp_path):
-    with pytest.raises(BadUse, match="This is no TOML file"):
+    with pytest.raises(BadUse, match="This is not a TOML file"):
         mapped_source(tmp_path / "site.toml")

@@ -231,7 +231,7 @@ def test_through_a_proxy_that_fails_and_cuts(server, tmp_path):
                 f"http://127.0.0.1:{port}", Credentials(), pause=clock.advance, tries=4
             )
 
-        with pytest.raises(PrometheusError, match="what was fetched is kept"):
+        with pytest.raises(PrometheusError, match="fetched data is kept"):
             fetch(client(), tmp_path / "store", DAY, metrics=["GPU_UTIL"])
         assert len(asked) == 1
         store = fetch(client(), tmp_path / "store", DAY, metrics=["GPU_UTIL"])

@@ -65,7 +65,7 @@ def test_long_csv(tmp_path):
     path.write_text("ts,hostname,gpu,metric,value\n1740823200,n1,0,DCGM_FI_DEV_POWER_USAGE,300\n")
     assert read(path)[0] == {"POWER_USAGE": [("n1-0", AT, 300)]}
     path.write_text("ts,hostname,gpu,metric,value\n1740823200,n1,0,DCGM_FI_DEV_POWER_USAGE,many\n")
-    with pytest.raises(BadTrace, match="line 2, column 'value': 'many' is no number"):
+    with pytest.raises(BadTrace, match="line 2, column 'value': 'many' is not a number"):
         read(path)
     path.write_text("ts,gpu,value\n1740823200,0,50\n")
     with pytest.raises(BadUse, match="names no metric that is known"):

@@ -215,7 +215,7 @@ def test_converting_again_reads_nothing_again(tmp_path):
 def test_a_bad_file_leaves_nothing_of_its_metric(tmp_path):
     path = write_wide(tmp_path / "GPU_TEMP.csv", rows=30, devices=4, seed=8)
     path.write_text(path.read_text() + "2023-07-01 20:30:00+08:00,1,2,warm,4\n")
-    with pytest.raises(BadTrace, match="'warm' is no number"):
+    with pytest.raises(BadTrace, match="'warm' is not a number"):
         convert(path, tmp_path / "store")
     assert list((tmp_path / "store" / "samples").iterdir()) == []
     assert Store.open(tmp_path / "store").metrics() == []
@@ -225,7 +225,7 @@ def test_a_folder_of_other_things_is_not_touched(tmp_path):
     path = write_wide(tmp_path / "GPU_TEMP.csv", rows=3, devices=4, seed=9)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("...")
-    with pytest.raises(BadUse, match="no telemetry store"):
+    with pytest.raises(BadUse, match="nor a telemetry store"):
         convert(path, tmp_path / "mine")
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "telemetry.json").write_text(

@@ -222,9 +222,9 @@ def test_a_repeated_time_counts_once_wherever_it_is(tmp_path, threads):
 @pytest.mark.parametrize(
     ("line", "field", "problem", "column"),
     [
-        (3, "idle", "'idle' is no number", "10.0.0.0-1"),
-        (8903, "1_0", "'1_0' is no number", "10.0.0.0-1"),
-        (8903, "a text that is longer than sixteen bytes", "is no number", "10.0.0.0-1"),
+        (3, "idle", "'idle' is not a number", "10.0.0.0-1"),
+        (8903, "1_0", "'1_0' is not a number", "10.0.0.0-1"),
+        (8903, "a text that is longer than sixteen bytes", "is not a number", "10.0.0.0-1"),
         (8903, "1,2", "5 fields, where the first line has 4", None),
     ],
 )
@@ -252,7 +252,7 @@ def test_a_bad_field_is_found(tmp_path, line, field, problem, column):
         ("job_id,duration\n1,2\n", "first column is 'job_id'"),
         ("Time\n", "no wide table"),
         (f"Time,{'a' * 200_000}\n", "no wide table"),
-        ("Time,a\nyesterday,1\n", "'yesterday' is no time stamp"),
+        ("Time,a\nyesterday,1\n", "'yesterday' is not a time stamp"),
         (
             "Time,a,b\n2023-07-01 00:00:00,1,2\n2023-07-01 00:00:15,1",
             "2 fields, where the first line has 3",

@@ -73,7 +73,7 @@ def test_more_jobs_than_the_trace_had_take_longer_not_more_gpus():
 
 
 def test_bad_sizes_and_clusters_are_refused_with_a_next_step():
-    with pytest.raises(BadUse, match="Ask for one job or more"):
+    with pytest.raises(BadUse, match="Give 1 or more"):
         draw(calibration("kalos"), 0)
     with pytest.raises(BadUse, match="one of seren, kalos"):
         calibration("philly")

@@ -206,7 +206,7 @@ def test_other_months_are_cooler_than_august(tmp_path):
 
 
 def test_bad_telemetry_is_refused(tmp_path):
-    with pytest.raises(BadUse, match="Ask for one of each"):
+    with pytest.raises(BadUse, match="Give 1 or more of each"):
         write_telemetry(calibration("kalos"), tmp_path, samples=0)
     with pytest.raises(BadUse, match="Write it like"):
         write_telemetry(calibration("kalos"), tmp_path, samples=1, start="yesterday")
@@ -274,7 +274,7 @@ def test_standard_workload_format(some, tmp_path):
 
 
 def test_an_export_needs_its_columns_and_a_known_format(some, tmp_path):
-    with pytest.raises(BadUse, match="Say one of sia, helios, tiresias, tethys, swf"):
+    with pytest.raises(BadUse, match="Choose one of sia, helios, tiresias, tethys, swf"):
         export(some.columns(), tmp_path / "x", "csv")
     with pytest.raises(BadUse, match="no column 'gpu_num'"):
         export(

@@ -86,7 +86,7 @@ def test_a_stale_form_does_nothing(console, what):
         propose(console.ledger, "going", 2, number=8)
     sent = console.act(what, form)
     assert sent.status_code == 409
-    assert "moved on" in sent.text
+    assert "has changed since the page was shown" in sent.text
     assert console.orders == []
     assert recorded(console) == []
 
@@ -140,7 +140,7 @@ def test_an_action_whose_console_was_killed_is_not_known_to_be_carried_out(conso
     )
     killed = subprocess.run([sys.executable, "-c", code, console.ledger.url], check=False)
     assert killed.returncode == -signal.SIGKILL
-    assert recorded(console)[0]["outcome"].startswith("not known whether it was carried out")
+    assert recorded(console)[0]["outcome"].startswith("unknown whether it was carried out")
 
 
 def test_long_actions_delay_no_page_and_have_a_limit(console, monkeypatch):

@@ -89,7 +89,7 @@ def clock_finding(is_synchronised: bool | None) -> Finding:
     """Return the finding for a clock; `is_synchronised` is None if the kernel gives no answer."""
     if is_synchronised is None:
         return unseen(
-            "The kernel does not tell whether the clock is synchronised.", "chronyc tracking"
+            "The kernel does not report whether the clock is synchronised.", "chronyc tracking"
         )
     if not is_synchronised:
         return wrong(
@@ -105,7 +105,7 @@ def ports(folder: Path) -> Iterator[Finding]:  # noqa: ARG001 - the form of all 
     try:
         free_ports(PORTS)
     except OSError as error:
-        yield wrong(f"No program can listen here: {error}.", "ss --listening --tcp")
+        yield wrong(f"No program can listen on a port here: {error}.", "ss --listening --tcp")
         return
     yield from reached_by_name(socket.gethostname())
 

@@ -27,7 +27,7 @@ def slurm(folder: Path) -> Iterator[Finding]:  # noqa: ARG001 - the form of all 
     lost = [one.name for one in nodes if one.is_lost]
     leaving = [one.name for one in nodes if one.is_leaving and not one.is_lost]
     if len(lost) + len(leaving) == len(nodes):
-        yield wrong(f"None of Slurm's {len(nodes)} nodes takes jobs.", "sinfo --list-reasons")
+        yield wrong(f"None of Slurm's {len(nodes)} nodes accepts jobs.", "sinfo --list-reasons")
         return
     words = [f"{len(nodes)} nodes"]
     words += [f"{len(lost)} down" for _ in lost[:1]]

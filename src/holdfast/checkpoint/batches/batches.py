@@ -143,7 +143,7 @@ class Batches:
     def _took(self, number: int) -> None:
         if _newest is None or _newest() is not self:
             raise BadUse(
-                "Another loader was given to run.batches() meanwhile. Give it one loader alone: that of the training."
+                "Another loader was given to run.batches() meanwhile. Give it only the training's loader."
             )
         if number > self._taken + 1:
             self._report(self._before + number)
@@ -217,8 +217,8 @@ class Batches:
                 restored["loader"]["loader"], restored["loader"]["drawn"]
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise BadUse(
-                f"This is no position in the data that run.batches() has saved ({error!r}). Restore it from the entry "
-                "under which the batches were saved."
+                f"This is not a position in the data that run.batches() has saved ({error!r}). Restore it from "
+                "the entry under which the batches were saved."
             ) from error
         if taken or self._left_out.between(before, MAX_NUMBER + 1):
             self._check(form)

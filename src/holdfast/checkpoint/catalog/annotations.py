@@ -124,7 +124,9 @@ def read_marks(checkpoint: Path) -> Annotations:
         why = error.strerror or str(error)
     except DAMAGED_JSON as error:
         why = f"{MARKS_NAME} is damaged ({error})"
-    _logger.warning("The marks of %s cannot be read, so it is not deleted: %s.", checkpoint, why)
+    _logger.warning(
+        "The marks of %s cannot be read, so the checkpoint is not deleted: %s.", checkpoint, why
+    )
     return Annotations(unreadable=why)
 
 
@@ -276,7 +278,9 @@ def held_for_reading(
         try:
             release(checkpoint, holder, now_s=clock_s())
         except (HoldfastError, OSError) as error:
-            _logger.info("%s is not released by %s, or gone: %s", checkpoint, holder, error)
+            _logger.info(
+                "%s is still marked as wanted by %s, or was deleted: %s", checkpoint, holder, error
+            )
 
 
 def release(checkpoint: Path, holder: str, *, now_s: float) -> Annotations:
@@ -308,7 +312,7 @@ def inherit_claims(former: Iterable[Path], heir: Path, *, now_s: float) -> None:
     pins = [marks.pinned for marks in found if marks.pinned is not None]
     for marks in found:
         if marks.unreadable is not None:
-            why = f"the marks of the one that it replaced are not known ({marks.unreadable})"
+            why = f"the marks of the replaced checkpoint cannot be read ({marks.unreadable})"
             pins.append(Annotation(at_s=now_s, by="holdfast", why=why))
     wanted = {holder: each for marks in found for holder, each in marks.wanted.items()}
     if pins or wanted:
@@ -340,7 +344,7 @@ def _load_or_put_aside(path: Path, now_s: float) -> Annotations:
         shutil.copyfile(path, path.with_name(f"{MARKS_NAME}.damaged"))
         return Annotations(
             pinned=Annotation(
-                at_s=now_s, by="holdfast", why=f"its marks were damaged and are not known ({error})"
+                at_s=now_s, by="holdfast", why=f"its marks were damaged and are lost ({error})"
             )
         )
 

@@ -85,7 +85,7 @@ def scan(folder: str | Path) -> list[CheckpointInfo]:
     folder = Path(folder)
     if not folder.is_dir():
         raise NotFound(
-            f"There is no checkpoint folder {folder}. Give the one that Checkpointer was given."
+            f"There is no checkpoint folder {folder}. Give the folder that was passed to Checkpointer."
         )
     found = [
         (*name, path)
@@ -289,7 +289,9 @@ def verify_and_note(
                 info.path, info.reason or info.state, by=by, now_s=now_s, still=is_still_that
             )
     except (OSError, HoldfastError) as error:  # the verification itself is valid
-        _logger.warning("That %s is %s could not be noted there: %s", info.path, info.state, error)
+        _logger.warning(
+            "The verdict on %s (%s) could not be recorded there: %s", info.path, info.state, error
+        )
         return info
     return replace(info, marks=marks)
 

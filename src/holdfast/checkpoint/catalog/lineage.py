@@ -62,7 +62,7 @@ def read_abandoned(folder: Path) -> frozenset[Save]:
         pass
     except (OSError, *DAMAGED_JSON) as error:
         _logger.warning(
-            "Which steps of %s are abandoned is not known (%s: %s).", folder, LINE_NAME, error
+            "The abandoned steps of %s cannot be read (%s: %s).", folder, LINE_NAME, error
         )
     return frozenset()
 

@@ -73,7 +73,7 @@ def prune(
     """
     if not policy.has_rules:
         raise BadUse(
-            "Nothing says what stays. Give at least one rule: --last, --every, --best or --within."
+            "No rule names the checkpoints to keep. Give at least one rule: --last, --every, --best or --within."
         )
     _check_metrics(folder, policy)
     if dry_run:
@@ -121,9 +121,9 @@ def delete_unclaimed(
             if holders := now.marks.wanted_by(now_s):
                 return f"wanted by {', '.join(holders)}"
             if now.marks.as_dict() != judged.marks.as_dict():
-                return "it was marked meanwhile"
+                return "it was marked during the deletion"
             if (now.created_at_s, now.size_bytes) != (judged.created_at_s, judged.size_bytes):
-                return "its step was saved again meanwhile"
+                return "its step was saved again during the deletion"
             hidden = hide(judged.path)
     except NotFound:  # another process has deleted the checkpoint
         return None
@@ -159,8 +159,8 @@ def _check_metrics(folder: Path, policy: Retention) -> None:
     for best in policy.best:
         if best.metric not in known:
             there = (
-                f"Those there are: {', '.join(sorted(known))}."
+                f"There are: {', '.join(sorted(known))}."
                 if known
-                else "None has any; `holdfast.checkpoint.note_metrics` gives it one."
+                else "Record one with `holdfast.checkpoint.note_metrics`."
             )
             raise BadUse(f"No checkpoint in {folder} has a metric {best.metric!r}. {there}")

@@ -228,9 +228,9 @@ def _always(
         yield info, "the newest"
     line = [info for info in whole if info.abandoned == counted[0].abandoned]
     for info in [info for info in line if info.marks.verified][:1]:
-        yield info, "the newest that is verified"
+        yield info, "the newest verified one"
     for info in [info for info in line if info.marks.healthy][:1]:
-        yield info, "the newest that is healthy"
+        yield info, "the newest healthy one"
     for info in whole:
         if info.path == committed:
             yield info, "written just now"

@@ -170,8 +170,8 @@ def acquire(
                     continue
                 if former is None or not _is_newer(who, former):
                     raise BadUse(
-                        f"{folder} is saved into by another process ({former or 'unknown'}). End that one first, or "
-                        "give this one another folder; a Checkpointer that only restores takes read_only=True."
+                        f"Another process saves into {folder} ({former or 'unknown'}). End that process first, or "
+                        "give this one another folder, or read_only=True if it only restores."
                     )
             elif former is not None and is_other_run and set_aside is None and has_steps(folder):
                 raise BadUse(_of_another_run(folder, former, who))
@@ -250,9 +250,7 @@ def _await_last_save(
         if now_s >= until_s:
             before, traces = traces, traces_of_unfinished(folder)
             if traces == before or now_s >= began_s + timeout_s:
-                _logger.warning(
-                    "The last save of %s in %s is not waited for any longer.", former, folder
-                )
+                _logger.warning("Stopped waiting for the last save of %s in %s.", former, folder)
                 return
             until_s = min(now_s + PATIENCE_S, began_s + timeout_s)
         if not is_logged:

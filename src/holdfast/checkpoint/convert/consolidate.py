@@ -154,5 +154,5 @@ def _check_loads(written: Path, output: Path) -> None:
         reason = str(error).splitlines()[0]
         raise CheckpointError(
             f"{output} was not written: it could not be loaded with weights_only=True ({reason}). "
-            "Leave out the entry that this names, with --entry for each of the others."
+            "Give --entry for each entry except the one named here."
         ) from error

@@ -66,8 +66,8 @@ def expected_tensors(hf_config: Path) -> ModelTensors:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise BadUse(
             f"transformers cannot make a model of {hf_config / HF_CONFIG_NAME}: "
-            f"{lines[0].rstrip('.')}. Give the configuration of a model that the installed "
-            "transformers knows by itself."
+            f"{lines[0].rstrip('.')}. Give the configuration of a model that is "
+            "built into transformers."
         ) from error
     finally:
         logger.setLevel(level)

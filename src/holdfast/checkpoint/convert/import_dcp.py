@@ -69,7 +69,7 @@ def import_dcp(
     opened = open_for_reading(source)
     if opened.manifest is not None:
         raise BadUse(
-            f"{source} is a checkpoint of Holdfast's already. Copy its folder, under its own name."
+            f"{source} is already a checkpoint of Holdfast. Copy its folder, and keep the folder's name."
         )
     if STRUCTURE in opened.metadata.state_dict_metadata:
         raise BadUse(
@@ -79,7 +79,7 @@ def import_dcp(
     if any(map(is_transformed, opened.metadata.storage_data.values())):
         raise BadUse(
             f"{source} was written with an extension of PyTorch's, such as one that compresses, "
-            "which is not read here. Load it with the extension, and save it without."
+            "which Holdfast cannot read. Load it with the extension, and save it without."
         )
     if step_path(folder, step).exists():  # check before the copy, which takes long
         raise BadUse(

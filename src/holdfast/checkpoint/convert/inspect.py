@@ -111,11 +111,11 @@ def open_for_reading(path: Path) -> OpenedCheckpoint:
     if not (path / METADATA_NAME).is_file() and not (path / MANIFEST_NAME).is_file():
         steps = sorted(each.parent for each in path.glob(f"step-*/{METADATA_NAME}"))
         hint = (
-            f"It holds some: give one of them, such as {steps[-1]}."
+            f"The folder has checkpoints: give one of them, such as {steps[-1]}."
             if steps
             else "Give the folder of one step."
         )
-        raise NotFound(f"{path} is no checkpoint: it has no {METADATA_NAME}. {hint}")
+        raise NotFound(f"{path} is not a checkpoint: it has no {METADATA_NAME}. {hint}")
     try:
         files = {
             name: size_bytes

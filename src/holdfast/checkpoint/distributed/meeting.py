@@ -121,7 +121,7 @@ class Meeting:
         except HoldfastError:
             raise
         except (RuntimeError, ValueError, LookupError) as error:  # errors of the store
-            _logger.debug("the calls of the other ranks are not known: %s", error)
+            _logger.debug("the calls of the other ranks cannot be read: %s", error)
             return
         if count > 1:
             lobby.forget(f"{self._number}/{thread}/{count - 1}")
@@ -279,7 +279,7 @@ class _One:
             calls = " and ".join(f"rank {each} calls {intent}" for each, intent in arrived)
             self._end(
                 BadUse(
-                    f"Ranks do not act together: {calls}. "
+                    f"Ranks make different calls: {calls}. "
                     "save and restore are collective: call them on all ranks, at the same steps."
                 )
             )
@@ -429,7 +429,7 @@ def _lobby(ranks: Ranks) -> _Lobby | None:
                 found = _lobbies[key] = _Lobby(ranks, default, store, _timeout_s(default))
             # MPI has no store.
             except (RuntimeError, ValueError, TypeError, AttributeError) as error:
-                _logger.debug("ranks cannot record their calls: %s", error)
+                _logger.debug("this rank cannot record its calls: %s", error)
                 return None
     return found
 

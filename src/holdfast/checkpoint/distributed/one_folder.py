@@ -66,6 +66,6 @@ def check_alike(ranks: Ranks, folder: Path) -> None:
 def _refuse(paths: Sequence[str], others: Sequence[int]) -> None:
     if others:
         raise BadUse(
-            f"The folder of {ranks_text(others)}, {paths[others[0]]}, is not that of rank 0, "
+            f"The folder of {ranks_text(others)}, {paths[others[0]]}, is not the folder of rank 0, "
             f"{paths[0]}. Give Checkpointer one folder that all ranks share."
         )

@@ -98,7 +98,7 @@ class Retry:
                 agreement = _Agreement(store, ranks, self._calls, self._patience_s, self._closed)
                 agreement.start(is_worth_it=is_worth_it)
             except (RuntimeError, ValueError) as error:  # the group or the interpreter ends
-                _logger.debug("there is no agreement about another try: %s", error)
+                _logger.debug("the ranks could not agree on another try: %s", error)
             else:
                 self._open.append(agreement)
             return self._in_a_row
@@ -179,15 +179,15 @@ class _Agreement:
             while not self._store.check(["agreed"]):
                 if time.monotonic() > until_s:
                     _logger.warning(
-                        "Some rank has not found yet that a save has failed: the next due save "
-                        "replaces it."
+                        "A rank has not yet detected that a save failed; the next due save replaces "
+                        "that save."
                     )
                     return str(self._store.compare_set("agreed", "", _NEVER).decode())
                 time.sleep(pause_s)
                 pause_s = min(pause_s * 1.5, _LOOK_SELDOM_S)
             return str(self._store.get("agreed").decode())
         except Exception as error:  # the store is gone, and with it the job
-            _logger.debug("there is no agreement about another try: %s", error)
+            _logger.debug("the ranks could not agree on another try: %s", error)
             return _NEVER
 
 

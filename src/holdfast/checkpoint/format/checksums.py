@@ -113,7 +113,7 @@ def check_file(
         except EOFError:
             return False
     if not checksum.startswith(_WHOLE):
-        raise ValueError(f"no checksum that this Holdfast knows: {checksum!r}")
+        raise ValueError(f"unknown kind of checksum: {checksum!r}")
     found = xxhash.xxh3_128()
     with path.open("rb", buffering=0) as file:
         while chunk := file.read(_CHUNK_BYTES):

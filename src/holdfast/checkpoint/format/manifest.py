@@ -182,7 +182,7 @@ def parse_manifest(raw: bytes, *, step: int) -> Manifest:
                 f"this Holdfast reads {SCHEMA} up to version {VERSION}"
             )
         if content["step"] != step:
-            raise ManifestError(f"{MANIFEST_NAME} is that of step {content['step']}")
+            raise ManifestError(f"{MANIFEST_NAME} belongs to step {content['step']}")
         return Manifest(
             step=int(content["step"]),
             world_size=int(content["world_size"]),
@@ -255,7 +255,7 @@ def _time_s(raw: Any) -> float:
     """Parse a time in seconds since the Unix epoch; reject times before 1970 or after 9999."""
     at_s = float(raw)
     if not 0 <= at_s < _LAST_S:
-        raise ValueError(f"{raw!r} is no time")
+        raise ValueError(f"{raw!r} is not a time")
     return at_s
 
 

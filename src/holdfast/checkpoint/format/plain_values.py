@@ -32,6 +32,6 @@ def load_plain(name: str, value: io.BytesIO) -> Any:
             return torch.load(value, map_location="cpu", weights_only=True)
     except Exception as error:  # a forged file may raise any exception
         raise CheckpointError(
-            f"{name!r} is no plain value; reading it could run code from the file, so it was not read. "
+            f"{name!r} is not a plain value; reading it could run code from the file, so it was not read. "
             "Leave its top-level entry out of the state to restore the rest."
         ) from error

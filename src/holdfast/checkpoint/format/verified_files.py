@@ -84,7 +84,7 @@ class VerifiedFiles:
         if entry is None:
             raise ManifestError(f"{name} is not in the manifest")
         if any(offset < 0 or offset + len(target) > entry.size_bytes for offset, target in parts):
-            raise ManifestError(f"something lies beyond the end of {name}")
+            raise ManifestError(f"a tensor lies beyond the end of {name}")
         digests = self._digests_of(entry)
         tasks = list(_tasks(sorted(parts, key=lambda part: part.offset), entry.size_bytes))
         fd, origin = self._open(name)

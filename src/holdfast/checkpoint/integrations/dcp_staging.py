@@ -96,8 +96,8 @@ class SharedStager(AsyncStager):
             if not self._given_back.wait_for(lambda: self._free, self._timeout_s):
                 raise SaveFailed(
                     f"No earlier save has ended within {self._timeout_s:g} s, so there is no "
-                    "memory for this one. Look at the storage, and drop what async_save has "
-                    "returned for saves that failed."
+                    "memory for this one. Check the storage, and drop the futures that async_save "
+                    "returned for failed saves."
                 )
             memory = self._free.pop()
         if memory.numel() < size_bytes:

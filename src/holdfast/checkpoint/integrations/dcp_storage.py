@@ -369,7 +369,7 @@ def _need(item: WriteItem, planner: SavePlanner) -> tuple[Need, bytes | None]:
             load_plain(item.index.fqn, BytesIO(content))
         except CheckpointError as error:
             raise BadUse(
-                f"{item.index.fqn!r} is no plain value: it could not be read back without running "
+                f"{item.index.fqn!r} is not a plain value: it could not be read back without running "
                 "code from the file. Leave it out of the state, or save its state_dict()."
             ) from error
         return Need(dtype=None, slot_bytes=len(content)), content

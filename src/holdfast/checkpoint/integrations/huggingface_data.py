@@ -181,7 +181,7 @@ class TrainerData:
             epoch, taken, accumulation, batches = (one for one in numbers if one is not None)
         except (KeyError, TypeError, ValueError) as error:
             raise BadUse(
-                f"The checkpoint has no valid position in the data ({state!r}). Go on from an "
+                f"The checkpoint has no valid position in the data ({state!r}). Restore an "
                 "earlier checkpoint."
             ) from error
         if batches == self._batches:

@@ -147,13 +147,13 @@ class HoldfastCallback(TrainerCallback):
         resumed.folder.cleanup()
         if not state.global_step:
             raise BadUse(
-                "There is a checkpoint, and training begins anew. Pass what resume() returned to "
+                "There is a checkpoint, but training starts over. Pass the result of resume() to "
                 "train()."
             )
         if self._trainer.model is not resumed.state["model"]:
             raise BadUse(
-                "The trainer has another model than when resume() was called. Call it once the "
-                "model is there."
+                "The trainer's model was replaced after resume(). Call resume() once the "
+                "model is final."
             )
         for name, part in _parts(self._trainer).items():
             part.load_state_dict(resumed.state[name])
@@ -338,7 +338,7 @@ def _parts(trainer: Trainer) -> dict[str, Any]:
 def _check(trainer: Trainer) -> None:
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         raise BadUse(
-            "HoldfastCallback saves what is alike on all ranks. For FSDP2, see examples/fsdp2.py."
+            "HoldfastCallback saves only state that is the same on all ranks. For FSDP2, see examples/fsdp2.py."
         )
     if hasattr(trainer.model, "peft_config"):
         raise BadUse(
@@ -351,22 +351,22 @@ def _check(trainer: Trainer) -> None:
         )
     if getattr(trainer.args, "group_by_length", False):  # a setting of older versions
         raise BadUse(
-            "group_by_length has an order that cannot be found again within an epoch. Leave it out."
+            "The order of group_by_length cannot be restored within an epoch. Leave it out."
         )
     sampling = getattr(trainer.args, "train_sampling_strategy", "random")
     if sampling not in _SAMPLING:
         raise BadUse(
-            f"train_sampling_strategy is {sampling!r}, whose order cannot be found again within "
-            f"an epoch. Set one of {', '.join(_SAMPLING)}."
+            f"train_sampling_strategy is {sampling!r}, whose order cannot be restored within an "
+            f"epoch. Set one of {', '.join(_SAMPLING)}."
         )
     if sampling == "random" and not trainer.accelerator.use_seedable_sampler:
         raise BadUse(
-            "use_seedable_sampler is off, so that the order of an epoch cannot be found again. "
+            "use_seedable_sampler is off, so the order of an epoch cannot be restored. "
             "Leave it on in accelerator_config."
         )
     if trainer.args.auto_find_batch_size:  # a second try would not be restored
         raise BadUse(
-            "auto_find_batch_size begins the training anew where memory ran out. Set the batch "
+            "auto_find_batch_size restarts the training if memory runs out. Set the batch "
             "size instead."
         )
     if trainer.args.save_strategy != SaveStrategy.NO:
@@ -383,7 +383,7 @@ def _check(trainer: Trainer) -> None:
         and Ranks().rank == 0
     ):
         _logger.warning(
-            "%s will begin anew where training is resumed. Set "
+            "%s will lose its state when training is resumed. Set "
             "restore_callback_states_from_checkpoint=True.",
             ", ".join(sorted(begun_anew)),
         )

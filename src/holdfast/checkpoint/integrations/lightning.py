@@ -105,8 +105,8 @@ class HoldfastCheckpoint(Checkpoint):
         loop.update(own)
         if _LOADERS not in loop and Ranks().rank == 0:
             _logger.warning(
-                "The checkpoint of step %d does not say where each of these ranks was in its "
-                "data. The loaders begin their epoch anew.",
+                "The checkpoint of step %d has no position in the data for these ranks. "
+                "The loaders restart their epoch.",
                 step,
             )
         self._loader_states = loop.get(_LOADERS, [])

@@ -39,7 +39,7 @@ def reserved(size_bytes: int, *, patience_s: float = _PATIENCE_S) -> Iterator[in
         try:
             free_bytes = _reserve(size_bytes, held, patience_s)
         except OSError as error:  # the folder is not writable
-            _logger.debug("the reservations of other processes are not known: %s", error)
+            _logger.debug("the memory reservations of other processes cannot be read: %s", error)
             free_bytes = available_memory_bytes()
         yield free_bytes
 

@@ -204,7 +204,9 @@ class PreviousRanks:
         """
         same = self.take(manifest.step, manifest.save)
         if self._rank not in {kept.layout.rank for kept in same}:
-            raise ManifestError(f"rank {self._rank}'s snapshot in memory is not of this checkpoint")
+            raise ManifestError(
+                f"rank {self._rank}'s snapshot in memory belongs to another checkpoint"
+            )
         first = next((kept.layout for kept in same if kept.layout.rank == 0), None)
         metadata = first.metadata if first is not None else (path / METADATA_NAME).read_bytes()
         if _checksum(metadata) not in {

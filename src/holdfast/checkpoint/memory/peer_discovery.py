@@ -74,7 +74,7 @@ def _warn_of_poor_pairs(offers: list[_Offer], pairs: list[int | None]) -> None:
     if None in pairs:
         _logger.warning(
             "peer_memory: all ranks are on one node, and no snapshot is held on another one. "
-            "Where they are not, give each node a name of its own in %s.",
+            "If they are not, give each node a unique name in %s.",
             ENV_NODE,
         )
         return
@@ -110,7 +110,7 @@ def _listen() -> socket.socket:
         else:
             return listener
     raise OSError(
-        f"A rank has no address to listen at ({failed or 'no such interface'}). "
+        f"A rank has no address to listen on ({failed or 'no such interface'}). "
         f"Name an interface of this node in {ENV_INTERFACES}."
     )
 

@@ -122,8 +122,7 @@ class PeerHolder:
             ready = readable([self._listener.fileno()], _LOOK_EVERY_S)
             if self._held and self._free_bytes() < LEAST_FREE_BYTES:
                 _logger.warning(
-                    "The snapshots of ranks of peer nodes are released: this node is short of "
-                    "memory."
+                    "Released the snapshots of ranks on peer nodes: this node is short of memory."
                 )
                 self.give_back()
             if not ready:
@@ -139,7 +138,7 @@ class PeerHolder:
             try:
                 threading.Thread(target=self._serve, args=(line,), daemon=True).start()
             except RuntimeError as error:  # the process can start no more threads
-                _logger.warning("A rank of a peer node is turned away: %s", error)
+                _logger.warning("Refused the snapshot of a rank on a peer node: %s", error)
                 self._lines.release()
                 line.close()
 

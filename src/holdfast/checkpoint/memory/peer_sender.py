@@ -83,7 +83,7 @@ class Sender:
             except _Overtaken:
                 self._log_failure(snapshot, _OVERTAKEN)
             except Refused as error:
-                self._log_failure(snapshot, f"rank {self._peer.rank} does not take it: {error}")
+                self._log_failure(snapshot, f"rank {self._peer.rank} refused it: {error}")
             except OSError as error:
                 if snapshot.is_there():
                     self._log_failure(
@@ -106,8 +106,8 @@ class Sender:
         step, of = snapshot.order.step, snapshot.layout.rank
         _logger.log(
             level,
-            "Step %d of rank %d is not held in a peer node's memory: %s. It is durable; the next "
-            "save is tried again.",
+            "Step %d of rank %d is not in a peer node's memory: %s. The step is durable; the next "
+            "save tries again.",
             *(step, of, why),
         )
 

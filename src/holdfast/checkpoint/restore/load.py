@@ -192,7 +192,7 @@ def _warn_rng_not_restored(ranks: Ranks, checkpoint: OpenCheckpoint) -> None:
     why = "Checkpointer.save has not saved it"
     if checkpoint.manifest.world_size != ranks.world_size:
         why = f"it was saved by {checkpoint.manifest.world_size} ranks and is restored by {ranks.world_size}"
-    _logger.warning("The random generators were left alone by %s: %s.", checkpoint.path, why)
+    _logger.warning("The random generators were not restored from %s: %s.", checkpoint.path, why)
 
 
 def _check_same(fit: Fit, loaded: dict[str, Any]) -> None:

@@ -174,7 +174,7 @@ def _restore_newest(
                 return opened, passed_over
             if ranks.rank == 0:
                 _logger.warning(
-                    "Step %d is not taken from memory, but from disk: %s.", info.step, reason
+                    "Step %d is read from disk and not from memory: %s.", info.step, reason
                 )
             memory = None
         opened, reason = attempt(info, None)

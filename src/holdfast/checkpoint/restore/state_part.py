@@ -174,8 +174,8 @@ class StatePart:
         except Exception as error:  # an error of the user's code
             reason = next(iter(str(error).strip().splitlines()), "")
             raise StateMismatch(
-                f"load_state_dict of {name!r} failed ({type(error).__name__}: {reason}). Tensors "
-                "hold what was restored already: build it as it was saved, or leave that entry "
+                f"load_state_dict of {name!r} failed ({type(error).__name__}: {reason}). Some tensors "
+                "are restored already. Build the object as it was saved, or leave the entry "
                 "out."
             ) from error
 

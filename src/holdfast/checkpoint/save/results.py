@@ -213,7 +213,9 @@ class Outcomes:
         Storage is not read, because storage may hang.
         """
         if self.newest is None:
-            return f"This process knows of no checkpoint; `holdfast checkpoint ls {folder}` lists those there are."
+            return (
+                f"This process has found no checkpoint. List them: holdfast checkpoint ls {folder}"
+            )
         return f"The newest checkpoint is {self.newest}."
 
     def raise_unseen(self) -> None:
@@ -291,10 +293,10 @@ class Outcomes:
                 self.unmade[:] = [error]
                 self._unmade = number
             if in_a_row <= TRIES:
-                _logger.warning("%s It is made again at the next call of save.", error)
+                _logger.warning("%s The next call of save tries again.", error)
             elif in_a_row.bit_count() == 1:  # 4, 8, 16 and so on: each would fill the log
                 _logger.warning(
-                    "%s %d saves in a row have failed; each due one is tried.", error, in_a_row
+                    "%s %d saves in a row have failed; the next due save is tried.", error, in_a_row
                 )
 
     def _emit_differing(self, saved: SaveReport) -> None:

@@ -315,8 +315,8 @@ class SaveThread:
             names = names_of(plan, error.pieces)
             self._shape.copy_early(job.contents, names)
             error = SaveFailed(
-                f"Step {job.order.step} was not saved: what was staged of {_some(names)} is not what it was when save "
-                f"was called. {_ADVICE}"
+                f"Step {job.order.step} was not saved: the staged copy of {_some(names)} differs from the state at "
+                f"the call of save. {_ADVICE}"
             )
         if error is not None:
             job.outcome.set_exception(error)

@@ -140,7 +140,9 @@ class Sigterm:
         if self._closed:  # another thread closed this object, and the pipe stays open
             return
         time.sleep(self._grace_s)
-        _logger.error("SIGTERM: %g s of grace are over. %s", self._grace_s, self._on_over())
+        _logger.error(
+            "SIGTERM: the grace period of %g s is over. %s", self._grace_s, self._on_over()
+        )
         os._exit(EXIT_CODE)
 
 

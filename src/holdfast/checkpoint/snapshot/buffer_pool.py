@@ -173,8 +173,8 @@ class BufferPool:
         if self._seats and not self._has_warned:
             self._has_warned = True
             _logger.warning(
-                "There is no memory for a second snapshot: each save waits until the last is durable, as long as that "
-                "is so. %s",
+                "There is no memory for a second snapshot: until there is, each save waits until the last one is "
+                "durable. %s",
                 error,
             )
 

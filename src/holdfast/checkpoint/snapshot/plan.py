@@ -443,7 +443,7 @@ def _need(item: WriteItem, leaf: Any) -> Need:
         # DCP computes a shard's shape from its placement, without looking at the local tensor.
         if isinstance(leaf, DTensor) and tuple(leaf._local_tensor.shape) != shape:
             raise BadUse(
-                f"{item.index.fqn!r} is sharded unlike its placement {leaf.placements} says: this rank has "
+                f"{item.index.fqn!r} is not sharded as its placement {leaf.placements} states: this rank has "
                 f"{tuple(leaf._local_tensor.shape)} of {tuple(leaf.shape)}, not {shape}. Use distribute_tensor for it."
             )
         return Need(dtype=item.tensor_data.properties.dtype, shape=shape)

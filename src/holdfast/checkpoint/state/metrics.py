@@ -48,10 +48,7 @@ def check_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
             with contextlib.suppress(TypeError, ValueError, OverflowError):
                 number = float(value)
         if not math.isfinite(number):
-            raise BadUse(
-                f"metrics has {value!r} as {name!r}; allowed is a number that is not infinite and "
-                "no NaN."
-            )
+            raise BadUse(f"metrics has {value!r} as {name!r}; allowed is a finite number.")
         checked[name] = number
     return checked
 

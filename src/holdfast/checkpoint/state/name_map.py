@@ -83,7 +83,7 @@ class NameMap:
         try:
             content = tomllib.loads(text) if isinstance(text, str) else text
         except tomllib.TOMLDecodeError as error:
-            raise BadUse(f"{where} is no TOML file: {error}. Correct it.") from error
+            raise BadUse(f"{where} is not a TOML file: {error}. Correct it.") from error
         for key, value in content.items():
             if key not in _ENTRIES:
                 raise BadUse(f"{where} has an entry {key!r}. It may have: {', '.join(_ENTRIES)}.")
@@ -182,7 +182,7 @@ class NameMap:
         for name in _PLACEHOLDER.findall(new):
             if name not in numbers:
                 raise BadUse(
-                    f"{new!r} of {self.where} has {{{name}}}, which {old!r} has not. Correct it."
+                    f"{new!r} of {self.where} has {{{name}}}, which {old!r} does not have. Correct it."
                 )
         pieces = enumerate(_PLACEHOLDER.split(new))
         return self._compiled(pattern), [
@@ -208,7 +208,7 @@ class NameMap:
         except re2.error as error:
             reason = error.args[0].decode() if isinstance(error.args[0], bytes) else error
             raise BadUse(
-                f"{pattern!r} of {self.where} is no RE2 pattern: {reason}. Correct it."
+                f"{pattern!r} of {self.where} is not an RE2 pattern: {reason}. Correct it."
             ) from error
 
 
@@ -317,8 +317,8 @@ def _find_prefix(
     if len(candidates) > 1 and len(usual) != 1:
         raise BadUse(
             f"{checkpoint} holds several models: after "
-            f"{' and after '.join(map(repr, sorted(candidates)))}. Give a name map that says "
-            "which, with `prefix`."
+            f"{' and after '.join(map(repr, sorted(candidates)))}. Choose one by `prefix` "
+            "in a name map."
         )
     return (usual or candidates)[0] if len(candidates) > 1 else candidates[0]
 
@@ -342,9 +342,9 @@ def _check_complete(
         )
     if unexpected:
         raise BadUse(
-            f"{checkpoint} has {len(unexpected)} tensors that the model has not: "
-            f"{_listed(unexpected, expected)}. Name them in a name map: under [names] what they "
-            "are, under `drop` what is not needed."
+            f"{checkpoint} has {len(unexpected)} tensors that the model does not have: "
+            f"{_listed(unexpected, expected)}. Name them in a name map: under [names] to rename "
+            "them, under `drop` to leave them out."
         )
 
 

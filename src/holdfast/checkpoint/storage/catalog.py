@@ -144,7 +144,7 @@ def read_remote_manifest(objects: Objects, name: str, step: int) -> tuple[bytes,
     """
     content = objects.read(f"{name}/{MANIFEST_NAME}")
     if remote_name(step, content) != name:
-        raise ManifestError(f"{MANIFEST_NAME} is not the one that it was pushed with")
+        raise ManifestError(f"{MANIFEST_NAME} differs from the pushed one")
     return content, parse_manifest(content, step=step)
 
 

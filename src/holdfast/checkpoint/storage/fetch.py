@@ -51,8 +51,8 @@ def fetch(objects: Objects, checkpoint: RemoteCheckpoint, into: Path) -> Path:
             raise
     except ManifestError as error:
         raise DamagedCheckpoint(
-            f"{checkpoint.url} is damaged: {error}. Fetch an earlier step; where this one is still whole, delete it "
-            "there and push it again."
+            f"{checkpoint.url} is damaged: {error}. Fetch an earlier step; or delete this one there and push "
+            "an undamaged copy."
         ) from error
     except OSError as error:
         raise CheckpointError(

@@ -128,7 +128,7 @@ class Objects:
             self._store: Any = from_url(self.url, **({} if self.folder else _options(patience)))
         except (obstore.exceptions.BaseError, ValueError) as error:
             raise BadUse(
-                f"{url} is no address to keep checkpoints at: {_reason(error)}. Correct it."
+                f"{url} is not a valid address for checkpoints: {_reason(error)}. Correct it."
             ) from error
 
     def go_on(self, _bytes: int = 0) -> None:
@@ -274,7 +274,7 @@ class Objects:
                     through = f" at {endpoint}" if endpoint and self.url.startswith("s3") else ""
                     raise StorageFailed(
                         f"{what} in {self.url}{through} failed {number} times: {_reason(error)}. Check that the "
-                        f"storage can be reached from {socket.gethostname()}; then do it again."
+                        f"storage can be reached from {socket.gethostname()}; then try again."
                     ) from error
             else:
                 self.go_on()

@@ -80,7 +80,7 @@ def push(
         tidy(objects, pushed)
     except CheckpointError as error:
         _logger.warning(
-            "Step %d is pushed, but what is superfluous there was not deleted: %s", step, error
+            "Step %d is pushed, but superfluous objects there were not deleted: %s", step, error
         )
     return pushed
 
@@ -128,7 +128,7 @@ def _send_files(
         missing.sort(key=lambda entry: -entry.size_bytes)
         in_parallel(send, missing, threads=FILES_AT_ONCE)
     raise StorageFailed(
-        f"What is written to {objects.url}/{target} does not stay there ({missing[0].path}). See who else writes or "
+        f"Objects written to {objects.url}/{target} disappear ({missing[0].path}). See who else writes or "
         "deletes there, then push again."
     )
 
@@ -242,7 +242,7 @@ def pushed_names(folder: Path, url: str) -> list[str]:
         return _parse(folder).get(url, [])
     except (OSError, *DAMAGED_JSON) as error:
         _logger.warning(
-            "What was pushed from %s is not known (%s is unreadable: %s).",
+            "The record of pushes from %s cannot be read (%s: %s).",
             folder,
             PUSHED_NAME,
             error,
@@ -260,7 +260,10 @@ def note_pushed(folder: Path, url: str, name: str) -> None:
         pushed = _parse(folder)
     except DAMAGED_JSON as error:
         _logger.warning(
-            "What was pushed from %s is noted anew: %s is damaged (%s).", folder, PUSHED_NAME, error
+            "The record of pushes from %s is started over: %s is damaged (%s).",
+            folder,
+            PUSHED_NAME,
+            error,
         )
         pushed = {}
     names = pushed.get(url, [])

@@ -62,8 +62,8 @@ class RangeReader:
             )
         if offset < 0 or length < 0 or offset + length > entry.size_bytes:
             raise BadUse(
-                f"{file} of {self.checkpoint.url} has {entry.size_bytes} bytes: {length} at {offset} are not there. "
-                "Ask for less."
+                f"{file} of {self.checkpoint.url} has {entry.size_bytes} bytes: {length} at {offset} are "
+                "not in the file. Request fewer bytes."
             )
         if not by_blocks(entry):
             raise CheckpointError(

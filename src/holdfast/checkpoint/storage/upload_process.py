@@ -108,7 +108,9 @@ class Pushing:
                 time.sleep(pause_s)
             is_gone = gone_at_s < never
             is_idle = is_quiet = is_done = False
-            with self._warned_of(f"What is to be pushed from {self._folder} cannot be seen yet"):
+            with self._warned_of(
+                f"The checkpoints to push from {self._folder} cannot be listed yet"
+            ):
                 # Checked before the scan, so that the scan sees a save that ends in between.
                 is_saving = is_gone and has_unfinished(self._folder)
                 newest = self._newest_unpushed() if is_gone or self._may_have_changed() else None
@@ -158,7 +160,7 @@ class Pushing:
         began_s, save = time.monotonic(), _save_of(info.path)
         # Recorded before the push; else a kill after the push would leave it unrecorded.
         with (
-            self._warned_of(f"That step {info.step} is pushed is not noted in {self._folder}"),
+            self._warned_of(f"The push of step {info.step} cannot be recorded in {self._folder}"),
             contextlib.suppress(FileNotFoundError),  # a newer save replaced the checkpoint
         ):
             name = remote_name(info.step, (info.path / MANIFEST_NAME).read_bytes())
@@ -189,7 +191,7 @@ class Pushing:
                 "seconds": seconds,
             }
         )
-        with self._warned_of("Steps that are to be deleted stay in storage"):
+        with self._warned_of("Superfluous steps cannot be deleted from storage"):
             self._delete_old(info.step)
         return True
 
@@ -340,7 +342,7 @@ def main() -> None:
     try:
         code = pushing.run()
     except Exception:
-        _logger.exception("The process that pushes checkpoints ends by an error of its own.")
+        _logger.exception("The process that pushes checkpoints ends after an internal error.")
         code = 1
     sys.exit(code)
 

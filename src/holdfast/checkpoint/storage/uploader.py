@@ -89,7 +89,7 @@ class Pusher:
         if self._process is not None and self._process.poll() is None:
             return
         if self._process is not None:
-            _logger.warning("The process that pushes checkpoints is started again: it died.")
+            _logger.warning("The process that pushes checkpoints died and is restarted.")
             release(self._process)
             self._process = None
         command, environment = module_command(PUSHING_MODULE)
@@ -143,7 +143,7 @@ class Pusher:
         while time.monotonic() - heard_at_s <= _SILENT_S:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code = process.wait(_LOOK_EVERY_S)
-                assert self._listener is not None, "it is started with the process"
+                assert self._listener is not None, "the thread starts with the process"
                 self._listener.join()
                 return code
             if self._responded.is_set():
@@ -266,7 +266,10 @@ def fetch_newer(remote: Remote, folder: Path, asked: Asked = _ANY) -> None:
         if newest < 0:
             raise
         _logger.warning(
-            "What storage has was not fetched, step %d of %s is taken: %s", newest, folder, error
+            "The checkpoint in storage was not fetched; step %d of %s is used: %s",
+            newest,
+            folder,
+            error,
         )
     if passed_over and not here:
         raise NoVerifiedCheckpoint(
@@ -298,10 +301,10 @@ def fetch_instead(
                 if not reason:
                     return there.step
                 _logger.warning(
-                    "Step %d was not to be had from storage either: %s", there.step, reason
+                    "Step %d could not be fetched from storage either: %s", there.step, reason
                 )
     except (NotFound, CheckpointError) as error:  # the caller then tries an older checkpoint
-        _logger.warning("Step %d was not to be had from storage either: %s", step, error)
+        _logger.warning("Step %d could not be fetched from storage either: %s", step, error)
     return None
 
 
@@ -329,8 +332,8 @@ def _not_taken_away(
         if there.name in pushed and there.step not in present:
             if not taken_away:
                 _logger.warning(
-                    "Step %d is in storage and was taken away from %s, so it is not fetched. "
-                    "To go on from it: Remote(%r).fetch(%d, %r).",
+                    "Step %d is in storage but was removed from %s, so it is not fetched. "
+                    "To restore it: Remote(%r).fetch(%d, %r).",
                     *(there.step, folder, remote.url, there.step, str(folder)),
                 )
             taken_away.add(there.step)
@@ -351,7 +354,7 @@ def _offered(found: Sequence[RemoteCheckpoint], asked: Asked) -> list[RemoteChec
 def _of_another_run(remote: Remote, folder: Path, there: RemoteCheckpoint, run: str) -> str:
     of = "" if there.manifest is None else there.manifest.run
     return (
-        f"{remote.url} has checkpoints of another run alone (run {of!r}, step {there.step}), and this is run {run!r}. "
+        f"{remote.url} has only checkpoints of another run (run {of!r}, step {there.step}), and this is run {run!r}. "
         f"Go on with that run (`holdfast run --resume {of}`, or run={of!r}), or give this one another push_to, or "
         "begin anew with Checkpointer(fresh=True) or `holdfast run --fresh`, which leave them there. To go on from "
         f"them as run {run!r}: Remote({remote.url!r}).fetch({there.step}, {str(folder)!r})."

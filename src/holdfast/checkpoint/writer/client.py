@@ -106,7 +106,7 @@ class _Outstanding:
         if not failure:
             self.ended.set_result(WriteResult())
             return
-        advice = "Look at the memory and the storage of this node."
+        advice = "Check the memory and the storage of this node."
         self.ended.set_exception(
             SaveFailed(f"Step {self.order.step} was not saved: {failure}. {advice}")
         )
@@ -319,7 +319,7 @@ class Writer:
                 send(self._socket, message, fd)
         # The process is dead; the receiving thread starts another one and sends this again.
         except OSError:
-            _logger.debug("the writing process does not take orders")
+            _logger.debug("the writing process does not accept saves")
 
     def _receive(self, line: socket.socket, process: "subprocess.Popen[bytes]") -> None:
         """Receive messages until the process ends or hangs, then replace the process if needed.
@@ -332,8 +332,8 @@ class Writer:
         except _Stalled as stalled:
             why, has_stalled = str(stalled), True
         except Exception as error:  # without this thread no future would be completed
-            _logger.exception("A message of the writing process could not be read.")
-            why = f"a message of it could not be read ({error})"
+            _logger.exception("A message from the writing process could not be read.")
+            why = f"a message from it could not be read ({error})"
         # A closed client lets the process delete old checkpoints, or keep its snapshot.
         if not self._closed:
             process.send_signal(signal.SIGKILL)
@@ -404,7 +404,7 @@ class Writer:
                 elif ran_s - moved_s > self._timeout_s + _LOOK_EVERY_S:
                     raise _Stalled(f"nothing was written for {self._timeout_s:g} s")
             if ran_s - heard_s > _SILENT_S:
-                return f"it was silent for {_SILENT_S:g} s"
+                return f"it sent nothing for {_SILENT_S:g} s"
 
     def _start_again(self, why: str, *, has_stalled: bool) -> list[tuple[_Outstanding, str]]:
         """Start another process for the saves that have not ended.
@@ -428,15 +428,13 @@ class Writer:
                 ended.append((self._outstanding.pop(key), why))
                 self._free(outstanding)
             elif arena.state is State.FREE or outstanding.starts > _STARTS_A_SAVE:
-                failure = (
-                    f"the process that writes it was started {_STARTS_A_SAVE} times; at last {why}"
-                )
+                failure = f"the process that writes it was started {_STARTS_A_SAVE} times; the last time, {why}"
                 ended.append((self._outstanding.pop(key), failure))
                 self._free(outstanding)
             elif arena.state is State.WRITING:
                 arena.move(State.SEALED, outstanding.generation)
         if self._outstanding:
-            _logger.warning("The process that writes checkpoints is started again: %s.", why)
+            _logger.warning("The process that writes checkpoints is restarted: %s.", why)
             try:
                 self._start()
             except (OSError, RuntimeError) as error:  # no process, or no thread to receive from it

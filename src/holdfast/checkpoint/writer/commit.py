@@ -201,7 +201,7 @@ def check_lease(order: SaveRequest) -> None:
     holder = read_holder(order.folder) if order.lease else None
     if holder is not None and holder.token != order.lease:
         raise RankFailed(
-            f"{order.folder} has been taken over by {holder}. This process is to end", is_final=True
+            f"{order.folder} has been taken over by {holder}. This process must end", is_final=True
         )
 
 

@@ -49,7 +49,7 @@ class NotAttested(RankFailed):
     """Report that written bytes differ from the live tensors, in the layout's `pieces`."""
 
     def __init__(self, pieces: list[int]) -> None:
-        super().__init__("what was staged differs from the live tensors")
+        super().__init__("the staged copy differs from the live tensors")
         self.pieces = pieces
 
 
@@ -144,7 +144,7 @@ def delete_leftovers(order: SaveRequest, progress: Callable[[int], None] = lambd
     try:
         remove_leftovers(order.folder, but_of=order.session, progress=progress)
     except OSError as error:
-        _logger.warning("What dead processes left in %s was not deleted: %s", order.folder, error)
+        _logger.warning("Files of dead processes in %s were not deleted: %s", order.folder, error)
 
 
 def delete_superfluous(
@@ -200,7 +200,7 @@ def make_room(
         good = (info for info in found if info not in going and not is_damaged(info, order.damaged))
         if (newest := next((info for info in good if not info.abandoned), None)) is None:
             _logger.warning(
-                "%s is full, and nothing is deleted: none of the others is whole.", order.folder
+                "%s is full, and nothing is deleted: no other checkpoint is complete.", order.folder
             )
             return None
         free_bytes = shutil.disk_usage(order.folder).free

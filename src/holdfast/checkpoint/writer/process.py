@@ -204,7 +204,7 @@ class Service:
                 self._moved(1)
                 time.sleep(_FOLLOW_EVERY_S)
             if now.state is State.FREE:
-                raise RankFailed("its snapshot was given up")
+                raise RankFailed("its snapshot was discarded")
             if count is None:
                 claim()
 
@@ -304,7 +304,7 @@ class Service:
             since_s = since_s or time.monotonic()
             waited_s = time.monotonic() - since_s
             if waited_s > timeout_s:
-                raise TimeoutError(f"the other ranks were not through after {timeout_s:g} s")
+                raise TimeoutError(f"the other ranks had not finished after {timeout_s:g} s")
             self._moved(1)
             time.sleep(pause_s(waited_s))
 

@@ -34,34 +34,39 @@ if TYPE_CHECKING:
 INCOMPLETE = 4
 """The exit code if a task has no scores."""
 ID = click.option(
-    "--id", "evaluation_id", metavar="ID", help="Its id.  [default: the model's name and the time]"
+    "--id",
+    "evaluation_id",
+    metavar="ID",
+    help="The evaluation's id.  [default: the model's name and the time]",
 )
 PAGE = click.option(
     "--page",
     type=OUTPUT_FILE,
-    help="Write a page with the Gantt picture (HTML) there.",
+    help="Write an HTML page with the Gantt chart to this file.",
 )
 MEMORY = click.option(
     "--device-memory-gib",
     type=float,
     metavar="N",
-    help="The memory of one GPU it would run on; with --device cpu, of one node.  [default: this machine's]",
+    help="Memory of one GPU, or with --device cpu of one node.  [default: this machine's]",
 )
 ARRIVALS = click.option(
     "--arrivals",
     metavar="JOBS",
-    help="A stream of checkpoints that come as in these job records, in a form that `holdfast trace` recognises.",
+    help="Job records whose submissions stand for arriving checkpoints; any form `trace` reads.",
 )
 STREAM = (
-    click.option("--once", is_flag=True, help="Evaluate what is there, then end."),
+    click.option("--once", is_flag=True, help="Evaluate the checkpoints that exist, then exit."),
     click.option(
         "--until-file",
         "until",
         type=click.Path(path_type=Path),
-        help="End when this file is there and all is evaluated.",
+        help="Exit once this file exists and every checkpoint is evaluated.",
     ),
     click.option(
-        "--drop-stale", is_flag=True, help="A newer checkpoint replaces those that have not begun."
+        "--drop-stale",
+        is_flag=True,
+        help="Drop waiting checkpoints when a newer one appears.",
     ),
 )
 MODEL = click.option(

@@ -31,13 +31,13 @@ _OPENAI = "https://api.openai.com/v1"
 _ALWAYS = {
     "log_samples": "Samples are always logged: in the evaluation's folder, and in that of -o.",
     "use_cache": "Every answer is always kept and reused; the path of --use_cache is not used.",
-    "cache_requests": "Prompts are built anew each time; --cache_requests is passed over.",
-    "batch_size": "Batches are Holdfast's to choose; --batch_size is passed over. Exact scores are those of 1.",
-    "max_batch_size": "Batches are Holdfast's to choose; --max_batch_size is passed over.",
-    "verbosity": "What tasks print is in the evaluation's folder logs; --verbosity is passed over.",
-    "write_out": "Prompts are in the logged samples; --write_out is passed over.",
-    "show_config": "Tasks' configurations are in the results; --show_config is passed over.",
-    "check_integrity": "Tasks are checked before anything starts; --check_integrity is passed over.",
+    "cache_requests": "Prompts are built anew each time; --cache_requests is ignored.",
+    "batch_size": "Holdfast chooses batch sizes; --batch_size is ignored. Exact scores are those of size 1.",
+    "max_batch_size": "Holdfast chooses batch sizes; --max_batch_size is ignored.",
+    "verbosity": "The output of tasks is in the evaluation's folder logs; --verbosity is ignored.",
+    "write_out": "Prompts are in the logged samples; --write_out is ignored.",
+    "show_config": "Tasks' configurations are in the results; --show_config is ignored.",
+    "check_integrity": "Tasks are checked before anything starts; --check_integrity is ignored.",
 }
 _NEVER = {
     "config": "Write a suite as a TOML file instead: docs/evaluation.md, Suites.",
@@ -45,8 +45,8 @@ _NEVER = {
     "wandb_config_args": "Log the files that -o FOLDER gets afterwards.",
     "trackio_args": "Log the files that -o FOLDER gets afterwards.",
     "hf_hub_log_args": "Upload the files that -o FOLDER gets afterwards: hf upload.",
-    "trust_remote_code": "Holdfast runs no code of a model's; serve the model (vllm serve) and give "
-    "--model local-completions.",
+    "trust_remote_code": "Holdfast does not run code that comes with a model; serve the model "
+    "(vllm serve) and give --model local-completions.",
 }
 _MODEL_WAYS = {
     "trust_remote_code": _NEVER["trust_remote_code"],
@@ -114,7 +114,7 @@ def translate(words: Sequence[str]) -> Line:
     if words[:1] == ["run"]:
         words = words[1:]
     elif words[:1] and not words[0].startswith("-"):
-        raise BadUse(f"lm-eval's command {words[0]!r} is its own: run lm-eval {' '.join(words)}")
+        raise BadUse(f"Holdfast has no {words[0]!r} of lm-eval. Run: lm-eval {' '.join(words)}")
     parser = _parser()
     names = parser._option_string_actions
     words = [_spelled(word, names) for word in words]
@@ -162,7 +162,7 @@ def _parser() -> argparse.ArgumentParser:
         what, is_invalid, kind_and_value = message.partition(": invalid ")
         if is_invalid:  # the kind is Python's name of a function
             message = f"{what} cannot be {kind_and_value.rpartition('value: ')[2]}"
-        raise BadUse(f"lm-eval does not take that line: {message}. See lm-eval run --help.")
+        raise BadUse(f"lm-eval rejects these options: {message}. See lm-eval run --help.")
 
     parser.error = refuse  # type: ignore[method-assign]
     return parser
@@ -238,7 +238,7 @@ def _model(options: Mapping[str, Any], line: Line) -> dict[str, Any]:
         elif name in engine_options and value is not None:
             line.native.append(f"--engine-option={engine_options[name]}={value}")
         elif name in _PASSED_OVER:
-            line.said.append(f"{name} of --model_args is passed over: Holdfast decides it.")
+            line.said.append(f"{name} of --model_args is ignored: Holdfast decides it.")
         elif value not in (None, False):
             way = _MODEL_WAYS.get(
                 name, "Leave it out, or serve the model and give --model local-completions."
@@ -284,7 +284,7 @@ def _suite(chosen: Mapping[str, Any], model_args: Mapping[str, Any]) -> "Suite":
         for name in _named(chosen["tasks"], chosen.get("include_path", ()))
     )
     if samples and (unknown := samples.keys() - {entry.name for entry in entries}):
-        raise BadUse(f"--samples names {min(unknown)}, which is none of --tasks.")
+        raise BadUse(f"--samples names {min(unknown)}, which is not in --tasks.")
     return Suite(name="+".join(entry.name for entry in entries[:3]), entries=entries)
 
 

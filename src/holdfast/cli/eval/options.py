@@ -24,14 +24,14 @@ PLACING = (
     click.option(
         "--on",
         type=click.Choice(["local", "slurm", "ray"]),
-        help="Where it runs.  [default: local]",
+        help="Where the engines run.  [default: local]",
     ),
-    click.option("--nodes", type=int, metavar="N", help="How many nodes.  [default: 1]"),
+    click.option("--nodes", type=int, metavar="N", help="Number of nodes.  [default: 1]"),
     click.option(
         "--engines-per-node",
         type=int,
         metavar="N",
-        help="[default: as many as its GPUs allow; without, 1]",
+        help="Engines on each node.  [default: as its GPUs allow; 1 without GPUs]",
     ),
     click.option(
         "--sbatch-option",
@@ -51,11 +51,15 @@ ENGINE = (
     click.option(
         "--mode",
         type=click.Choice(["exact", "free"]),
-        help="exact: bit for bit the harness's own scores; free: batched as it comes.  [default: exact]",
+        help="exact: the harness's own scores, bit for bit; free: any batch size.  [default: exact]",
     ),
-    click.option("--device", metavar="DEVICE", help="cpu or cuda.  [default: what there is]"),
     click.option(
-        "--dtype", metavar="DTYPE", help="As transformers names it.  [default: the checkpoint's]"
+        "--device", metavar="DEVICE", help="cpu or cuda.  [default: cuda if there are GPUs]"
+    ),
+    click.option(
+        "--dtype",
+        metavar="DTYPE",
+        help="The dtype, as transformers names it.  [default: the checkpoint's]",
     ),
     click.option(
         "--tp",
@@ -74,13 +78,13 @@ ENGINE = (
         "--max-batch",
         type=int,
         metavar="N",
-        help="Sequences in a batch at most.  [default: the engine's own]",
+        help="Most sequences in a batch.  [default: the engine's own]",
     ),
     click.option(
         "--max-length",
         type=int,
         metavar="N",
-        help="Tokens of prompt and answer.  [default: the model's own]",
+        help="Most tokens in a prompt and its answer.  [default: the model's own]",
     ),
     click.option("--url", metavar="URL", help="With openai: the server's base URL, ending in /v1."),
     click.option(
@@ -98,12 +102,12 @@ MODEL = (
     click.option(
         "--hf-config",
         type=GIVEN_FOLDER,
-        help="For a DCP checkpoint: config.json and the tokenizer.",
+        help="For a DCP checkpoint: the folder with config.json and the tokenizer.",
     ),
     click.option(
         "--name-map",
         type=GIVEN_FILE,
-        help="For a DCP checkpoint whose names are not transformers'.",
+        help="For a DCP checkpoint: a TOML file that maps tensor names to transformers' names.",
     ),
     click.option(
         "--base",
@@ -189,7 +193,7 @@ JUDGE = (
         "--judge-cost-limit",
         type=float,
         metavar="COST",
-        help="Cost of this evaluation, at most; needs the prices.  [default: no limit]",
+        help="Most that the judge may cost; needs both prices.  [default: no limit]",
     ),
     click.option(
         "--judge-input-price", type=float, metavar="COST", help="Price of a million prompt tokens."
@@ -203,25 +207,25 @@ LIMITS = (
         "--metric-slots",
         type=int,
         metavar="N",
-        help="Metrics computed at a time on a node.  [default: its cores]",
+        help="Metrics computed at once on a node.  [default: its cores]",
     ),
     click.option(
         "--max-read-mib-s",
         type=float,
         metavar="N",
-        help="MiB/s at which a node gets the next checkpoint while one is evaluated.  [default: no limit]",
+        help="Most MiB/s to fetch the next checkpoint during an evaluation.  [default: no limit]",
     ),
     click.option(
         "--linger-s",
         type=float,
         metavar="S",
-        help="How long engines go on with what they hold when this command is gone.  [default: 60]",
+        help="Seconds that engines keep working after this command ends.  [default: 60]",
     ),
     click.option(
         "--silent-s",
         type=float,
         metavar="S",
-        help="An engine process silent for so long is started anew.  [default: 30]",
+        help="Seconds of silence until an engine process is restarted.  [default: 30]",
     ),
 )
 OUTPUT = click.option(
@@ -231,7 +235,7 @@ JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 JSON_LINES = click.option(
     "--json", "as_json", is_flag=True, help="One JSON object a line, one for each evaluation."
 )
-NO_PROGRESS = click.option("--no-progress", is_flag=True, help="Do not show how far it is.")
+NO_PROGRESS = click.option("--no-progress", is_flag=True, help="Do not show the progress.")
 SHOWING = (JSON, NO_PROGRESS)
 HOW = (*ENGINE, *PLACING, *MODEL, *TASKS, *JUDGE, *LIMITS, OUTPUT)
 

@@ -44,7 +44,7 @@ def ls(place: Place, /, as_json: bool, **wanted: str | None) -> None:
         return
     if not found:
         click.echo(
-            "No evaluations of those. All there are: holdfast eval ls"
+            "No evaluation matches. List all: holdfast eval ls"
             if any(wanted.values())
             else "No evaluations. Start one: holdfast eval run --suite TASKS --model MODEL"
         )
@@ -157,7 +157,8 @@ def _print_facts(record: EvaluationRecord) -> None:
         click.echo(record.outcome)
     elif record.state == "stopped":
         click.echo(
-            f"Its command ended before it did. Go on with: holdfast eval resume {record.evaluation_id}"
+            "The command ended before the evaluation did. "
+            f"Continue with: holdfast eval resume {record.evaluation_id}"
         )
     facts = {
         "suite": record.suite,

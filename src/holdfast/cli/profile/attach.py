@@ -106,7 +106,7 @@ def _capture(folder: Path, run_id: str, wanted: list[str], *, max_bytes: int, as
         if time.monotonic() > due_s:
             raise HoldfastError(
                 f"{len(found)} of {len(request.ranks) * len(wanted)} captures came within {CAPTURE_S:.0f} s. "
-                f"Look whether run {run_id} makes steps: holdfast runs show {run_id}"
+                f"Check whether run {run_id} makes steps: holdfast runs show {run_id}"
             )
         time.sleep(LOOK_S)
     if as_json:

@@ -31,9 +31,11 @@ FILE = click.Path(dir_okay=False, path_type=Path)
     "--peak-tflops", type=float, help="The GPU's dense peak in the precision of the job, TFLOP/s."
 )
 @click.option(
-    "--perfetto", type=OUTPUT_FILE, help="Also write counters, phases and incidents there."
+    "--perfetto", type=OUTPUT_FILE, help="Also write counters, phases and incidents to this file."
 )
-@click.option("-o", "--output", type=OUTPUT_FILE, help="The page.  [default: in the run's folder]")
+@click.option(
+    "-o", "--output", type=OUTPUT_FILE, help="The HTML page.  [default: in the run's folder]"
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def report(

@@ -53,29 +53,33 @@ SETTINGS = (
     (
         "--max-restarts",
         "restarts.max_restarts",
-        "Restarts in a row that may gain nothing, within the window.",
+        "Restarts in a row without progress, within the window, before the run ends.",
     ),
     ("--window-s", "restarts.window_s", "The window of the restart budget."),
     (
         "--hang-factor",
         "hangs.factor",
-        "A hang: a state that cannot be work, for this many median step times …",
+        "A hang: an idle state for this many median step times …",
     ),
     ("--hang-floor-s", "hangs.floor_s", "… and at least this long."),
-    ("--silence-limit-s", "hangs.silence_s", "A hang: no step, where nothing else is known."),
-    ("--first-step-limit-s", "hangs.first_step_s", "A hang before the first step."),
+    (
+        "--silence-limit-s",
+        "hangs.silence_s",
+        "A hang: no step for so long, where the state of the ranks is unknown.",
+    ),
+    ("--first-step-limit-s", "hangs.first_step_s", "A hang: no first step for so long."),
     (
         "--section-limit-s",
         "hangs.section_s",
-        "A hang in a save, restore or evaluation, where silence has no more.",
+        "A hang: a save, restore or evaluation of so long, unless --silence-limit-s is longer.",
     ),
-    ("--stop-grace-s", "restarts.stop_grace_s", "How long a stop may take to save first."),
+    ("--stop-grace-s", "restarts.stop_grace_s", "Time for a save before a stop."),
     (
         "--healthy-after",
         "healthy_after",
-        "A broken loss goes back to a checkpoint after which so many steps had an ordinary loss; 0: no loss does.",
+        "After a broken loss, go back to a checkpoint followed by so many ordinary losses; 0: never.",
     ),
-    ("--log-max-mib", "log_max_mib", "How much of each rank's output is kept."),
+    ("--log-max-mib", "log_max_mib", "Most output that is kept of each rank."),
 )
 """The options of the supervision: each with the field of `RunSpec` that it sets, and its help."""
 
@@ -125,12 +129,12 @@ DEFAULTS: Mapping[str, Any] = RunSpec.default_options()
     "--min-nodes",
     type=int,
     metavar="M",
-    help="Where nodes are lost and no other comes, go on with fewer, at least M.  [default: wait]",
+    help="If lost nodes are not replaced, continue with fewer, at least M.  [default: wait]",
 )
 @click.option(
     "--rendezvous",
     metavar="HOST:PORT",
-    help="Where the nodes meet: one of them, and a free port.  [default: of torchrun, Slurm or Kubernetes]",
+    help="One of the nodes, and a free port on it.  [default: from torchrun, Slurm or Kubernetes]",
 )
 @with_slurm
 @click.option(
@@ -143,7 +147,8 @@ DEFAULTS: Mapping[str, Any] = RunSpec.default_options()
 @click.option(
     "--test-nodes",
     type=click.Choice(["auto", "always", "never"]),
-    help="Test nodes before a launch: after failures that a node may have caused, each time, never.  [default: auto]",
+    help="Test nodes before launches: after failures that a node may have caused, always, never."
+    "  [default: auto]",
 )
 @click.option(
     "--name", metavar="RUN", help="The run's id.  [default: the script's name and the time]"
@@ -151,7 +156,7 @@ DEFAULTS: Mapping[str, Any] = RunSpec.default_options()
 @click.option(
     "--fresh",
     is_flag=True,
-    help="Set the checkpoints of other runs aside, in the folder they are in.",
+    help="Ignore the checkpoints of other runs: move them to a subfolder.",
 )
 @click.option(
     "--detach", "detached", is_flag=True, help="Supervise in the background; no terminal is needed."
@@ -159,21 +164,21 @@ DEFAULTS: Mapping[str, Any] = RunSpec.default_options()
 @click.option(
     "--resume",
     metavar="RUN",
-    help="Go on with a run that was stopped, failed or lost its supervisor.",
+    help="Continue a run that was stopped, failed or lost its supervisor.",
 )
 @click.option(
     "--mode",
     type=click.Choice(MODES),
     help=(
-        "act: do what is decided; propose: touch a job that still runs only after `holdfast runs approve`; "
-        "observe: only record what would be done.  [default: act]"
+        "act: carry out every decision; propose: act on a running job only after `holdfast runs "
+        "approve`; observe: only record the decisions.  [default: act]"
     ),
 )
 @click.option(
     "--notify",
     multiple=True,
     metavar="URL",
-    help="Send a message about each incident by Apprise; better in $HOLDFAST_NOTIFY, since URLs hold secrets.",
+    help="Send a message about each incident by Apprise; set $HOLDFAST_NOTIFY to hide secrets.",
 )
 @click.option(
     "--eval-suite",
@@ -181,20 +186,20 @@ DEFAULTS: Mapping[str, Any] = RunSpec.default_options()
     help="Evaluate each checkpoint: a TOML file, or names of tasks.",
 )
 @click.option(
-    "--eval-drop-stale", is_flag=True, help="A newer checkpoint replaces those not begun."
+    "--eval-drop-stale", is_flag=True, help="Drop waiting checkpoints when a newer one appears."
 )
 @click.option(
     "--eval-option",
     "eval_options",
     multiple=True,
     metavar="OPTION",
-    help="For `holdfast eval watch`, in one word: --eval-option=--on=slurm",
+    help="An option for `holdfast eval watch` (--eval-option=--on=slurm); repeatable.",
 )
 @click.option(
     "--no-profile", is_flag=True, help="Record no counters of the nodes and no phases of the ranks."
 )
 @click.option(
-    "--no-echo", is_flag=True, help="Do not show what the ranks print; `holdfast logs` does."
+    "--no-echo", is_flag=True, help="Do not show the output of the ranks; `holdfast logs` does."
 )
 @click.option(
     "--json", "as_json", is_flag=True, help="Print the outcome as JSON; implies --no-echo."
@@ -464,7 +469,7 @@ def _wish(suite: str | None, drop_stale: bool, options: tuple[str, ...]) -> "Wis
     if suite is None:
         if drop_stale or options:
             raise BadUse(
-                "--eval-drop-stale and --eval-option say how to evaluate, but not what. Give --eval-suite too."
+                "--eval-drop-stale and --eval-option need the tasks to evaluate. Give --eval-suite too."
             )
         return None
     from holdfast.cli.run.evaluation import Wish

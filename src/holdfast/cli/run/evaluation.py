@@ -54,7 +54,7 @@ class Wish:
         for option in options:
             if not option.startswith("-"):
                 raise BadUse(
-                    f"--eval-option {option!r} is no option. Write it in one word: --eval-option=--nodes=4"
+                    f"--eval-option {option!r} is not an option. Write it in one word: --eval-option=--nodes=4"
                 )
         suite = str(Path(suite).absolute()) if suite.endswith(".toml") else suite
         return cls(suite=suite, drop_stale=drop_stale, options=tuple(options))
@@ -138,12 +138,12 @@ class RunEvaluation:
             self._start_unless_it_runs()
             if self._child is None:
                 return
-            self._print("evaluating the checkpoints that are left; Ctrl-C ends that")
+            self._print("evaluating the remaining checkpoints; Ctrl-C stops the evaluation")
             exit_code = _awaited(self._child)
         except KeyboardInterrupt:
             exit_code = None
         except OSError as error:
-            self._print(f"the evaluation cannot be told that the run is over: {error}")
+            self._print(f"the evaluation cannot be ended ({self._over} cannot be written): {error}")
             exit_code = None
         finally:
             if self._child is not None:
@@ -154,7 +154,7 @@ class RunEvaluation:
         again = ["eval", "watch", str(self._watched), "--once", "--suite", self._wish.suite]
         again += ["--run", self._paths.run_id, *self._wish.options]
         self._print(
-            f"the evaluation {how}; {self.log} tells more. Go on: holdfast {shlex.join(again)}"
+            f"the evaluation {how}; see {self.log}. Continue with: holdfast {shlex.join(again)}"
         )
 
     def _start_unless_it_runs(self) -> None:
@@ -191,7 +191,7 @@ class RunEvaluation:
                 working_folder=self._working_folder,
             )
         except OSError as error:  # training goes on; the next checkpoint tries again
-            self._print(f"the evaluation does not start: {error}")
+            self._print(f"the evaluation cannot be started: {error}")
 
 
 def _awaited(child: "subprocess.Popen[bytes]") -> int:

@@ -178,13 +178,9 @@ def _ended(run_id: str, place: Place, following: Following, jobs: SlurmJobs) -> 
         if run.state not in ("queued", "running") or not following.state.is_over:
             return run
         facts = jobs.describe(following.job_id)
-        how = (
-            "ended and took the run with it"
-            if run.state == "running"
-            else "ended while the run waited"
-        )
+        how = "ended, and ended the run" if run.state == "running" else "ended while the run waited"
         outcome = (
-            f"Slurm job {following.job_id} {how} ({facts}). Go on: "
+            f"Slurm job {following.job_id} {how} ({facts}). Continue with: "
             f"holdfast run --on slurm --resume {run_id}"
         )
         changes: dict[str, Any] = {
@@ -209,7 +205,7 @@ def settle(paths: RunPaths, outcome: Outcome, say: Callable[[str], None]) -> Non
         say(f"{error} See: squeue --me")
         return
     if ended:
-        say(f"Slurm job {', '.join(ended)} is not needed any more, and ends")
+        say(f"Slurm job {', '.join(ended)} is no longer needed and was cancelled")
 
 
 class _Screen:

@@ -147,14 +147,14 @@ def _node_note(event: Event) -> str | None:
             return " ".join(map(str, _listed(data, "sentences")))
         case "nodes_readmitted":
             names = ", ".join(map(str, _listed(data, "nodes")))
-            return f"Too few other nodes were there: the run went on with {names}, though cordoned."
+            return f"There were too few other nodes: the run went on with {names}, though cordoned."
         case "node_signal":
             return f"Node {data.get('node')}: {data.get('text')} ({data.get('source')})."
         case "notice":
             return f"Node {data.get('node')} is to be taken away: {data.get('text')}{_left(data.get('left_s'))}."
         case "handed_over":
             return (
-                f"The node of the supervisor was to end. So node {data.get('node')} took the lead over, and training "
+                f"The node of the supervisor was ending. Node {data.get('node')} took over, and training "
                 "went on."
             )
         case "node_cordoned":
@@ -162,9 +162,9 @@ def _node_note(event: Event) -> str | None:
         case "node_set_aside":
             return f"Node {data.get('node')} was left out from then on: {data.get('why')}."
         case "cannot_see" if data.get("why"):
-            return f"{_begun(data.get('detector'))} could not be seen: {data.get('why')}."
+            return f"{_begun(data.get('detector'))} could not be observed: {data.get('why')}."
         case "cannot_see":
-            return f"{_begun(data.get('detector'))} could be seen again."
+            return f"{_begun(data.get('detector'))} could be observed again."
     return None
 
 
@@ -229,26 +229,26 @@ def _incidents(data: Mapping[str, Any]) -> str:
 
 
 RULES: Mapping[str, str] = {
-    "stop-asked": "a person has asked to stop",
+    "stop-asked": "a person has requested a stop",
     "kept-launcher": "an attempt that failed before its first step below a kept launcher gets a new launcher",
     "work-done": "a job that failed only after its work was done is not restarted",
     "not-mended": "a cause that a restart does not mend ends the run",
-    "same-root": "the same root at the same place, with nothing gained since, ends the run",
-    "budget-spent": "too many restarts in a row that gained nothing end the run",
+    "same-root": "the same root at the same place, without progress since, ends the run",
+    "budget-spent": "too many restarts in a row without progress end the run",
     "observe": "in the mode observe nothing is restarted",
     "replay": "the steps of a broken loss run again, to find the cause",
-    "restart": "a restart helps, at once after a gain",
-    "restart-after-wait": "a restart helps, after a longer wait each time that nothing is gained",
-    "await-teardown": "when a rank fails, the others are asked to end",
+    "restart": "a restart helps, and comes at once after progress",
+    "restart-after-wait": "a restart helps, after a wait that grows with each restart without progress",
+    "await-teardown": "when a rank fails, the other ranks are stopped",
     "kill-frozen": "a job that stands still is ended",
-    "leave-broken-state": "a broken loss ends the attempt, and a healthy checkpoint is gone back to",
+    "leave-broken-state": "a broken loss ends the attempt, and the run goes back to a healthy checkpoint",
     "exited": "a job that has ended is diagnosed",
     "approved": "a person has approved the proposal",
     "nodes-missing": "a run that has waited too long for nodes ends",
     "node-confirmed": "a node that two independent signals call faulty is left, with the state saved, for a spare",
     "node-leaving_at": "a node that will be taken away is left, with the state saved",
     "queued-again": "a run that lacks nodes which cannot come back is queued again without them",
-    "go-on": "a spike that came again, or without a healthy checkpoint, is lived with",
+    "go-on": "a spike that came again, or without a healthy checkpoint, is accepted",
     "propose": "in the mode propose a running job is touched only after an approval",
     "note": "in the mode observe a running job is not touched",
 }

@@ -101,7 +101,7 @@ def _downgrade(connection: Connection, revision: str, *, force: bool) -> dict[st
     if going:
         raise BadUse(
             f"{', '.join(going[:_NAMED])} {'is' if len(going) == 1 else 'are'} recorded as running. "
-            "Stop what runs, or give --force if nothing runs any more."
+            "Stop them, or give --force if none of them runs any more."
         )
     before = _counts(connection)
     from holdfast.core.ledger.migrations import downgrade
@@ -232,8 +232,8 @@ def _lock_on_server(connection: Connection) -> None:
 def _refuse_newer(connection: Connection, revision: str) -> None:
     if revision > schema.REVISION:
         raise LedgerError(
-            f"The ledger {connection.engine.url} is of version {revision}; this Holdfast knows "
-            f"{schema.REVISION}. Upgrade Holdfast, name another ledger with --ledger URL, or "
+            f"The ledger {connection.engine.url} is of version {revision}; this Holdfast supports up "
+            f"to {schema.REVISION}. Upgrade Holdfast, name another ledger with --ledger URL, or "
             f"run with the newer Holdfast: holdfast ledger downgrade {schema.REVISION}"
         )
 

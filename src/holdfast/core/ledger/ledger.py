@@ -427,11 +427,11 @@ class Ledger(Remembered, NodeTable, LeadTable, ActionTable):
             if is_unreachable(self._engine, error):
                 raise LedgerUnreachable(
                     f"The ledger {self._engine.url} cannot be reached: {first_line(error)}. "
-                    "See that its server runs and that this host can reach the server, then try again."
+                    "Check that its server runs and that this host can reach the server, then try again."
                 ) from error
             raise LedgerError(
                 f"The ledger {self._engine.url} cannot be {verb}: {first_line(error)}. "
-                "See that its disk has room and that nothing else holds it locked, then try again."
+                "Check that its disk has room and that no other process locks it, then try again."
             ) from error
 
     def _insert(self, table: Table, values: dict[str, Any]) -> None:

@@ -78,7 +78,8 @@ class LedgerThread:
         except TimeoutError:
             answer.is_awaited = False
             raise LedgerError(
-                "The ledger does not answer. The run goes on, and its records wait. See that the ledger's server runs."
+                "The ledger does not answer. The run goes on, and its records wait. "
+                "Check that the ledger's server runs."
             ) from None
 
     def later(self, use: Callable[[Ledger], object]) -> None:
@@ -122,7 +123,7 @@ class LedgerThread:
                 self._errors.put(
                     LedgerError(
                         f"The ledger has not answered for {self._close_s:g} s: the last records of the run are "
-                        f"missing ({count} operations). See that the ledger's server runs."
+                        f"missing ({count} operations). Check that the ledger's server runs."
                     )
                 )
             self._thread = None

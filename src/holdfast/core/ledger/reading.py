@@ -46,7 +46,7 @@ def bounded_reading(engine: Engine, limit_s: float) -> Iterator[Connection]:
             if _is_timeout(error):
                 raise TooSlow(
                     f"The ledger did not answer within {limit_s:g} s, and the query was ended. "
-                    "Try again; if it stays so, look at the load of the ledger's disk or server."
+                    "Try again; if the error remains, check the load of the ledger's disk or server."
                 ) from error
             raise
         finally:

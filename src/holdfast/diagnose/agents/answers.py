@@ -49,7 +49,7 @@ def with_fields(given: Any, names: Iterable[str]) -> dict[str, Any]:
         Malformed: the fields differ.
     """
     if not isinstance(given, dict) or set(given) != set(names):
-        raise Malformed("other fields than were asked for")
+        raise Malformed("its fields are not the requested ones")
     return given
 
 
@@ -61,7 +61,7 @@ def text_field(given: dict[str, Any], name: str, *, most: int, least: int = 1) -
     """
     value = given[name]
     if not isinstance(value, str) or not least <= len(value.strip()) <= most:
-        raise Malformed(f"{name} is no text of {least} to {most} characters")
+        raise Malformed(f"{name} is not a text of {least} to {most} characters")
     return value.strip()
 
 
@@ -85,7 +85,7 @@ def list_field(given: dict[str, Any], name: str, *, most: int, least: int = 0) -
     """
     value = given[name]
     if not isinstance(value, list) or not least <= len(value) <= most:
-        raise Malformed(f"{name} is no list of {least} to {most}")
+        raise Malformed(f"{name} is not a list of {least} to {most}")
     return value
 
 
@@ -103,12 +103,12 @@ def line_number(value: Any, lines: int) -> int:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
-        raise Malformed("a field stands there twice")
+        raise Malformed("a field occurs twice")
     return made
 
 
 def _no_number(word: str) -> NoReturn:
-    raise Malformed(f"{word} is no JSON")
+    raise Malformed(f"{word} is not JSON")
 
 
 def _depth(value: Any) -> int:

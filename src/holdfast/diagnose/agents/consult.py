@@ -91,8 +91,8 @@ def consultation(
     finding = outcome.finding
     if finding is None:
         consulted = (
-            f"The model {endpoint.model} was asked"
-            " and found no cause that it could agree on and cite."
+            f"The model {endpoint.model} found no "
+            "cause on which its answers agreed and that it could cite."
         )
         return Consultation(diagnosis=_noted(diagnosis, *outcome.notes, consulted))
     stops = not (diagnosis.restart_helps or checks.HELPS[finding.advised])
@@ -101,8 +101,7 @@ def consultation(
     decided = _noted(_decided(diagnosis, finding, endpoint, rules), *outcome.notes)
     if finding.action != finding.advised:
         lowered = (
-            f"The model advises {finding.advised};"
-            " on its word alone the job is started again instead."
+            f"The model advises {finding.advised}; a model's advice alone only restarts the job."
         )
         decided = _noted(decided, lowered)
     return Consultation(diagnosis=decided, proposed_rule=_proposed(finding, endpoint, rules))

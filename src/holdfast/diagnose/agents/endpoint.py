@@ -82,7 +82,7 @@ class Endpoint(Api):
             from holdfast.diagnose.agents.exchange import exchange
         except ImportError as error:
             raise HoldfastError(
-                "Asking a model needs httpx, which is not installed. Run: pip install httpx"
+                "A model endpoint needs httpx, which is not installed. Run: pip install httpx"
             ) from error
         clean = [
             Prompt(instructions=one.instructions, data=redact(one.data, self.known_secrets))
@@ -107,8 +107,8 @@ class Endpoint(Api):
     def too_late(self) -> str:
         """Return the sentence that reports an answer later than `budget_s`."""
         return (
-            f"The model at {self.host} had not answered after {self.budget_s:g} s."
-            " Ask again, or a faster one."
+            f"The model at {self.host} had not answered after {self.budget_s:g} s. Try "
+            "again, or use a faster model."
         )
 
 

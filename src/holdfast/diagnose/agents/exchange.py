@@ -60,8 +60,8 @@ async def exchange(
         )
     except (ImportError, ValueError, OSError):  # an invalid proxy or certificate file
         why = (
-            "cannot be asked: the environment's proxy or SSL_CERT_FILE is not usable."
-            " Mend or unset it."
+            "cannot be reached: the environment's proxy or SSL_CERT_FILE is invalid. "
+            "Fix or unset it."
         )
         return [Reply(failed=f"The model at {endpoint.host} {why}")] * len(prompts)
     async with opened as client:
@@ -126,7 +126,7 @@ class _Asking:
                     return await self._reply(prompt, {})
         except (TimeoutError, httpx.TimeoutException):
             raise _Failed(
-                f"gave no whole answer within {seconds:g} s. Ask again, or a faster one."
+                f"gave no complete answer within {seconds:g} s. Try again, or use a faster model."
             ) from None
         except httpx.InvalidURL:
             raise _Failed(f"has an invalid address. Check {Endpoint.env_url()}.") from None
@@ -137,7 +137,7 @@ class _Asking:
             ) from None
         except (httpx.HTTPError, httpx.StreamError, OSError):
             raise _Failed(
-                "broke the connection off. Ask again; look at the server's log.", passing=True
+                "closed the connection. Try again, and check the server's log.", passing=True
             ) from None
 
     async def _reply(self, prompt: Prompt, optional: dict[str, Any]) -> str:
@@ -162,8 +162,8 @@ class _Asking:
     async def _body(self, response: httpx.Response) -> bytes:
         if response.headers.get("Content-Encoding", "identity").lower() != "identity":
             raise _Failed(
-                "packs its answers though asked not to."
-                " Check what stands between it and this machine."
+                "compresses its answers although the "
+                "request forbids it. Check the proxies in between."
             )
         body = bytearray()
         async for piece in response.aiter_raw():
@@ -182,11 +182,11 @@ def _check_status(endpoint: Endpoint, response: httpx.Response, body: bytes) -> 
         return
     if response.is_redirect or 300 <= status < 400:
         raise _Failed(
-            f"sends on to another address, which is not followed. Check {Endpoint.env_url()}."
+            f"redirects to another address, which is not followed. Check {Endpoint.env_url()}."
         )
     if status in _PASSING:
         raise _Failed(
-            f"is overloaded or broken (status {status}). Ask again later.",
+            f"is overloaded or broken (status {status}). Try again later.",
             passing=True,
             wait_s=_named_wait_s(response),
         )
@@ -194,14 +194,14 @@ def _check_status(endpoint: Endpoint, response: httpx.Response, body: bytes) -> 
         raise _Failed(f"refuses the key (status {status}). Check {Endpoint.env_key()}.")
     if status == httpx.codes.NOT_FOUND:
         raise _Failed(
-            "knows no such path or model."
+            "has no such path or model."
             f" Check {Endpoint.env_url()} and {Endpoint.env_model()} ({endpoint.model})."
         )
     because = sentence(
         redact(body[:4096].decode("utf-8", "replace"), endpoint.known_secrets), _SAID_CHARACTERS
     )
     raise _Failed(
-        f"refused the question (status {status}: {because})."
+        f"refused the request (status {status}: {because})."
         f" Check {Endpoint.env_model()} and the server."
     )
 

@@ -136,7 +136,7 @@ def find_cause(
     notes = [f"{problem} ({count} of {samples})" for problem, count in Counter(problems).items()]
     if shown.withheld:
         notes.append(
-            f"{shown.withheld} lines that give orders to a reader were not shown to the model."
+            f"{shown.withheld} lines that look like instructions were not shown to the model."
         )
     considered = {diagnosis.reason, *(one.reason for one in diagnosis.alternatives)}
     return Outcome(finding=_agreed(votes, samples, considered), notes=tuple(notes))
@@ -178,7 +178,7 @@ def _considered(diagnosis: Diagnosis) -> str:
     listed = ", ".join(
         f"{reason} ({confidence:.2f})" for reason, confidence in named if reason != "Unknown"
     )
-    return f"The rules considered: {listed}.\n" if listed else "No rule knows the cause.\n"
+    return f"The rules considered: {listed}.\n" if listed else "No rule recognises the cause.\n"
 
 
 def _vote(text: str, shown: Shown, kept: Sequence[Kept]) -> Vote:
@@ -216,7 +216,7 @@ def _rule_idea(given: Any) -> RuleIdea | None:
             isinstance(one, str) and one.strip()
             for one in list_field(fields, name, most=5, least=least)
         ):
-            raise Malformed(f"{name} of its rule holds no lines")
+            raise Malformed(f"{name} of its rule has no lines")
     pattern = text_field(fields, "pattern", most=PATTERN_CHARACTERS)
     return RuleIdea(
         pattern=pattern, match=tuple(fields["match"]), no_match=tuple(fields["no_match"])
@@ -227,9 +227,11 @@ def _check(vote: Vote, diagnosis: Diagnosis, rules: RuleSet) -> None:
     if vote.reason == "Unknown":
         return
     if checks.aftermath_only(vote.cited, diagnosis):
-        raise Malformed("it takes the aftermath of the failure for its cause")
+        raise Malformed("it names a consequence of the failure as the cause")
     if rule := checks.contradicted_by(vote.reason, vote.cited[0], rules):
-        raise Malformed(f"it says {vote.reason} of a line that the rule {rule.id} knows better")
+        raise Malformed(
+            f"it says {vote.reason} for a line that the rule {rule.id} recognises as another cause"
+        )
 
 
 def _agreed(votes: Sequence[Vote], samples: int, considered: Collection[str]) -> Finding | None:

@@ -225,12 +225,12 @@ def _candidate(given: Any, segment: Sequence[str], shown: Shown) -> FilterCandid
     cited = list_field(fields, "lines", most=len(shown.lines), least=1)
     pattern = compiled(text)
     if pattern is None:
-        raise Malformed("a pattern is not one of RE2, or finds everything")
+        raise Malformed("a pattern is not valid RE2, or matches everything")
     drops = frozenset(
         number for number, line in enumerate(segment[: len(shown.lines)], 1) if pattern.search(line)
     )
     if not {line_number(one, len(shown.lines)) for one in cited} <= drops:
-        raise Malformed("a pattern does not find the lines that it was given for")
+        raise Malformed("a pattern does not match the lines that it was proposed for")
     return FilterCandidate(pattern=text, drops=drops)
 
 
@@ -257,9 +257,9 @@ def _unsafe(candidate: FilterCandidate, shown: Shown, guarded: Iterable[str]) ->
     """Return why a candidate must not be used; an empty text if it may be used."""
     pattern = compiled(candidate.pattern)
     if pattern is None or not spells_out(candidate.pattern):
-        return "it spells out no wording"
+        return "the pattern contains no words"
     if len(candidate.drops) == len(shown.lines) > 1:
-        return "it drops every line that was shown"
+        return "it drops every line shown"
     dropped = next((line for line in guarded if pattern.search(line)), None)
     return "" if dropped is None else f"it would drop {redact(dropped)!r:.80}"
 

@@ -39,7 +39,7 @@ class Api:
             usable = False
         if not usable or not self.url.isascii() or not self.url.isprintable() or " " in self.url:
             raise BadUse(
-                f"{self.env_url()} is no http or https address."
+                f"{self.env_url()} is not an http or https address."
                 " Set it to the API's base, such as https://host/v1."
             )
         if parts.username or parts.password:
@@ -49,8 +49,8 @@ class Api:
             )
         if not self.key.isascii() or not self.key.isprintable() or " " in self.key:
             raise BadUse(
-                f"{self.env_key()} has characters that no key has."
-                " Set it again, without blanks and line ends."
+                f"{self.env_key()} has characters that are invalid "
+                "in a key. Set it without blanks and line ends."
             )
         if not self.model.strip() or not self.model.isprintable():
             raise BadUse(

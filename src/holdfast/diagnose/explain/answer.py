@@ -31,8 +31,8 @@ _WORTH_NAMING: Final = 0.03
 """Another reason is listed as an alternative if it has at least this share of the likelihood."""
 
 _UNKNOWN: Final = (
-    "No line of the logs states a cause that is known. Read the end of the log of the rank that ended first;"
-    " if the failure comes back at the same step, a restart does not mend it."
+    "No line of the logs states a known cause. Read the end of the log of the rank that ended first; "
+    "if the failure returns at the same step, a restart does not help."
 )
 
 

@@ -51,9 +51,9 @@ _CONFIDENCE: Final[dict[Outcome, float]] = {
 }
 _ADVICE: Final[dict[Outcome, str]] = {
     "completed": "There is nothing to do.",
-    "completed_teardown_failed": "There is nothing to start again. See that the last checkpoint is whole.",
+    "completed_teardown_failed": "Do not restart the job. Check that the last checkpoint is complete.",
     "running": "The log states no end and no error: the job still runs, or its log is cut off."
-    " Look whether its processes are alive.",
+    " Check whether its processes are alive.",
     "unknown": "The logs state neither an end nor an error. Give all logs of the job, and what the scheduler says of"
     " the job (`sacct --json`).",
 }

@@ -108,7 +108,7 @@ def find_files(paths: Iterable[str | os.PathLike[str]]) -> Found:
                 inside = list(_walk(path, notes)) if path.is_dir() else [path]
             except OSError as error:
                 any_exists = True
-                notes.append(f"{path}: not readable ({error.strerror}); passed over.")
+                notes.append(f"{path}: not readable ({error.strerror}); skipped.")
                 continue
             for file in inside:
                 if note := _unusable(file, named=file == path and not glob.has_magic(name)):
@@ -139,7 +139,7 @@ def _expanded(name: str) -> list[Path]:
 
 def _walk(folder: Path, notes: list[str]) -> Iterator[Path]:
     def cannot(error: OSError) -> None:
-        notes.append(f"{error.filename}: not readable ({error.strerror}); passed over.")
+        notes.append(f"{error.filename}: not readable ({error.strerror}); skipped.")
 
     for root, folders, names in os.walk(folder, onerror=cannot):
         here = Path(root)
@@ -158,7 +158,7 @@ def _unusable(file: Path, *, named: bool) -> str:
         return ""
     try:
         if not file.exists():
-            return f"{file}: there is no such file; passed over."
+            return f"{file}: there is no such file; skipped."
         if not file.is_file():  # a pipe can be read only once
             return "" if named else _SILENT
         with file.open("rb") as opened:
@@ -171,7 +171,7 @@ def _unusable(file: Path, *, named: bool) -> str:
             )
             others = [os.pread(opened.fileno(), count, at) for count, at in places if at > 0]
     except OSError as error:
-        return f"{file}: not readable ({error.strerror}); passed over."
+        return f"{file}: not readable ({error.strerror}); skipped."
     if _compression(start) or not start or is_flight_record(file, start):
         return ""
     if _JSON_NAME.search(file.name) and not named and not is_record(start):
@@ -179,11 +179,11 @@ def _unusable(file: Path, *, named: bool) -> str:
     if other := next(
         (name for magic, name in _OTHER_COMPRESSION.items() if start.startswith(magic)), None
     ):
-        return f"{file}: compressed with {other}. Unpack it first; passed over."
+        return f"{file}: compressed with {other}. Unpack it first; skipped."
     # After a crash or a rotation, a log may begin with NUL bytes. So the middle and the end are
     # sampled, too.
     if all(map(_strange, (start, *others))):
-        return f"{file}: a binary file, not a log; passed over."
+        return f"{file}: a binary file, not a log; skipped."
     return ""
 
 
@@ -250,7 +250,7 @@ def read_blocks(path: Path, reading: Reading | None = None) -> Iterator[tuple[by
             yield from _whole_lines(_unpacked_if_need_be(raw, path, reading), reading)
     except OSError as error:  # such as a log on a broken disk: the part before is used
         reading.notes.append(
-            f"{path}: not readable to its end ({error.strerror}); used up to there."
+            f"{path}: not readable to its end ({error.strerror}); used up to that point."
         )
 
 

@@ -127,7 +127,7 @@ def flight_lines(
             dump = read_dump(path)
         except (OSError, ValueError) as error:
             reading.notes.append(
-                f"{path}: no Flight Recorder dump that can be used ({error}); passed over."
+                f"{path}: no Flight Recorder dump that can be used ({error}); skipped."
             )
             continue
         rank = _rank_of(path, dump)

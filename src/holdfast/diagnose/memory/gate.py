@@ -121,9 +121,9 @@ class Gate:
         foreign = self._foreign(learned, pattern)
         for example in foreign:
             if example.order >= learned.order:
-                return f"rule {example.rule.id} knows {example.text!r:.120}"
+                return f"rule {example.rule.id} matches {example.text!r:.120}"
         if len(foreign) > FOREIGN_LIMIT and not named:
-            return f"rules for other reasons know such lines: {foreign[0].text!r:.120}"
+            return f"rules for other reasons match such lines: {foreign[0].text!r:.120}"
         return ""
 
     def _foreign(self, learned: Learned, pattern: Any) -> list[_Example]:

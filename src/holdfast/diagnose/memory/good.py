@@ -102,8 +102,8 @@ def _refuse_failure(paths: Sequence[str]) -> None:
     root = diagnosis.root_line
     where = f" ({root.file}, line {root.line})" if root else ""
     raise BadUse(
-        f"This run did not end well: {diagnosis.summary.rstrip('.')}{where}. What a failed run prints is not routine. "
-        "Name the logs of a run that ended well."
+        f"This run did not end well: {diagnosis.summary.rstrip('.')}{where}. The lines of a "
+        "failed run are not routine. Name the logs of a run that ended well."
     )
 
 

@@ -34,8 +34,8 @@ def read_topic(path: Path) -> Topic:
     try:
         if path.stat().st_size > _SIZE_LIMIT_BYTES:
             raise BadUse(
-                f"{path} has more than {_SIZE_LIMIT_BYTES >> 20} MiB: that is no file of rules."
-                " Name another."
+                f"{path} has more than {_SIZE_LIMIT_BYTES >> 20} MiB, which is too large for a file of "
+                "rules. Name another."
             )
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -70,4 +70,4 @@ def _faults_of_match(rules: RuleSet, rule: Rule, example: str) -> Iterator[str]:
     elif found[0].id != rule.id:
         yield f"rule {found[0].id} takes {example!r:.120} away from {rule.id}. Give the file a smaller `order`."
     elif rule.where == "line" and rules.hot.search(example.encode()) is None:
-        yield f"`hot` has no word of {example!r:.120}. Add one: lines without are not looked at."
+        yield f"`hot` has no word of {example!r:.120}. Add one: lines without such a word are not examined."

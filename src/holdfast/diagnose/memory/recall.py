@@ -263,7 +263,7 @@ def _decided_by(
             reason=diagnosis.reason, confidence=confidence, decided_by=diagnosis.decided_by[0]
         )
         others = (rival, *(other for other in others if other.reason != one.reason))[:3]
-    done = f" What was done then: {one.done}" if one.done else ""
+    done = f" Action taken then: {one.done}" if one.done else ""
     return replace(
         diagnosis,
         outcome="stopped" if diagnosis.outcome == "stopped" else "failed",

@@ -62,7 +62,8 @@ def memory_of(ledger: Ledger, key: str) -> Memory:
     match = _KEY.search(key)
     if match is None:
         raise BadUse(
-            f"{key!r} is no incident: a number, or m and a number. `holdfast incidents ls` lists them."
+            f"{key!r} is not an incident: give a number, or m and a number. "
+            "List them: holdfast incidents ls"
         )
     if match[1]:
         found = ledger.memory(int(match[2]))
@@ -107,7 +108,7 @@ def remember(
     memory_id, notes = _add(ledger, _of_diagnosis(decided.to_json(), kept, now_s))
     if suggested is not None:
         keep_suggestion(ledger, f"m{memory_id}", suggested, now_s=now_s)
-        how = f"`holdfast incidents confirm m{memory_id}` puts it in force if it spoils no other answer."
+        how = f"`holdfast incidents confirm m{memory_id}` accepts the rule if it changes no other answer."
         notes = (*notes, f"The model suggests a rule. If its answer is right, {how}")
     return replace(decided, id=f"m{memory_id}", notes=(*decided.notes, *notes))
 
@@ -163,13 +164,14 @@ def judge(
     memory = memory_of(ledger, key)
     if not reason and memory.reason == "Unknown":
         raise BadUse(
-            f"Incident {key} was left Unknown: there is nothing to confirm. Say `incidents correct {key} --reason R`."
+            f"Incident {key} was left Unknown: there is nothing to confirm. Run "
+            f"`holdfast incidents correct {key} --reason R`."
         )
     if reason and (reason not in CATEGORIES or reason == "Unknown"):
         allowed = ", ".join(one for one in CATEGORIES if one != "Unknown")
-        raise BadUse(f"{reason!r} is no reason. Allowed: {allowed}.")
+        raise BadUse(f"{reason!r} is not a reason. Allowed: {allowed}.")
     if action and action not in get_args(Action):
-        raise BadUse(f"{action!r} is no action. Allowed: {', '.join(get_args(Action))}.")
+        raise BadUse(f"{action!r} is not an action. Allowed: {', '.join(get_args(Action))}.")
     now_s = (SystemClock() if clock is None else clock).now_s()
     named = [clean_line(line.encode("utf-8", "replace"), 0).text.strip() for line in roots]
     changes: dict[str, Any] = {

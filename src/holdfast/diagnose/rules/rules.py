@@ -311,9 +311,7 @@ def _check_pattern(at: str, pattern: str) -> None:
     names = _GROUP.findall(pattern)
     # RE2's Python binding accepts a group name that occurs twice, but returns no value for it.
     if len(names) != len(set(names)):
-        raise BadUse(
-            f"{at}: a capture stands there twice. Use one alternation within it, or two rules."
-        )
+        raise BadUse(f"{at}: a capture occurs twice. Use one alternation within it, or two rules.")
     try:
         captures = set(re2.compile(pattern).groupindex)
     except re2.error as error:

@@ -132,7 +132,7 @@ class Dealing:
         refusals = " ".join(
             f"Node {number}: {why}" for number, why in sorted(model.refusals.items())
         )
-        return f"No node can have {model.added.name}. {refusals}"
+        return f"No node can hold {model.added.name}. {refusals}"
 
     def fetched(self, node: Node, model: Model, folder: str) -> None:
         """Record that a node holds a whole model."""

@@ -69,9 +69,7 @@ class Delivery:
             bodies, answers = [], []
             model = self._models.get(sample.model)
             folder = model.answers.folder if model and model.answers else "the journal"
-            sample.error = (
-                f"A stored answer cannot be read ({error}). Remove {folder} to ask for them again."
-            )
+            sample.error = f"A stored answer cannot be read ({error}). Remove {folder} to request the answers again."
         self._open_requests.delivered(sample)
         self.count += 1
         answered = AnsweredSample(

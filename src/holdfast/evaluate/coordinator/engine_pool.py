@@ -116,7 +116,9 @@ class EnginePool:
         node.report = report
         spec, now_s = self._config.spec, self._clock.monotonic_s()
         if uses_gpus(spec) and not self._config.rescore and 0 < report.gpus < spec.tensor_parallel:
-            why = f"{report.host} has {report.gpus} GPUs, and an engine is to span {spec.tensor_parallel}"
+            why = (
+                f"{report.host} has {report.gpus} GPUs, and an engine needs {spec.tensor_parallel}"
+            )
             self._listener.model_failed(
                 None, f"{why}. Give --tp {report.gpus} or less, or nodes with more.", wrong_use=True
             )
@@ -173,7 +175,9 @@ class EnginePool:
         slot.failures += 1
         if slot.failures < _MOST_FAILURES:
             return True
-        _log.error("Engine %s failed %d times and is given up: %s", slot.name, slot.failures, why)
+        _log.error(
+            "Engine %s failed %d times and is not restarted: %s", slot.name, slot.failures, why
+        )
         self._vacate(slot)
         self._orders.end(slot)
         del self.slots[slot.name]
@@ -206,7 +210,7 @@ class EnginePool:
                 "Put the old ones back, or evaluate these under another --id",
             )
             if model.folders:
-                when, cure = "while they were read", "Evaluate a checkpoint that nobody writes"
+                when, cure = "while they were read", "Evaluate a checkpoint that no process writes"
             self._listener.model_failed(
                 model,
                 f"The weights of {model.added.name} changed {when}: node {node.name} has other "
@@ -381,7 +385,7 @@ class EnginePool:
             self._listener.model_failed(model, why)
             return
         if why := unfit(model, report, is_exact=self._config.spec.mode == "exact"):
-            _log.warning("Engine %s is started anew: %s", slot.name, why)
+            _log.warning("Engine %s is restarted: %s", slot.name, why)
             if self._may_try_again(slot, why):
                 self._restart(slot, meant_for=model.number)
             return
@@ -465,8 +469,8 @@ class EnginePool:
             if model.failed_loads == _MOST_FAILED_LOADS:
                 self._listener.model_failed(
                     model,
-                    f"No engine can load {model.added.name} ({failure.why.rstrip('.')}). See that "
-                    "its files are whole; "
+                    f"No engine can load {model.added.name} ({failure.why.rstrip('.')}). Check that "
+                    "its files are complete; "
                     f"the logs are in {self._config.folder}/logs.",
                 )
         if self._may_try_again(slot, failure.why):
@@ -568,7 +572,7 @@ class EnginePool:
                 self._vacate(slot)
             if slot.peer is not None and now_s - slot.heard_s > self._config.silent_s:
                 _log.warning(
-                    "Engine %s was silent for %.0f s and is started anew.",
+                    "Engine %s sent nothing for %.0f s and is restarted.",
                     slot.name,
                     now_s - slot.heard_s,
                 )

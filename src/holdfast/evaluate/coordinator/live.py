@@ -160,7 +160,7 @@ class Live:
             case "engine":
                 self._pool.engine_joined(peer)
             case role:
-                peer.send(messages.Refused(why=f"Nobody of the role {role!r} is expected."))
+                peer.send(messages.Refused(why=f"A peer of the role {role!r} is not expected."))
                 peer.close()
         self._run_policy()
 

@@ -128,6 +128,6 @@ class Resting:
         if model.number not in self._recalled or before in ("", numerics):
             return ""
         return (
-            f"The engines' numerics changed unseen, from {before} to {numerics}, and some "
+            f"The engines' numerics changed undetected, from {before} to {numerics}, and some "
             f"answers of {model.added.name} were reused. Evaluate it again under another --id."
         )

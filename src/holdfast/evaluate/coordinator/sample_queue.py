@@ -22,8 +22,8 @@ from holdfast.evaluate.policy import events
 from holdfast.evaluate.wire import messages
 from holdfast.evaluate.wire.server import Connection
 
-NOT_WANTED = "Its scores are not wanted any more."
-_NOT_STORED = "its answer is not stored; `holdfast eval resume` asks for it"
+NOT_WANTED = "Its scores are no longer needed."
+_NOT_STORED = "its answer is not stored; `holdfast eval resume` requests it again"
 
 
 class SampleQueue:

@@ -63,7 +63,7 @@ async def coordinate(folder: Path) -> int:
         was_left = await _until_over(live)
         if was_left:
             _log.warning(
-                "The command is gone. What the engines have begun is kept; go on with `holdfast "
+                "The command has ended. Answers in progress are kept; continue with `holdfast "
                 "eval resume`."
             )
             await live.drain()
@@ -150,7 +150,7 @@ def main() -> None:
             cause = error.__cause__ if isinstance(error, JournalError) else error
             if getattr(cause, "errno", None) not in _DISK_FAILS:
                 raise
-            _log.error("%s: nothing can be kept.", error)
+            _log.error("%s: answers cannot be stored.", error)
             sys.exit(UNWRITABLE)
 
 

@@ -73,7 +73,7 @@ def check_options(spec: EngineSpec) -> None:
             there = (
                 f"It has {', '.join(known)}."
                 if known
-                else "It has none: leave it out, or name another engine."
+                else "The engine has no options: leave it out, or name another engine."
             )
             raise BadUse(
                 f"The engine {spec.kind} has no option {name!r}.{nearest(name, known)} {there}"

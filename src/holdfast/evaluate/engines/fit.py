@@ -175,7 +175,7 @@ def _advice(text: dict[str, Any], spec: EngineSpec, devices: float) -> str:
         (count for count in range(wanted, heads + 1) if heads % count == 0), None
     )
     if tensor_parallel is None or wanted > heads:
-        return "No tensor parallelism of its heads would do: give a smaller max_length, or devices with more memory."
+        return "No tensor parallelism of its heads suffices: give a smaller max_length, or devices with more memory."
     engine = "--engine vllm " if spec.kind == "hf" else ""  # hf has one device
     return f"Use {engine}--tp {tensor_parallel}, or a smaller max_length."
 

@@ -106,7 +106,7 @@ class OpenAIEngine:
 
     def swap(self, folder: Path) -> None:
         """Raise SwapRefused, since the server's weights belong to its owner."""
-        raise SwapRefused(f"The server {self._url} cannot be given the weights of {folder}.")
+        raise SwapRefused(f"The server {self._url} cannot load the weights of {folder}.")
 
     def canary(self) -> list[float]:
         """Return an empty list, since the server's weights are unknown."""
@@ -291,7 +291,7 @@ class OpenAIEngine:
             except MalformedReply as error:
                 if tried == _MALFORMED_TRIES - 1:
                     raise Unanswerable(
-                        f"{self._url}/{path} answers what cannot be used: {error}."
+                        f"{self._url}/{path} sends an unusable answer: {error}."
                     ) from error
                 await self._sleep(_BACK_OFF_S[0])
         raise AssertionError("the loop returns or raises")
@@ -322,15 +322,15 @@ class OpenAIEngine:
                     asked_s = _retry_after_s(reply.headers.get("Retry-After"))
                     if status == 200 and reply.content_type == "text/event-stream":
                         raise Unanswerable(
-                            f"{url} answers with a stream of events (text/event-stream), which it "
-                            "was not asked for. "
+                            f"{url} answers with a stream of events (text/event-stream), which was "
+                            "not requested. "
                             "Turn streaming off at the server, or at the gateway before it."
                         )
                 if status == 200:
                     try:
                         parsed = json.loads(text) if text else {}
                     except ValueError:
-                        why = f"{url} answers what is no JSON: {_brief(text)}"
+                        why = f"{url} sends an answer that is not JSON: {_brief(text)}"
                     else:
                         if (status := _stated_status(parsed)) == 200:
                             return parsed
@@ -350,7 +350,7 @@ class OpenAIEngine:
             waited_s += max(pause_s, _BACK_OFF_S[0])
             if waited_s > patience_s:
                 raise Unanswerable(
-                    f"{why}. It was tried for {patience_s:.0f} s; see that the server works."
+                    f"{why}. The engine tried for {patience_s:.0f} s. Check that the server works."
                 )
             await self._sleep(pause_s)
             wait_s = min(_BACK_OFF_S[1], 2 * wait_s)
@@ -371,7 +371,7 @@ def _refusal(status: int, why: str, model: str) -> str:
     if status in (401, 403):
         return f"{why}. Put the server's key into the environment ({DEFAULT_KEY_ENV}, or the option api_key_env)."
     if status == 404:
-        return f"{why}. See that the URL ends with the API's version (/v1) and that {model!r} is served there."
+        return f"{why}. Check that the URL ends with the API's version (/v1) and that {model!r} is served there."
     return f"{why}."
 
 

@@ -26,7 +26,7 @@ Tokenize = Callable[[str], Sequence[int]]
 class MalformedReply(Exception):
     """A server's reply violates the API.
 
-    The message completes a sentence that starts with `URL answers what cannot be used:`.
+    The message completes a sentence that starts with `URL sends an unusable answer:`.
     """
 
 
@@ -120,7 +120,7 @@ def _scored(request: Request, logprobs: Mapping[str, Any] | None, max_length: in
     if not of_tokens or not tops or not any(tops):
         missing = "top_logprobs" if of_tokens else "logprobs" if not logprobs else "token_logprobs"
         raise NotSupported(
-            f"The server gives no log-probabilities of a prompt ({missing} is null), and this task "
+            f"The server returns no log-probabilities of a prompt ({missing} is null), and this task "
             "is scored by them. "
             "Name a server that gives them (vLLM's completions do), or tasks that generate."
         )
@@ -135,7 +135,7 @@ def _scored(request: Request, logprobs: Mapping[str, Any] | None, max_length: in
             "echoed"
         )
     if not all(isinstance(value, int | float) and math.isfinite(value) for value in values):
-        raise ValueError(f"log-probabilities are no numbers: {values[:8]}")
+        raise ValueError(f"log-probabilities are not numbers: {values[:8]}")
     # Leave out the prompt's first token, which has no log-probability. The likeliest token of each
     # place is the one that the server reports.
     is_greedy = all(
@@ -164,7 +164,7 @@ def _generated(
     if request.prompt and not tokens:
         if tokenize is None:
             raise ValueError(
-                "the server tells no token ids; name the model's tokenizer (option tokenizer = "
+                "the server returns no token ids; name the model's tokenizer (option tokenizer = "
                 "FOLDER)"
             )
         tokens = tokenize(text)

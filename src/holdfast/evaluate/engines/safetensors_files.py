@@ -68,7 +68,7 @@ def _header(path: Path) -> dict[str, TensorPlace]:
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         if length > _MAX_HEADER_BYTES:
-            raise ValueError(f"{path.name} is no safetensors file")
+            raise ValueError(f"{path.name} is not a safetensors file")
         entries = json.loads(file.read(length))
     places = {}
     for name, entry in entries.items():

@@ -86,7 +86,7 @@ class VllmEngine(OpenAIEngine):
     def swap(self, folder: Path) -> None:
         """See `Engine.swap`; after a refusal the server must be restarted."""
         if _shape_of(folder) != _shape_of(self._link()):
-            raise SwapRefused(f"The config.json of {folder} is not that of the model being served.")
+            raise SwapRefused(f"The config.json of {folder} differs from the served model's.")
         try:
             self._control("POST", "sleep?level=2")
             self._point_at(folder)
@@ -95,7 +95,7 @@ class VllmEngine(OpenAIEngine):
             self._control("POST", "wake_up?tags=kv_cache")
             self._control("POST", "reset_prefix_cache")
         except BadUse as error:
-            raise SwapRefused(f"vLLM did not take other weights: {error}") from error
+            raise SwapRefused(f"vLLM did not accept other weights: {error}") from error
 
     def canary(self) -> list[float]:
         """See `Engine.canary`."""
@@ -221,5 +221,5 @@ def _vocabulary_of(folder: Path) -> int:
         return int((config.get("text_config") or config)["vocab_size"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BadUse(
-            f"The config.json of {folder} tells no vocabulary: {error}. Give a Hugging Face folder."
+            f"The config.json of {folder} states no vocabulary: {error}. Give a Hugging Face folder."
         ) from error

@@ -240,7 +240,7 @@ class EngineWorker:
                         new_tokens=0,
                         started_s=now_s,
                         finished_s=now_s,
-                        error=f"What was asked is no request: {error}.",
+                        error=f"The message is not a request: {error}.",
                     ),
                 )
                 continue
@@ -292,7 +292,7 @@ def _encoded(one: Finished) -> tuple[bytes, int, str]:
         body = encode_answer(one.answer)
         return body, decode_answer(body).new_tokens, one.error
     except (msgspec.MsgspecError, TypeError, ValueError) as error:
-        return b"", 0, one.error or f"The engine's answer is none that can be kept: {error}."
+        return b"", 0, one.error or f"The engine's answer cannot be stored: {error}."
 
 
 def keep_unacked(folder: Path, journals: dict[int, str], unacked: Iterable[messages.Done]) -> int:
@@ -342,13 +342,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--node", type=int, required=True)
     parser.add_argument("--spec", required=True, help="an EngineSpec as JSON")
     parser.add_argument(
-        "--linger", type=float, default=60.0, help="seconds to wait for a coordinator that is away"
+        "--linger", type=float, default=60.0, help="seconds to wait for an unreachable coordinator"
     )
     parser.add_argument(
-        "--keep", type=Path, help="folder of the journals, for answers that nobody fetched"
+        "--keep", type=Path, help="folder of the journals, for answers that were not fetched"
     )
     parser.add_argument(
-        "--hang-after", type=float, default=HANG_AFTER_S, help="seconds of a step before it hangs"
+        "--hang-after",
+        type=float,
+        default=HANG_AFTER_S,
+        help="seconds after which a step counts as hung",
     )
     given = parser.parse_args(arguments)
     die_with_parent()  # the node's agent, which stays for a while when the command is gone

@@ -31,7 +31,7 @@ def harness(
     module_name, colon, class_name = _KINDS.get(name, name).partition(":")
     if not colon:
         raise BadUse(
-            f'There is no harness {name!r}.{nearest(name, _KINDS)} Known are "lm-eval", "inspect", "module:Class".'
+            f'There is no harness {name!r}.{nearest(name, _KINDS)} Choose "lm-eval", "inspect" or "module:Class".'
         )
     given = {"include_paths": include_paths, "confirm_unsafe_code": confirm_unsafe_code}
     try:

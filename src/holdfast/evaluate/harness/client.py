@@ -113,7 +113,7 @@ class _Line:
         for sample in samples:
             if sample.sample in self._open:
                 raise EvaluationError(
-                    f"Sample {sample.sample} was asked while it is being answered."
+                    f"Sample {sample.sample} was requested again while it is being answered."
                 )
             given = messages.KeyedSample(
                 sample=sample.sample,
@@ -150,9 +150,8 @@ class _Line:
             away_s = self._clock.monotonic_s() - gone_since_s
             if away_s > self._patience_s:
                 raise EvaluationError(
-                    f"The coordinator at {self._address} has been away for {away_s:.0f} s. What "
-                    "was answered is kept: "
-                    "`holdfast eval resume` goes on from there."
+                    f"The coordinator at {self._address} was unreachable for {away_s:.0f} s. "
+                    "Answers are kept: continue with `holdfast eval resume`."
                 )
             await asyncio.sleep(next(waits))
 
@@ -183,7 +182,7 @@ class _Line:
                 case messages.Refused(why=why):
                     raise EvaluationError(why)
                 case messages.Stop():
-                    raise EvaluationError("The evaluation is over before this task is.")
+                    raise EvaluationError("The evaluation ended before this task.")
                 case _:
                     pass
 

@@ -83,7 +83,7 @@ class Runs:
             error = (
                 f"The process of the task {job.entry.name!r} ended {STARTS} times without a "
                 f"result, {how} the last "
-                f"time. What it printed is in logs/{log_name(*place)}."
+                f"time. Its output is in logs/{log_name(*place)}."
             )
             ended = TaskEnded(model=job.facts.model, task=job.task, error=error)
         if ended.result is not None:  # a failed task runs again on the next order
@@ -186,7 +186,7 @@ class Host:
             if not line.done():
                 line.cancel()
                 raise EvaluationError(
-                    "The parent of the harness's processes died; this host is to be started anew."
+                    "The parent of the harness's processes died; this host must be restarted."
                 )
             lost.cancel()
             line.result()
@@ -211,7 +211,7 @@ class Host:
             away_s = self._clock.monotonic_s() - gone_since_s
             if away_s > self._away_s:
                 raise EvaluationError(
-                    f"The coordinator at {self._address} has been away for {away_s:.0f} s."
+                    f"The coordinator at {self._address} was unreachable for {away_s:.0f} s."
                 )
             await asyncio.sleep(next(waits))
 

@@ -91,7 +91,7 @@ class Nursery:
             reply = await read(reader)
         except EOFError:
             return Prepared(
-                error="The process that imports the harness died; the host's log has what it printed."
+                error="The process that imports the harness died; its output is in the host's log."
             )
         finally:
             writer.close()

@@ -174,7 +174,7 @@ def _over_machines(jobs: list[tuple[float, float]], there_s: Sequence[float]) ->
     if not jobs:
         return 0.0
     if not there_s:
-        raise ValueError("There is work and nothing that could do it.")
+        raise ValueError("There is work, but no engine or slot for it.")
     there = sorted(there_s)
     there_before = [0.0, *accumulate(there)]
     end_s = rest_s = 0.0

@@ -12,7 +12,7 @@ BOUND_MEANINGS = {
     "started",
     "sample": "the sample that takes longest, alone on an engine once started, with its metric",
     "metrics": "all metrics, over the CPU slots there were",
-    "judge": "all that the judge was asked, at its quota",
+    "judge": "all requests to the judge, at its quota",
     "pace": "long answers need small batches to end in time, which cost more of an engine",
     "storage": "engine start, then the weights, once, over the bandwidth",
 }
@@ -26,7 +26,7 @@ CAUSES = {
     ),
     account.WEIGHTS: ("Waiting for weights", "the model was not in the node's memory yet"),
     account.START: ("Starting", "engines starting, with fresh weights"),
-    account.SWAP: ("Swapping", "other weights put into running engines"),
+    account.SWAP: ("Swapping", "weights swapped in running engines"),
     account.BEFORE: (
         "No requests yet",
         "idle while the harness was still building the first requests",
@@ -37,7 +37,7 @@ CAUSES = {
     account.TAIL_JUDGE: ("Tail, judge", "idle while the last answers were judged"),
     account.LOST: (
         "Lost engines",
-        "from an engine's last sign of life until it was known to be gone",
+        "from an engine's last message until its loss was detected",
     ),
     account.ABSENT: ("Not there", "before the engine was ordered, or after it had left"),
     "busy": ("Answering", "at work on at least one request"),
@@ -134,7 +134,7 @@ def why(evaluation: Evaluation) -> str:
     """Return the whole text, as plain lines."""
     lines = [verdict(evaluation), ""]
     if evaluation.bound:
-        lines += ["What no schedule could have gone below:"]
+        lines += ["Lower bounds of every schedule:"]
         lines += _table(
             [(named(term.name), _s(term.seconds), shown) for term, shown in bound_terms(evaluation)]
         )
@@ -152,7 +152,7 @@ def why(evaluation: Evaluation) -> str:
         )
         lines += [""]
     if evaluation.critical_path:
-        lines += ["What the end waited for, from the last backwards:"]
+        lines += ["Critical path, backwards from the end:"]
         lines += _table([_path_row(step) for step in longest_waits(evaluation.critical_path)])
         lines += [""]
     return "\n".join(lines).rstrip() + "\n"

@@ -182,8 +182,8 @@ def rescore(
             if task in scored["errors"] and task not in before.errors:
                 raise EvaluationError(
                     f"{task} cannot be scored again: {scored['errors'][task]} The scores of "
-                    f"{evaluation_id} are as "
-                    "they were."
+                    f"{evaluation_id} are "
+                    "unchanged."
                 )
         evaluation = replace(before, **scored)
         with saying_where_it_lies(paths, f"holdfast eval rescore {evaluation_id}"):
@@ -272,7 +272,7 @@ def _demand_record(ledger: Ledger, plan: Planned, paths: EvaluationPaths) -> Non
 def _called_from(directory: str) -> Iterator[None]:
     """Change to the folder in which the evaluation was started, so that relative paths hold."""
     if not Path(directory).is_dir():
-        _log.warning("%s is not there any more; paths relative to it are not found.", directory)
+        _log.warning("%s no longer exists; paths relative to it cannot be found.", directory)
         directory = ""
     with contextlib.chdir(directory or "."):
         yield

@@ -194,7 +194,7 @@ def history_note(
     )
     known = unsure & {task.task for task in history}
     if not known:
-        return f"Nothing is known of these tasks yet: lengths are guessed from the limits.{others}"
+        return f"These tasks were never measured: lengths are estimated from their limits.{others}"
     which = (
         "every entry that generates"
         if known == unsure
@@ -226,11 +226,11 @@ def engines_per_node_of(planned: Planned) -> tuple[int, str]:
     if gpus:
         return (
             engines,
-            f"{how_many} on each node, for the {words.plainly(gpus, 'GPU')} that it is asked for.",
+            f"{how_many} on each node, for the {words.plainly(gpus, 'GPU')} that were requested.",
         )
     return (
         engines,
-        f"{how_many} on each node is assumed: what its GPUs allow is not known. Give --engines-per-node.",
+        f"{how_many} on each node is assumed, since its GPUs are unknown. Give --engines-per-node.",
     )
 
 
@@ -247,7 +247,7 @@ def fit_of(planned: Planned, told_gib: float | None) -> str:
         return ""
     memory = _memory(planned, told_gib)
     if memory is None:
-        return "Whether the model fits is not known: give --device-memory-gib, of what it would run on."
+        return "Whether the model fits is not known: give --device-memory-gib, of one device."
     spec = msgspec.structs.replace(options.engine, device=memory.device)
     source = Path(manifest.source)
     config = (

@@ -159,7 +159,7 @@ def recorded(ledger: Ledger, paths: EvaluationPaths, state: str, outcome: str) -
             paths.evaluation_id, state=state, ended_at_s=time.time(), outcome=outcome
         )
     except HoldfastError as error:
-        return f"{outcome}\n{error} What was finished is in {paths.root} all the same."
+        return f"{outcome}\n{error} Finished results are in {paths.root}."
     return outcome
 
 
@@ -177,7 +177,7 @@ def saying_where_it_lies(paths: EvaluationPaths, again: str) -> Iterator[None]:
         yield
     except (HoldfastError, OSError) as error:
         raise EvaluationError(
-            f"Its tasks have ended and what they came to is in {paths.root}, but not all of it "
+            f"Its tasks have ended and their results are in {paths.root}, but not all of it "
             "could be recorded: "
             f"{sentence(error)} Then go on with: {again}"
         ) from error
@@ -186,7 +186,7 @@ def saying_where_it_lies(paths: EvaluationPaths, again: str) -> Iterator[None]:
 def sentence(error: BaseException) -> str:
     """Return an error as a sentence for the user."""
     return (
-        f"{error}. See that there is room and that it can be written."
+        f"{error}. Check that the disk has room and is writable."
         if isinstance(error, OSError)
         else str(error)
     )

@@ -153,7 +153,7 @@ class Agent:
                 else:
                     await self._heed(message)
         except EvaluationError as error:
-            _log.warning("%s Everything here is ended.", error)
+            _log.warning("%s All processes of this node are ended.", error)
             return 4
         except asyncio.CancelledError:
             return 128 + signal.SIGTERM
@@ -313,7 +313,7 @@ class Agent:
         del self._children[role, name]
         self._line.send(ChildExited(role=role, name=name, exit_code=code, tail=_tail(log)))
         if role == "host":
-            _log.warning("The harness host ended with %d and is started again.", code)
+            _log.warning("The harness host ended with %d and is restarted.", code)
             await asyncio.sleep(_HOST_RESTART_WAIT_S)
             await self._start_host()
 

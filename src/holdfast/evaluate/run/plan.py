@@ -174,7 +174,7 @@ class Planned:
         if self.options.on != "ray" or spec.kind != "hf" or spec.device:
             return ""
         return (
-            "Ray gives nobody GPUs that were not asked for, so the engines run on CPUs. Give "
+            "Ray only gives GPUs that were requested, so the engines run on CPUs. Give "
             "--device cuda for one on "
             "each node (--engines-per-node N for more), or --device cpu if that is meant."
         )

@@ -196,7 +196,7 @@ class Session:
             if not coordinating.done():
                 if placement is not None:
                     _log.warning(
-                        "Stopping: engines finish what they hold, in %.0f s at most.",
+                        "Stopping: engines finish their requests, in %.0f s at most.",
                         self._config.linger_s,
                     )
                 coordinating.cancel()
@@ -263,14 +263,14 @@ class Session:
                 raise
             if code == UNWRITABLE:
                 raise EvaluationError(
-                    f"{self._config.folder} cannot be written: its disk is full or failing. What "
-                    "was finished is kept. "
-                    "Make room there."
+                    f"{self._config.folder} cannot be written: its disk is full or failing. Finished "
+                    "answers are kept. "
+                    "Free space there."
                 )
             if code in _ENDS:
                 return code
             if not limit.allows_restart(time.monotonic() - began_s):
-                raise EvaluationError(f"The coordinator ends again and again. Its log is {log}.")
+                raise EvaluationError(f"The coordinator failed repeatedly. Its log is {log}.")
             _log.warning(
                 "The coordinator ended with %d and is started again; its log is %s.", code, log
             )
@@ -325,7 +325,7 @@ class Session:
             if len(lost) == self._wanted.nodes:
                 why = lost[0].why or f"exit code {lost[0].exit_code}"
                 raise EvaluationError(
-                    f"No node's agent stays up ({why}). Their logs are in "
+                    f"Every node's agent keeps ending ({why}). Their logs are in "
                     f"{self._config.folder}/logs."
                 )
             await asyncio.sleep(_POLL_S)
@@ -341,5 +341,5 @@ class Session:
 
 def _show_waiting() -> None:
     _log.warning(
-        "What an earlier command left is finishing what it holds; this one goes on after it."
+        "Processes of an earlier command are finishing their requests; this command continues then."
     )

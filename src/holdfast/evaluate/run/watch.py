@@ -120,12 +120,12 @@ def watch(
     chosen = options.applied_to(suite if isinstance(suite, Suite) else load_suite(suite))
     if not folder.is_dir():
         raise NotFound(
-            f"There is no folder {folder}. Give the one that checkpoints are committed to."
+            f"There is no folder {folder}. Give the folder into which checkpoints are saved."
         )
     if options.engine.kind in WITHOUT_WEIGHTS:
         raise BadUse(
             f"The engine {options.engine.kind} takes no weights, so it cannot follow {folder}. "
-            "Use --engine hf or vllm, or evaluate what it serves: holdfast eval run."
+            "Use --engine hf or vllm, or evaluate the served model: holdfast eval run."
         )
     paths = EvaluationPaths(
         options.home or holdfast_home(), options.evaluation_id or new_id(f"{folder.name}-stream")

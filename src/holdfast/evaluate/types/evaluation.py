@@ -146,7 +146,7 @@ def read_evaluation(folder: Path) -> Evaluation:
         ) from error
     except ValueError as error:
         raise EvaluationError(
-            f"{path} is no JSON ({error}). Compute the scores again: holdfast eval rescore."
+            f"{path} is not JSON ({error}). Compute the scores again: holdfast eval rescore."
         ) from error
     content = (
         (values.get("schema"), values.get("version")) if isinstance(values, dict) else (None, None)

@@ -90,7 +90,7 @@ def load_suite(path_or_names: str | Sequence[str]) -> Suite:
     for name in names:
         if name.endswith(".toml"):
             raise BadUse(
-                f"{name} is a suite of its own: give the file alone, or add the other tasks to it."
+                f"{name} is a suite file: give the file alone, or add the other tasks to it."
             )
     entries = tuple(_entry(_named(name), {}, f"the task {name!r}") for name in names)
     return Suite(
@@ -210,8 +210,7 @@ def _distinct(entries: Sequence[TaskEntry], where: str) -> tuple[TaskEntry, ...]
     for entry in entries:
         if entry in seen:
             raise BadUse(
-                f"{where}: the task {entry.name!r} stands there twice. Remove one, or set them "
-                "apart."
+                f"{where}: the task {entry.name!r} is listed twice. Remove one, or set them apart."
             )
         seen.append(entry)
     return tuple(seen)

@@ -291,7 +291,7 @@ class TimelineReader:
             line: Line = self._decoder.decode(text)
         except msgspec.DecodeError as error:
             raise EvaluationError(
-                f"{self._path}:{self._read_lines} is no line of a timeline ({error}). Something "
+                f"{self._path}:{self._read_lines} is not a line of a timeline ({error}). Something "
                 "other than Holdfast "
                 "changed it, or its disk is failing; delete that line to read the rest."
             ) from error

@@ -129,14 +129,14 @@ async def _describe(
     is_adapter = ADAPTER_CONFIG in sizes and not {HF_WEIGHTS_NAME, HF_INDEX_NAME} & sizes.keys()
     if base is not None and not is_adapter:
         raise BadUse(
-            f"{model} is no PEFT adapter (it has no {ADAPTER_CONFIG}), and only an adapter takes "
+            f"{model} is not a PEFT adapter (it has no {ADAPTER_CONFIG}), and only an adapter takes "
             "--base. Give the adapter's folder, or leave --base out."
         )
     if METADATA in sizes:
         return await _describe_checkpoint(model, source, sizes, hf_config, name_map, chunk_bytes)
     if hf_config is not None or name_map is not None:
         raise BadUse(
-            f"{model} is no checkpoint (it has no {METADATA}), and only a checkpoint takes "
+            f"{model} is not a checkpoint (it has no {METADATA}), and only a checkpoint takes "
             "--hf-config and --name-map. "
             "Give the folder of one step, or leave them out."
         )
@@ -242,7 +242,7 @@ async def _indexed(model: str, source: Source, size_bytes: int) -> list[str]:
     for path in weights:
         if PurePosixPath(path).name != path or not path.endswith(".safetensors"):
             raise BadUse(
-                f"{HF_INDEX_NAME} of {model} names {path!r}, which is no file of weights beside "
+                f"{HF_INDEX_NAME} of {model} names {path!r}, which is not a weights file beside "
                 "it. Do not trust it."
             )
     return weights
@@ -418,9 +418,12 @@ def _what_is_there(model: str, sizes: Mapping[str, int]) -> str:
         return f"{model} is a folder of checkpoints ({several}). Give one of them: {model.rstrip('/')}/{steps[-1]}."
     inside = sorted({path.split("/")[0] for path in sizes if path.endswith("/" + HF_CONFIG_NAME)})
     if inside:
-        return f"{model} is no model, but {', '.join(inside[:3])} in it is one. Give {model.rstrip('/')}/{inside[0]}."
+        return (
+            f"{model} is not a model, but {', '.join(inside[:3])} in it is one. "
+            f"Give {model.rstrip('/')}/{inside[0]}."
+        )
     return (
-        f"{model} is no model: it has neither {HF_CONFIG_NAME} (a Hugging Face folder) nor "
+        f"{model} is not a model: it has neither {HF_CONFIG_NAME} (a Hugging Face folder) nor "
         f"{METADATA} (a checkpoint). "
         "Give the folder that `save_pretrained` or Checkpointer wrote."
     )

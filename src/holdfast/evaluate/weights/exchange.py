@@ -357,7 +357,7 @@ class PeerLink:
             async with asyncio.timeout(SILENCE_S):
                 count = await asyncio.get_running_loop().sock_recv_into(self._peer, buffer)
         except TimeoutError as error:
-            raise PeerLost(f"nothing came for {SILENCE_S:.0f} s") from error
+            raise PeerLost(f"nothing was received for {SILENCE_S:.0f} s") from error
         except OSError as error:
             raise PeerLost(str(error)) from error
         if not count:

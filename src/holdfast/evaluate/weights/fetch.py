@@ -137,7 +137,7 @@ class NodeStore:
             if not entry.finishing.cancelled():
                 raise
             raise EvaluationError(
-                f"Model {model} was released before all of it had come."
+                f"Model {model} was released before it was fetched completely."
             ) from None
         except Exception:
             await self._drop(model)
@@ -266,8 +266,8 @@ class _Model:
             check_file_contents(self._memory.path(self._chunks_name), entries)
         except ManifestError as error:
             raise DamagedModel(
-                f"{manifest.source} is damaged: {error}. `holdfast checkpoint verify` says which "
-                "ones are whole."
+                f"{manifest.source} is damaged: {error}. `holdfast checkpoint verify` lists the "
+                "undamaged ones."
             ) from error
 
     async def _convert(self) -> None:

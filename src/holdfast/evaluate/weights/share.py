@@ -157,7 +157,7 @@ class ModelShare:
             if self._error is not None:
                 raise self._error
             if self._closed:
-                raise EvaluationError("The model was released before all of it had come.")
+                raise EvaluationError("The model was released before it was fetched completely.")
             await self._changed.wait()
         return [digest for digest in self._digests if digest is not None]
 
@@ -270,7 +270,7 @@ class ModelShare:
             try:
                 return await self._held.read(path, offset, size_bytes)
             except (OSError, EvaluationError) as error:
-                _logger.info("What was held of %s was let go of: %s", self.manifest.source, error)
+                _logger.info("Released the loaded part of %s: %s", self.manifest.source, error)
                 self._held = None
         await self._take(size_bytes)
         try:

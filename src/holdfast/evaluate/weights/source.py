@@ -98,7 +98,7 @@ def open_source(url: str, *, attempts: int = READ_ATTEMPTS, sleep: Sleep = async
         return _Remote(url, retry, can_list=scheme in OBJECT_SCHEMES)
     known = ", ".join(f"{each}://" for each in ("file", *HTTP_SCHEMES, "s3", "gs", "az"))
     raise BadUse(
-        f"Nothing here reads {scheme}:// URLs ({url}). Give a folder, or a URL that begins with "
+        f"Holdfast cannot read {scheme}:// URLs ({url}). Give a folder, or a URL that begins with "
         f"one of {known}."
     )
 
@@ -216,7 +216,7 @@ class _Remote:
             )
         except (obstore.exceptions.BaseError, ValueError) as error:
             raise BadUse(
-                f"{url} is no address of a folder: {_first_line(error)}. Correct it."
+                f"{url} is not the address of a folder: {_first_line(error)}. Correct it."
             ) from error
         self._url = url.rstrip("/")
         self._retry = retry
@@ -241,7 +241,7 @@ class _Remote:
             return int((await obstore.head_async(self._store, path))["size"])
 
         return await self._retry(
-            f"Asking for {self._url}/{path}", attempt, transient=self._transient
+            f"Requesting {self._url}/{path}", attempt, transient=self._transient
         )
 
     async def read(self, path: str, offset: int, size_bytes: int) -> memoryview:

@@ -52,7 +52,9 @@ async def dial(
     if not isinstance(answer, wire.Welcome):
         writer.close()
         raise EvaluationError(
-            answer.why if isinstance(answer, wire.Refused) else f"{address} is no coordinator."
+            answer.why
+            if isinstance(answer, wire.Refused)
+            else f"{address} is not the address of a coordinator."
         )
     return reader, writer
 

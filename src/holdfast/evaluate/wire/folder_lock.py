@@ -46,7 +46,7 @@ def wait_for_the_others(state: Path, timeout_s: float, on_wait: Callable[[], Non
             except BlockingIOError:
                 if time.monotonic() > deadline_s:
                     raise EvaluationError(
-                        "What an earlier command started for this evaluation still runs after "
+                        "Processes of an earlier command for this evaluation still run after "
                         f"{timeout_s:.0f} s. "
                         f"End the processes whose command line names {state.parent}, then try "
                         "again."

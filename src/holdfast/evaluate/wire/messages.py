@@ -473,5 +473,5 @@ async def read(reader: asyncio.StreamReader) -> Message:
     try:
         message: Message = _decoder.decode(body)
     except msgspec.DecodeError as error:
-        raise ChannelError(f"A frame holds no message: {error}.") from error
+        raise ChannelError(f"A frame has no message: {error}.") from error
     return message

@@ -33,7 +33,9 @@ class Connection:
             return
         self._writer.write(encode(message))
         if self._writer.transport.get_write_buffer_size() > _MOST_UNSENT_BYTES:
-            _log.warning("%s %s does not read; dropped.", self.hello.role, self.hello.name)
+            _log.warning(
+                "%s %s does not read its messages; disconnected.", self.hello.role, self.hello.name
+            )
             self._writer.transport.abort()
 
     def close(self) -> None:

@@ -306,8 +306,8 @@ def _missing(recording: Recording, valleys: Valleys) -> list[str]:
         missing.append("No counter of a GPU was recorded." + (f" {'; '.join(why)}." if why else ""))
     elif valleys.metric != "gpu_sm_active":
         missing.append(
-            "No source measures SM activity here. The share of time in which some kernel ran"
-            " stands in its place."
+            "No source measures SM activity here. The share of time in which a kernel ran "
+            "is shown instead."
         )
     if not recording.spans:
         missing.append("No rank recorded phases, so the cause of every idle valley is unknown.")

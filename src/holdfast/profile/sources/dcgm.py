@@ -118,7 +118,7 @@ class Dcgmi:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0 or not select.select([self._fd], [], [], left_s)[0]:
                 reason = f": {self._last_line[:200]}" if self._last_line else ""
-                raise CannotRead(f"{command} prints no table within {answer_s:g} s{reason}")
+                raise CannotRead(f"{command} printed no table within {answer_s:g} s{reason}")
             self._take_lines()
             if self._is_at_end and not self._has_header:
                 raise CannotRead(self._ending())

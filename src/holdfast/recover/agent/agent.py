@@ -177,7 +177,7 @@ class Agent:
                 wait_s = RECONNECT_S
                 await self._obey_supervisor(stream)
                 self._supervisor = None
-                why = "its supervisor is gone"
+                why = "its supervisor has ended"
             if self._supervisor is None:
                 idle_s = time.monotonic() - self._last_step_s
                 self._node.send({"kind": "away", "why": why, "idle_s": idle_s})

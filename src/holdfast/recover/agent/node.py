@@ -387,8 +387,8 @@ class Node:
     def _join(self, run_id: str) -> None:
         self._away = None
         if self._paths is not None and self._paths.run_id != run_id:
-            reason = f"Another run, {run_id}, is led at this meeting place now."
-            raise HoldfastError(f"{reason} Start this node anew.")
+            reason = f"Another run, {run_id}, is led at this rendezvous now."
+            raise HoldfastError(f"{reason} Restart this command on this node.")
         if self._paths is not None:
             return
         self._paths = RunPaths(self._home, run_id)
@@ -487,11 +487,11 @@ class Node:
         assert self._meeting is not None
         if why == "unpublished":
             return (
-                f"This node waits for the first one, which is to write {self._board.place}. Start `holdfast run` there "
+                f"This node waits for the first node, which must write {self._board.place}. Start `holdfast run` there "
                 "too; HOLDFAST_HOME must be one folder that all nodes share, or --ledger one PostgreSQL."
             )
         place = self._meeting.host or "the first node"
-        return f"This node cannot join the run at {place} ({why}). Look whether `holdfast run` is going there."
+        return f"This node cannot join the run at {place} ({why}). Check that `holdfast run` runs there."
 
     def _observe(self, kind: str, data: Mapping[str, Any]) -> None:
         """Pass an event on to the observer.

@@ -238,8 +238,8 @@ def meeting_of(
         rendezvous = f"{own['--master-addr']}:{own.get('--master-port', '29500')}"
     if rendezvous is None:
         raise BadUse(
-            f"{nnodes} nodes need a place to meet: give --rendezvous HOST:PORT, the same on each node, with the name "
-            "of one of them, or start the run by srun."
+            f"{nnodes} nodes need a rendezvous: give --rendezvous HOST:PORT, the same on each node, with the name of "
+            "one of them, or start the run by srun."
         )
     host, port = _address(rendezvous)
     return Meeting(nnodes=nnodes, key=f"{host.replace(':', '_')}-{port}", host=host, port=port)

@@ -97,7 +97,7 @@ async def stop_in_time(
             except (NotSeen, RuntimeError) as error:  # RuntimeError: no thread can be started
                 if not has_complained and ends_at_s is None:
                     has_complained = True
-                    complain(f"The time limit of Slurm job {job_id} cannot be seen: {error}.")
+                    complain(f"The time limit of Slurm job {job_id} cannot be read: {error}.")
             else:
                 looked_at_s = now_s
                 ends_at_s = None if left_s is None else clock.monotonic_s() + left_s

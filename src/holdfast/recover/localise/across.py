@@ -143,7 +143,7 @@ async def _lead(
     own = _node_id(name)
     nodes = Nodes(_Deaf(), clock, run_id=run_id, token=token, generation=1, own_node=own)
     farewell: dict[str, Any] = {"kind": "end", "state": "failed", "exit_code": 1}
-    farewell["outcome"] = f"The check failed on {name}; see there."
+    farewell["outcome"] = f"The check failed on {name}; see its output there."
     await nodes.start(listening, adopting=None)
     try:
         async with _agent(name, own, meeting, home, known) as ended, _ticking(nodes):
@@ -152,7 +152,7 @@ async def _lead(
             )
             await asyncio.wait((came, ended), return_when=asyncio.FIRST_COMPLETED)
             if ended.done():
-                raise HoldfastError(f"The check on {name} broke off. Start it again.")
+                raise HoldfastError(f"The check on {name} was interrupted. Start it again.")
             members = {node.name: node for node in nodes.connected}
             hosts = NodeHosts(nodes, members)
             nodes.is_testing = True

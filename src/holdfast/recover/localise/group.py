@@ -133,7 +133,7 @@ def _gathered(order: GroupOrder) -> float:
             dist.all_gather(parts, _pattern(order.rank, round_, elements, device))
             for rank, part in enumerate(parts):
                 if not torch.equal(part, _pattern(rank, round_, elements, device)):
-                    raise ValueError(f"what node {rank} of the test sent arrived changed")
+                    raise ValueError(f"data from node {rank} of the test arrived changed")
         seconds = time.monotonic() - began_s
         # A node that ended immediately would cut the connections of the other nodes.
         dist.barrier()

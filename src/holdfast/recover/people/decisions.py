@@ -38,7 +38,7 @@ KINDS: Mapping[type[Any], str] = {
 }
 """The name of each kind of finding in the record of a decision."""
 NOT_DONE = "Nothing is done, since the mode is observe."
-FOLLOWED = "another supervisor has taken over, and looks anew."
+FOLLOWED = "another supervisor has taken over, and decides again."
 
 
 class Decisions:

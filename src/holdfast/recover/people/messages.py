@@ -22,7 +22,7 @@ STUCK_S = 600.0
 """A message about an incident is due after this number of seconds, even if the job does not train
 yet.
 """
-COSTS_UNKNOWN = "Lost: the run has made too many steps to add that up here."
+COSTS_UNKNOWN = "Lost: not computed here, since the run has too many steps."
 EVIDENCE_SENT = 3
 INCIDENTS_SENT = 10
 """The message about a storm has a separate line for this number of last incidents."""

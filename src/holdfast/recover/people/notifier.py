@@ -161,7 +161,7 @@ class Notifier:
             try:
                 incidents, waiting, next_s = await asyncio.to_thread(self._due, is_over)
             except HoldfastError as error:  # the ledger cannot be read now
-                self._observe("trouble", {"text": f"Messages cannot be prepared yet: {error}"})
+                self._observe("trouble", {"text": f"Messages cannot be composed yet: {error}"})
                 incidents, waiting, next_s = (), _Waiting(), None
             if incidents or waiting.texts:
                 await self._deliver(incidents, waiting)

@@ -91,7 +91,7 @@ def roll_back_run(
         return is_alive(paths.lock) if is_here else ledger.run(run_id).state == "running"
 
     if not is_going():
-        raise BadUse(f"Run {run_id} is not going. `holdfast explain {run_id}` tells how it ended.")
+        raise BadUse(f"Run {run_id} has ended. `holdfast explain {run_id}` shows how it ended.")
     if not paths.root.is_dir():
         raise BadUse(
             f"Run {run_id} is supervised on {run.host}, in another folder; roll it back there."
@@ -114,7 +114,7 @@ def roll_back_run(
                 return f"The training goes on from step {event.data['to_step']}."
         if is_late:
             raise HoldfastError(
-                f"Run {run_id} did not go back within {timeout_s:g} s, and the request was taken back. See "
+                f"Run {run_id} did not go back within {timeout_s:g} s, and the request was withdrawn. Check "
                 f"whether its ranks make steps: holdfast runs show {run_id}"
             )
         time.sleep(POLL_S)

@@ -79,7 +79,7 @@ def check_urls(urls: Sequence[str]) -> None:
     for place, url in enumerate(urls):
         if not _apprise().Apprise().add(url):
             raise BadUse(
-                f"--notify: {_named(place, url)} is no URL of a service that Apprise supports. "
+                f"--notify: {_named(place, url)} is not a URL that Apprise supports. "
                 "Give one as https://github.com/caronc/apprise/wiki lists them."
             )
 

@@ -40,12 +40,12 @@ def signals_of(
     if living:  # agents report a state only if it is neither running nor sleeping
         seen.add("the process states of", living - hidden, missing=hidden, why="it may not be read")
     if view.frozen is None and view.left is None:
-        seen.not_seen.append("stacks and CPU time: the job had failed before a look was due")
+        seen.not_seen.append("stacks and CPU time: the job had failed before they were due")
     else:
         used = view.detector.measured
         seen.add("the CPU time of", used, missing=living - used, why="it cannot be read")
         stands = set(view.detector.stands)
-        seen.add("the stacks of", stands, missing=living - stands, why="they do not answer")
+        seen.add("the stacks of", stands, missing=living - stands, why="the nodes do not answer")
     seen.looked_at.append("the connections of the nodes")
     nodes = nodes or {}
     return {

@@ -40,7 +40,10 @@ from holdfast.recover.policy.state import (
     move_grace_s,
 )
 
-KEPT = "It failed before its first step below a launcher that was kept, which may be why: a new one is started."
+KEPT = (
+    "It failed before its first step below a launcher that was kept, which may be the cause: "
+    "a new launcher is started."
+)
 REPLAYS = (
     "The same steps run again first, on other nodes or GPUs if there are several: if the loss breaks again with the "
     "same numbers, the data or the model is the cause."

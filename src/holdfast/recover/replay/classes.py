@@ -304,5 +304,5 @@ def _not_repeatable(before: Trace, now: Trace, noise: float) -> str:
     return (
         f"The training does not repeat itself: attempts {before.attempt} and {now.attempt} differ by {noise:.1%} in "
         "the first loss that they have in common. Seed all random numbers and restore them and the position in the "
-        "data (run.batches) to have the cause found."
+        "data (run.batches) so that the cause can be found."
     )

@@ -21,7 +21,7 @@ CLASSIFIED = "anomaly_class"
 
 Its data are `incidents`, `attempts`, and the values of `Finding.to_json`.
 """
-CANNOT_READ = "The records of the steps cannot be read, so that the cause cannot be told."
+CANNOT_READ = "The records of the steps cannot be read, so the cause cannot be determined."
 
 
 class Replays:
@@ -171,5 +171,5 @@ def without_an_older_file(finding: Finding, step: int | None) -> Finding:
     if not finding.replays or file is None or (step is not None and step < file):
         return finding
     why = f"The loss broke again with the same numbers; no healthy checkpoint from before step {file} is there"
-    evidence = f"{why} to tell the data from that checkpoint."
+    evidence = f"{why} to separate the data from that checkpoint."
     return replace(finding, kind="cannot_tell", evidence=evidence, before_step=None)

@@ -279,7 +279,7 @@ class RankShim:
         )
 
     def _start(self, order: dict[str, Any], output: int) -> Trainer | None:
-        assert self._script is not None, "the supervisor starts again what said that it can"
+        assert self._script is not None, "the supervisor restarts only launchers that announced it"
         prefix = f"holdfast/{self._attempt.number}"
         environment = {str(name): str(value) for name, value in order["environment"].items()}
         environment |= turned({**os.environ, **environment})

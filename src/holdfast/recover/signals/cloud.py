@@ -222,7 +222,9 @@ def _json(body: str) -> Any:
     try:
         return json.loads(body)
     except ValueError as error:
-        raise CannotSee(f"the metadata service answers no JSON: {body[:60]!r}") from error
+        raise CannotSee(
+            f"the metadata service sent an answer that is not JSON: {body[:60]!r}"
+        ) from error
 
 
 def _iso(moment: object) -> float | None:

@@ -56,7 +56,9 @@ class Disks:
         if not passed:
             log = status.get("nvme_smart_health_information_log") or {}
             words = [f"{name.replace('_', ' ')} {count}" for name, count in log.items() if count]
-            text = ": ".join(filter(None, (f"{device} says that it fails", ", ".join(words))))
+            text = ": ".join(
+                filter(None, (f"{device} reports that it is failing", ", ".join(words)))
+            )
             yield NodeSignal(
                 source=self.name, name="disk-failing", where=device, text=text[:TEXT_LIMIT]
             )

@@ -92,7 +92,7 @@ class Notice:
         """
         kind, left_s = fields["kind"], fields["left_s"]
         if kind not in get_args(NoticeKind):
-            raise ValueError(f"no kind of notice: {kind!r}")
+            raise ValueError(f"unknown kind of notice: {kind!r}")
         return cls(
             source=str(fields["source"])[:TEXT_LIMIT],
             kind=kind,

@@ -242,7 +242,7 @@ class Shutdown:
         fields = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
         moment = fields.get("USEC", "")
         if not moment.isdigit():
-            raise CannotSee(f"{self._path} names no moment")
+            raise CannotSee(f"{self._path} has no valid time")
         what = fields.get("MODE", "shutdown")
         until_s = int(moment) / 1e6
         return [

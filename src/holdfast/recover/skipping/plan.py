@@ -42,7 +42,7 @@ class Skip:
         """
         first, last, doublings = (whole_number(data[one]) for one in ("first", "last", "doublings"))
         if first is None or last is None or doublings is None or not 0 < first <= last:
-            raise ValueError(f"no range of batches: {data!r}")
+            raise ValueError(f"not a range of batches: {data!r}")
         return cls(first=first, last=last, doublings=doublings)
 
 

@@ -102,7 +102,7 @@ class Following:
         try:
             self.state = state = self._jobs.state(self.job_id)
         except HoldfastError as error:  # the run continues without slurmctld
-            self._print_once(f"{str(error).splitlines()[0]} The run is not affected; asking again.")
+            self._print_once(f"{str(error).splitlines()[0]} The run is not affected; trying again.")
             return False
         if state.is_waiting:
             why = "" if state.reason in ("", "None") else f": {state.reason}"

@@ -238,7 +238,7 @@ def stop_queued(run: Run, ledger: Ledger, home: Path, jobs: SlurmJobs | None = N
     """
     submission = Submission.read(RunPaths(home, run.run_id))
     if submission is None:
-        raise BadUse(f"Run {run.run_id} waits for nothing that this command can end.")
+        raise BadUse(f"Run {run.run_id} has no waiting Slurm job that this command can cancel.")
     jobs = jobs or SlurmJobs()
     # If a run is expedited, the job before the last one may also wait.
     count = 2 if EXPEDITE in submission.options else 1
@@ -255,7 +255,7 @@ def stop_queued(run: Run, ledger: Ledger, home: Path, jobs: SlurmJobs | None = N
     outcome = (
         f"Stopped while it waited as Slurm job {due[-1]}."
         if due
-        else "Stopped before Slurm had a job of it."
+        else "Stopped before a Slurm job was submitted."
     )
     ledger.set_run(
         run.run_id, state="stopped", exit_code=4, ended_at_s=time.time(), outcome=outcome

@@ -192,7 +192,7 @@ class _Replay:
     def outcome(self) -> Outcome:
         busy_at_last_s = self._run()
         if self.placed or self.number != sum(map(math.isfinite, self.end_s)):
-            raise RuntimeError("Jobs were left waiting when nothing happened any more.")
+            raise RuntimeError("Jobs were still waiting after the last event.")
         useful = math.fsum(gpus * run_s for gpus, run_s in zip(self.gpus, self.run_s, strict=True))
         lost = math.fsum(self.lost_gpu_s)
         whole = self.total * self.now_s
@@ -474,7 +474,7 @@ class _Replay:
             for node, gpus in found or ():
                 self.regular.change(node, -gpus)
         if found is None:
-            raise RuntimeError(f"Job {job} does not fit where it was said to fit.")
+            raise RuntimeError(f"Job {job} does not fit where the search placed it.")
         self._hold(job, found)
         ends_s = self._predicted_end_s(job)
         for number in {self.regular.group[node] // 2 for node, _ in found}:
@@ -523,7 +523,7 @@ class _Replay:
                 del self.yielding[self.gpus[best]]
             found = self.actual.find(self.every, self.gpus[best])
             if found is None:
-                raise RuntimeError(f"Job {best} does not fit where it was said to fit.")
+                raise RuntimeError(f"Job {best} does not fit where the search placed it.")
             self._hold(best, found)
             for node, _ in found:
                 self.guests.setdefault(node, []).append(best)

@@ -141,5 +141,5 @@ def _named(jobs: Jobs, name: str) -> Flags:
     if of_pool is not None:
         return np.asarray(jobs.pool == of_pool)
     raise BadUse(
-        f"There is no type and no pool {name!r}. Choose of: {', '.join((*jobs.types, *jobs.pools))}."
+        f"There is no type or pool {name!r}. Choose one of: {', '.join((*jobs.types, *jobs.pools))}."
     )

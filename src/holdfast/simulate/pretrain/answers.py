@@ -161,7 +161,7 @@ def replicate(
         BadUse: `replications` is below 1.
     """
     if replications < 1:
-        raise BadUse(f"{replications} replications say nothing. Give 1 or more.")
+        raise BadUse(f"{replications} replications are too few. Give 1 or more.")
     outcomes = []
     for number in range(replications):
         own_seed = seed * 1_000_003 + number

@@ -275,12 +275,14 @@ def _check(one: Scenario) -> None:
     if one.saves.damaged == 1.0:
         raise BadUse("damaged is 1, so no save can be restored. Give a part below 1.")
     if not any(tier.outlives == ALL for tier in one.saves.tiers):
-        raise BadUse("No tier outlives the loss of a node. Add one, such as disk.")
+        raise BadUse("No tier survives the loss of a node. Add one, such as disk.")
     if not 0 < one.slow_speed <= 1:
         raise BadUse(f"slow_speed is {one.slow_speed}. Give a part above 0, up to 1.")
     begins, ends = one.people.awake
     if not 0 <= begins < ends <= 24:
-        raise BadUse(f"Awake from {begins} to {ends} is no day. Give two hours, such as 8 and 23.")
+        raise BadUse(
+            f"Awake from {begins} to {ends} is not a valid span. Give two hours, such as 8 and 23."
+        )
 
 
 @cache

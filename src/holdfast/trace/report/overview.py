@@ -209,7 +209,7 @@ def _about_failures(losses: list[dict[str, Any]]) -> list[Action]:
     for row in people[:2]:
         jobs = words.plainly(round(row["jobs"]), "job")
         advice = (
-            "Look whether the limit or the job's request is right."
+            "Check the limit and the job's request."
             if row["category"] == LIMIT
             else "Read one of the logs: holdfast diagnose LOG."
         )

@@ -247,7 +247,7 @@ def _finding(finding: Finding) -> FindingView:
     verdict, mark = {
         True: ("holds here", "yes"),
         False: ("does not hold here", "no"),
-        None: ("cannot be told", "open"),
+        None: ("cannot be determined", "open"),
     }[finding.holds]
     value = finding.value
     said = "" if value is None or not math.isfinite(value) else _with_unit(value, finding.unit)
@@ -279,9 +279,9 @@ def _findings_summary(findings: Sequence[Finding]) -> str:
         f"{not_} {'does' if not_ == 1 else 'do'} not",
     ]
     if open_:
-        said.append(f"{open_} cannot be told from this trace")
+        said.append(f"{open_} cannot be determined from this trace")
     return (
-        f"Of the {words.count(len(findings), 'finding')} of the study that were asked of this trace, "
+        f"Of the {words.count(len(findings), 'finding')} of the study that were tested on this trace, "
         + ", ".join(said)
         + "."
     )

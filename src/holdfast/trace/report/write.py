@@ -88,7 +88,7 @@ def refuse_what_is_not_ours(folder: Path) -> None:
     for path in there:
         if path not in own and path.suffix not in _SUFFIXES.get(path.parent.as_posix(), set()):
             raise BadUse(
-                f"{folder / path} is no part of a report, and would be lost. Move it, or name another folder."
+                f"{folder / path} is not part of a report, and would be lost. Move it, or name another folder."
             )
 
 

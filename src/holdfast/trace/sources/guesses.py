@@ -16,7 +16,7 @@ from typing import Final
 
 from holdfast.trace.sources.plain_text import head, opened
 
-NOT_KNOWN: Final = "This is no form of job records that is known."
+NOT_KNOWN: Final = "The format of these job records is not recognised."
 SACCT: Final = (
     "SLURM_TIME_FORMAT=%s sacct --allusers --allocations --duplicates --parsable2 --starttime "
     "2024-01-01 --format "
@@ -115,8 +115,8 @@ def what_to_do(path: Path) -> str:
     guess = guess_of(path) if path.is_file() else None
     if guess is None:
         return (
-            "Describe its columns by --map, or look at `holdfast trace formats` for the forms "
-            "that are known."
+            "Describe its columns by --map, or look at `holdfast trace formats` for the known "
+            "formats."
         )
     verb = "Convert" if _quoted(path) in guess.command else "Export"
     return f"{verb} with: {guess.command}{guess.after}" if guess.command else guess.after

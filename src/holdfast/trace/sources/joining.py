@@ -38,7 +38,7 @@ def renamed(connection: "duckdb.DuckDBPyConnection", reading: Reading, name: str
     if cluster.gpu_num:
         known = " and ".join(one.name for one in reading.clusters)
         sentence = (
-            f"{name} is taken to have the {cluster.gpu_num:,} GPUs of {known}, as no "
+            f"{name} is assumed to have the {cluster.gpu_num:,} GPUs of {known}, as no "
             "capacity was given."
         )
         notes += (Note(cluster=name, check=ASSUMED_SIZE, sentence=sentence, rows=0, action="kept"),)

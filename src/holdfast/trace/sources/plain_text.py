@@ -106,14 +106,14 @@ def scan(path: Path) -> None:
         raise BadTrace(
             path,
             f"The file cannot be read: {error}.",
-            next_step="Check that it is whole and readable.",
+            next_step="Check that it is complete and readable.",
         ) from error
 
 
 def too_long(path: Path, line: int) -> BadTrace:
     """Return the error for an extremely long line."""
-    problem = f"The line is longer than {LONGEST_LINE_BYTES} bytes, which no row of a trace is."
-    return BadTrace(path, problem, line=line, next_step="Look whether the file is text, and whole.")
+    problem = f"The line is longer than {LONGEST_LINE_BYTES} bytes, longer than any row of a trace."
+    return BadTrace(path, problem, line=line, next_step="Check that the file is complete text.")
 
 
 def open_quote(path: Path) -> int | None:
@@ -174,7 +174,7 @@ def opened_text(path: Path) -> Iterator[TextIO]:
         raise BadTrace(
             path,
             f"The file cannot be read: {error}.",
-            next_step="Check that it is whole and readable.",
+            next_step="Check that it is complete and readable.",
         ) from error
 
 

@@ -39,7 +39,7 @@ def empty_note(name: str, cluster: str) -> Note:
 def _of_values(scan: Scan, cluster: str) -> Iterator[Note]:
     metric, name = scan.metric, scan.wide.path.name
     if sentinels := scan.dropped["sentinel"]:
-        sentence = f"{name}: {plainly(sentinels, 'sample')} held DCGM's word for no value."
+        sentence = f"{name}: {plainly(sentinels, 'sample')} held DCGM's marker for no value."
         yield Note(
             cluster=cluster,
             check="telemetry-sentinel",

@@ -87,8 +87,8 @@ def _file(path: Path, metric: str | None) -> Given:
         return Given(path, "recorded", *(named or (None, None)))
     if named is None:
         raise BadUse(
-            f"{path}: its name is no metric's. Name it after the metric that it holds, such as GPU_UTIL.csv; known are "
-            f"{', '.join(METRICS)}."
+            f"{path}: its name is not the name of a metric. Name it after the metric "
+            f"that it holds, such as GPU_UTIL.csv; known are {', '.join(METRICS)}."
         )
     form: Form = "ipmi" if SERVER_POWER in csv_header(path) else "wide"
     return Given(path, form, *named)

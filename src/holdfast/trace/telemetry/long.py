@@ -112,8 +112,8 @@ def open_long(
     if "metric" not in roles:
         if not (by_name := metric_named(given.path.stem)):
             raise BadUse(
-                f"{given.path}: it has no column of metrics, and its name is none. Name it after the metric that it "
-                "holds, such as GPU_UTIL.parquet."
+                f"{given.path}: it has no column of metrics, and its name is not a metric. "
+                "Name it after the metric that it holds, such as GPU_UTIL.parquet."
             )
         return [LongSource(path=given.path, metric=by_name[0], factor=by_name[1], select=base)]
     of_metric = f'"{roles["metric"]}"'
@@ -254,7 +254,7 @@ def _notes_of_values(
             "telemetry-sentinel",
             sentinels,
             "dropped",
-            f"{plainly(sentinels, 'sample')} held DCGM's word for no value.",
+            f"{plainly(sentinels, 'sample')} held DCGM's marker for no value.",
         ),
         (
             "telemetry-out-of-range",
@@ -319,7 +319,9 @@ def _time_sql(path: Path, column: str, kind: str) -> str:
     if kind == "VARCHAR":
         return f"timezone('UTC', \"{column}\"::TIMESTAMPTZ)"
     next_step = "Write it as a timestamp, or from Python name another column with columns=."
-    raise BadTrace(path, f"is of type {kind}, no time.", column=column, next_step=next_step)
+    raise BadTrace(
+        path, f"is of type {kind}, which is not a time.", column=column, next_step=next_step
+    )
 
 
 def _recorded(connection: "duckdb.DuckDBPyConnection", given: Given) -> list[LongSource]:

@@ -71,7 +71,7 @@ class Span:
     def __post_init__(self) -> None:
         if not (self.step_s > 0 and self.start_s <= self.end_s and math.isfinite(self.end_s)):
             raise BadUse(
-                f"From {self.start_s} to {self.end_s} every {self.step_s} s is no span of time. "
+                f"From {self.start_s} to {self.end_s} every {self.step_s} s is not a span of time. "
                 "Give a start, a later end and a positive step."
             )
 
@@ -346,7 +346,7 @@ class _Fetch:
 
     def _notes(self, marks: list[dict[str, Any]]) -> Iterator[Note]:
         for reason, sentence in (
-            ("sentinel", "held DCGM's word for no value."),
+            ("sentinel", "held DCGM's marker for no value."),
             (
                 "out-of-range",
                 f"lay outside {self._metric.low:g} to {self._metric.high:g} {self._metric.unit}.",

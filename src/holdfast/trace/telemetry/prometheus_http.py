@@ -149,7 +149,7 @@ class Prometheus:
             or any(map(str.isspace, url))
         ):
             raise BadUse(
-                "A Prometheus is reached by http:// or https://. Give its URL, such as http://host:9090."
+                "The URL of a Prometheus begins with http:// or https://. Give its URL, such as http://host:9090."
             )
         if parts.username and credentials is None:
             user, password = (
@@ -215,8 +215,8 @@ class Prometheus:
             yield
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise PrometheusError(
-                f"{self.url} answered, but not as Prometheus' API does ({type(error).__name__}: {error}). "
-                "Give the URL of a Prometheus, or of what speaks its HTTP API."
+                f"{self.url} answered, but not like the API of Prometheus ({type(error).__name__}: {error}). "
+                "Give the URL of a Prometheus, or of a server with its HTTP API."
             ) from error
 
     def _ask(self, path: str, query: dict[str, str] | None) -> Any:
@@ -259,8 +259,8 @@ class Prometheus:
                     reason = getattr(error, "reason", error)
                     problem = f"cannot be reached ({getattr(reason, 'strerror', None) or reason})"
         raise PrometheusError(
-            f"{self.url} {problem}, {attempt} times. Look whether the server is up, then run the same again: "
-            "what was fetched is kept."
+            f"{self.url} {problem}, {attempt} times. Check that the server is up, then repeat the command: "
+            "fetched data is kept."
         )
 
     def _refuse(self, status: int, message: str) -> None:

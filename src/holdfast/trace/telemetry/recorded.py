@@ -146,7 +146,7 @@ def _of_long_csv(path: Path) -> Iterator[Sample]:
         if text and not _NUMBER.fullmatch(text) and text.lower() != "nan":
             raise BadTrace(
                 path,
-                f"{text[:40]!r} is no number.",
+                f"{text[:40]!r} is not a number.",
                 line=line,
                 column=header[value],
                 next_step=_NEXT_STEP,
@@ -252,7 +252,7 @@ def _time(path: Path, line: int, text: str) -> float:
         return parse_time(text)[0] / 1e6
     except ValueError:
         raise BadTrace(
-            path, f"{text[:40]!r} is no time stamp.", line=line, next_step=_NEXT_STEP
+            path, f"{text[:40]!r} is not a time stamp.", line=line, next_step=_NEXT_STEP
         ) from None
 
 

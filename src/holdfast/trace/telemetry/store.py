@@ -109,7 +109,7 @@ class Store:
             not folder.is_dir() or any(not path.match(".*") for path in folder.iterdir())
         ):
             raise BadUse(
-                f"{folder} is not empty and no telemetry store. Give a new folder, or remove it first."
+                f"{folder} is neither empty nor a telemetry store. Give a new folder, or remove it first."
             )
         return cls(folder)
 
@@ -124,7 +124,7 @@ class Store:
             version = json.loads((folder / STORE_MARK).read_text())["version"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise BadUse(
-                f"{folder} is no telemetry store. Make one by converting telemetry into it."
+                f"{folder} is not a telemetry store. Make one by converting telemetry into it."
             ) from error
         if version != VERSION:
             raise BadUse(

@@ -279,7 +279,7 @@ def _times(
             at_us[row], offset = parse_time(buffer[start:end].decode("ascii"))
         except ValueError:
             shown = buffer[start : min(end, start + 40)].decode("utf-8", errors="replace")
-            _fail(wide, begins + start, f"{shown!r} is no time stamp.", column=wide.time_column)
+            _fail(wide, begins + start, f"{shown!r} is not a time stamp.", column=wide.time_column)
         offsets.add(offset)
     return at_us, frozenset(offsets)
 
@@ -309,7 +309,7 @@ def _fail_at_field(
         if buffer[start : start + len(field)] == field:
             column = wide.devices[place % (len(wide.devices) + 1) - 1]
             shown = field[:40].decode("utf-8", errors="replace")
-            _fail(wide, begins + start, f"{shown!r} is no number.", column=column)
+            _fail(wide, begins + start, f"{shown!r} is not a number.", column=column)
     raise AssertionError(f"{field!r} was read and is not there")
 
 

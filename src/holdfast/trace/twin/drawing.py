@@ -32,7 +32,7 @@ def draw(calibration: Calibration, n: int | None = None, *, seed: int = 0) -> Tw
     """
     n = calibration.jobs if n is None else n
     if n < 1:
-        message = f"A twin of {n} jobs is none. Ask for one job or more."
+        message = f"A twin cannot have {n} jobs. Give 1 or more."
         raise BadUse(message)
     return _Draw(calibration, n, seed).jobs()
 

@@ -89,7 +89,7 @@ def fit(
     if capacity_gpus < gpus.max():
         message = (
             f"A cluster of {capacity_gpus} GPUs cannot hold the trace's job of {gpus.max()}. "
-            "Say how many GPUs the cluster has, or leave it to be read off the trace."
+            "Give the number of GPUs of the cluster, or leave it out to take it from the trace."
         )
         raise BadUse(message)
     first_s = float(np.floor(table["submit_s"].min() / 3600) * 3600)

@@ -32,7 +32,10 @@ def calibration(cluster: str) -> Calibration:
         BadUse: there is no such cluster.
     """
     if cluster.lower() not in CLUSTERS:
-        message = f"The twin knows no cluster {cluster!r}. Say one of {', '.join(CLUSTERS)}, or the path of a trace."
+        message = (
+            f"There is no published cluster {cluster!r}. "
+            f"Give one of {', '.join(CLUSTERS)}, or the path of a trace."
+        )
         raise BadUse(message)
     return _made(read_tables(cluster.lower()))
 

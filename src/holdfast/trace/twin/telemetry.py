@@ -227,14 +227,14 @@ def write_telemetry(
     """
     if samples < 1 or gpus < 1:
         message = (
-            f"Telemetry of {samples} samples and {gpus} GPUs is none. Ask for one of each or more."
+            f"Telemetry of {samples} samples and {gpus} GPUs is empty. Give 1 or more of each."
         )
         raise BadUse(message)
     known = curves(calibration.cluster)
     try:
         first_s = datetime.fromisoformat(f"{start}{_ZONE}").astimezone(UTC).timestamp()
     except ValueError as error:
-        message = f"{start!r} is no time. Write it like {_START}."
+        message = f"{start!r} is not a time. Write it like {_START}."
         raise BadUse(message) from error
     folder = Path(folder)
     nodes = -(-gpus // 8)

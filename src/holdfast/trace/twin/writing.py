@@ -171,7 +171,7 @@ def export(
         OSError: the file cannot be written.
     """
     if format not in FORMATS:
-        message = f"There is no format {format!r}. Say one of {', '.join(FORMATS)}."
+        message = f"There is no format {format!r}. Choose one of {', '.join(FORMATS)}."
         raise BadUse(message)
     missing = [column for column in NEEDED if column not in jobs]
     if missing:

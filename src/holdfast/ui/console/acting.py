@@ -38,14 +38,17 @@ CONSEQUENCES = {
     "approve": "The supervisor carries out the proposal below.",
     "roll-back": "The ranks end at once, without saving. The checkpoints after the chosen step are abandoned, "
     "and the training goes on from the chosen step.",
-    "cordon": "No run launches anything on the node until somebody returns the node. Ranks that run there go on.",
+    "cordon": "Runs launch nothing on the node until a person returns the node. Ranks that run there go on.",
     "return": "Runs may use the node again, also without a passed test.",
-    "confirm": "The diagnosis counts as right. The next answer about a like incident is surer.",
+    "confirm": "The diagnosis counts as right. The next diagnosis of a similar incident is more certain.",
     "correct": "The diagnosis counts as wrong, and a rule may be learned from the incident.",
 }
 
 
-STOP_AGAIN = "Careful: a stop was asked already, and the ranks save. Another stop ends the run at once, without saving."
+STOP_AGAIN = (
+    "Careful: a stop was requested already, and the ranks save. "
+    "Another stop ends the run at once, without saving."
+)
 
 
 class Acting:
@@ -154,7 +157,7 @@ class Acting:
         if action_id is None:
             if known is None:
                 message = (
-                    f"The {_kind(what)} has moved on since the page was shown. Nothing was done: look again, "
+                    f"The {_kind(what)} has changed since the page was shown. Nothing was done: reload the page, "
                     "then decide."
                 )
                 return self._pages.error(request, 409, message)
@@ -288,7 +291,7 @@ class Acting:
 
 def _impossible(what: str, run_id: str, state: str) -> str:
     if what == "approve":
-        return f"Nothing of run {run_id} waits for an approval."
+        return f"Run {run_id} has no proposal to approve."
     can = {
         "stop": "that runs or waits in a queue can be stopped",
         "restart": "that is lost, failed or stopped can go on",

@@ -204,7 +204,7 @@ class Pages:
         if request.method == "HEAD":
             return Response(media_type="text/event-stream")
         if self._hub.streams >= STREAMS_LIMIT:
-            message = f"{STREAMS_LIMIT} browsers listen already."
+            message = f"{STREAMS_LIMIT} browsers are connected already. Close one of their pages."
             return Response(message, 503, {"Retry-After": "30"})
         last = request.headers.get("last-event-id") or request.query_params.get("last", "")
         sessions, secret = request.app.state.sessions, request.state.secret

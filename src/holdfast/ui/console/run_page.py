@@ -121,7 +121,7 @@ class RunPages:
                     "reasons": list(self._backend.reasons()),
                 }
         raise NotFound(
-            f"Incident {incident_id} is older than the newest of run {run_id}: holdfast incidents show {incident_id}"
+            f"Incident {incident_id} is not among the newest of run {run_id}: holdfast incidents show {incident_id}"
         )
 
     def drawings(self, page: dict[str, Any]) -> dict[str, Any]:

@@ -319,7 +319,7 @@ class DeviceCopy:
 
     def _order_one(self, number: int, source: torch.Tensor, seat: Buffer, marks: _Marks) -> None:
         blob, view = self._blobs[number], seat.views[number]
-        assert view is not None, "what is on a GPU is a tensor"
+        assert view is not None, "only tensors are on a GPU"
         view.copy_(source, non_blocking=True)
         marks.passed(blob.offset + blob.length, blob.data_bytes)
 

@@ -78,7 +78,7 @@ class Packed:
         self._groups: dict[torch.dtype, _Copies] = {}
         self._each: list[tuple[torch.Tensor, int]] = []
         for place, (view, source) in enumerate(zip(own.views(self.memory), sources, strict=True)):
-            assert view is not None, "what is on a GPU is a tensor"
+            assert view is not None, "only tensors are on a GPU"
             if source.is_contiguous() and not (source.is_conj() or source.is_neg()):
                 views, places = self._groups.setdefault(source.dtype, ([], []))
                 views.append(_as_words(view))

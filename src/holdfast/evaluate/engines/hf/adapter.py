@@ -57,7 +57,7 @@ def with_adapter(model: Any, folder: Path, tokenizer: Any) -> Any:
         kind = adapted.active_peft_config.peft_type.value
         raise BadUse(
             f"The PEFT adapter is of the type {kind}, which adds tokens to each prompt. Holdfast "
-            "applies adapters of layers, such as LoRA; evaluate this one with lm_eval itself."
+            "only applies adapters of layers, such as LoRA; evaluate this one with lm_eval."
         )
     return adapted.get_base_model().eval()
 

@@ -38,7 +38,7 @@ def fault_of(request: Request, max_length: int) -> str:
     The checks are the assertions of lm-eval.
     """
     if request.kind == "chat" or not request.prompt:
-        return "This engine takes token ids; what was asked is text, or an empty prompt."
+        return "This engine takes token ids; the request has text, or an empty prompt."
     if request.kind == "loglikelihood":
         if not request.continuation:
             return "The continuation is empty: it has no log-probability."

@@ -110,7 +110,7 @@ def _refuse_sandbox(task: Task, name: str) -> None:
 def needs_sandbox(name: str, kind: str) -> BadUse:
     """Return the error for a task that needs a container; `kind` is inspect's name for it."""
     return BadUse(
-        f"The inspect task {name!r} needs a sandbox ({kind}) to run what the model asks for, which "
+        f"The inspect task {name!r} needs a sandbox ({kind}) to run the model's tool calls, which "
         "Holdfast does not "
-        "give. Run it with inspect itself, or take it out of the suite."
+        "provide. Run it with inspect itself, or take it out of the suite."
     )

@@ -131,8 +131,8 @@ class TextModel(RequestBuilder, ModelAPI):
         """
         if tools:
             raise EvaluationError(
-                "The task gives the model tools, which engines of an OpenAI-compatible server do "
-                "not pass on. "
+                "The task gives the model tools, which OpenAI-compatible engines do not "
+                "support. "
                 "Use an engine that takes tokens."
             )
         messages = [{"role": message.role, "content": _text(message)} for message in input]
@@ -176,7 +176,7 @@ def _text(message: ChatMessage) -> str:
         part.type not in {"text", "reasoning"} for part in message.content
     ):
         raise EvaluationError(
-            "The task shows the model images, audio or documents; engines take text alone."
+            "The task shows the model images, audio or documents; engines accept only text."
         )
     return message.text
 

@@ -250,13 +250,13 @@ def _notes(entry: TaskEntry, exchange: "Exchange") -> list[str]:
         notes.append(
             f"{entry.name} samples its answers, each from a seed of its own: lm-eval draws all "
             "from one stream, so its "
-            "scores are others."
+            "scores differ."
         )
     if exchange.splits_one_input:
         notes.append(
             f"{entry.name} has continuations of different length for one input: lm-eval's collator "
-            "mixes such up, and "
-            "its scores may be others."
+            "mixes them up, so "
+            "its scores may differ."
         )
     return notes
 

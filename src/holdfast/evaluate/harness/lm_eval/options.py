@@ -94,11 +94,11 @@ def options_of(entry: TaskEntry) -> LmEvalOptions:
             raise BadUse(
                 f"{where} has the model argument {key!r}.{nearest(key, MODEL_ARGS)} Those that "
                 "shape requests are "
-                f"{', '.join(MODEL_ARGS)}; what concerns weights or device is said to the engine."
+                f"{', '.join(MODEL_ARGS)}; weights and device are options of the engine."
             )
     samples = entry.options.get("samples")
     if samples is not None and entry.limit is not None:
-        raise BadUse(f"{where} has a limit, and samples that are chosen. Give one of them.")
+        raise BadUse(f"{where} has both a limit and chosen samples. Give one of them.")
     if samples is not None and not all(type(one) is int and one >= 0 for one in samples):
         raise BadUse(f"{where} has samples = {samples!r}: they must be the documents' numbers.")
     return LmEvalOptions(**entry.options)

@@ -85,7 +85,7 @@ class TextLM(TemplateLM):  # type: ignore[misc]
                 if isinstance(context, JsonChatStr):
                     raise BadUse(
                         f"{instance.task_name} asks for log-probabilities, which a chat server "
-                        "does not tell. "
+                        "does not return. "
                         "Leave chat_template out, or the task."
                     )
                 kept = (

@@ -190,7 +190,7 @@ def _lock(file: int, path: Path, evaluation_id: str) -> None:
         if holder != evaluation_id:
             who = f"The evaluation {holder}" if holder else "Another evaluation"
             raise BadUse(
-                f"{who} asks this judge, whose limits are kept by one at a time. Wait for it, or "
+                f"{who} uses this judge, whose limits only one proxy may manage. Wait for it, or "
                 "stop it."
             ) from error
         fcntl.flock(file, fcntl.LOCK_EX)  # held by our own earlier life, which ends soon

@@ -66,7 +66,7 @@ class Judge:
             process.kill()
             _close(process)
             raise EvaluationError(
-                f"The proxy of the judge {self._config.upstream} does not start; it says why above."
+                f"The proxy of the judge {self._config.upstream} does not start; see its output above."
             )
         report = json.loads(line)
         if "error" in report:

@@ -134,7 +134,7 @@ class JudgeProxy:
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             return _refusal(
                 400,
-                f"Not a request that the judge's proxy understands: {error}.",
+                f"The judge's proxy cannot read this request: {error}.",
                 "invalid_request_error",
             )
         path = request.path.removeprefix("/v1")
@@ -162,9 +162,9 @@ class JudgeProxy:
             ValueError, TypeError: the proxy does not accept the request.
         """
         if not isinstance(body, dict):
-            raise TypeError("the body is no object")
+            raise TypeError("the body is not an object")
         if body.get("stream"):
-            raise ValueError("streams are not let through; ask without")
+            raise ValueError("streams are not supported; leave stream out")
         if body.get("max_tokens") is None and body.get("max_completion_tokens") is None:
             return {**body, "max_tokens": self._config.max_tokens}
         return body

@@ -92,7 +92,7 @@ class Gpus:
         lost = dict(reading.lost)
         if not lost:
             missing = sorted(known - set(reading.gpus))
-            lost = dict.fromkeys(missing, f"{reading.reader} shows this GPU no more")
+            lost = dict.fromkeys(missing, f"{reading.reader} no longer shows this GPU")
         if not reading.gpus and not lost:
             raise CannotSee(f"{reading.reader} shows no GPU")
         known |= set(reading.gpus)
@@ -126,7 +126,7 @@ class Gpus:
             )
         if gpu.recovery_action:
             yield self._signal(
-                "gpu-needs-reset", where, f"the driver asks for: {gpu.recovery_action}"
+                "gpu-needs-reset", where, f"the driver recommends: {gpu.recovery_action}"
             )
         for name in gpu.slowdowns:
             yield self._signal(

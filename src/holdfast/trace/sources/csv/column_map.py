@@ -85,14 +85,14 @@ def read_column_map(path: Path) -> ColumnMap:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise place.bad(f"This is no TOML file: {error}.") from error
+        raise place.bad(f"This is not a TOML file: {error}.") from error
     for section, entries in content.items():
         if section not in _SECTIONS:
             raise place.bad(f"There is no section {section!r}.", _SECTIONS)
         if not isinstance(entries, dict):
             raise (place / section).bad("Expected a table.")
     if not content.get("columns"):
-        raise place.bad("It has no [columns], which say where the columns of jobs come from.")
+        raise place.bad("It has no [columns] section, which maps the columns of jobs.")
     columns = {
         name: _mapped(place / "columns" / name, name, entry)
         for name, entry in content["columns"].items()

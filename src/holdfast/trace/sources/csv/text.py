@@ -50,7 +50,7 @@ class CsvRead:
         if len(self.offsets) > 1:
             listed = ", ".join(f"{offset} ({count})" for offset, count in self.offsets.items())
             sentence = (
-                f"Times are written with several zone offsets, {listed}; each is taken at its word."
+                f"Times are written with several zone offsets, {listed}; each is used as written."
             )
             fewer = sum(self.offsets.values()) - max(self.offsets.values())
             notes.append(
@@ -118,7 +118,7 @@ def read_csv(
             message = str(error).partition("\n")[0]
             if "No space left" in message:  # There is no space for the table; the file is valid.
                 raise
-            next_step = "Look whether it is written to meanwhile, and whole."
+            next_step = "Check that the file is complete and is not being written."
             raise BadTrace(
                 path, f"The file cannot be read: {message}.", next_step=next_step
             ) from error

@@ -55,24 +55,24 @@ COLUMNS: Final = (
 _KINDS: Final = "Pod|Job|PodList|JobList"
 _SENTENCES: Final = {
     "unreadable-row": ("dropped", "Objects that could not be read are left out."),
-    "kubernetes-services": ("dropped", "Pods of services that ask for no GPU are no jobs."),
+    "kubernetes-services": ("dropped", "Pods of services that request no GPU are not jobs."),
     "kubernetes-reservations": (
         "dropped",
-        "Pods that hold a GPU for the fractions of others are no jobs; the fractions were counted.",
+        "Pods that reserve a GPU for the fractions of others are not jobs; the fractions were counted.",
     ),
     "kubernetes-other-kinds": ("dropped", "Objects that are neither pods nor Jobs were left out."),
     "kubernetes-no-pods": (
         "kept",
         (
-            "Jobs whose pods are gone: they start when the Job was first worked on, and their nodes "
-            "are not known."
+            "Jobs whose pods were deleted: they start when the Job was first processed, and their nodes "
+            "are unknown."
         ),
     ),
     "kubernetes-gpu-shares": (
         "kept",
         (
-            "Pods ask for accelerators of which the records do not say how many make a GPU, so they "
-            "count as no GPU."
+            "Pods request accelerators whose number per GPU is not recorded, so they count "
+            "as no GPU."
         ),
     ),
 }

@@ -41,12 +41,12 @@ _SENTENCES: Final = {
             "and not counted."
         ),
     ),
-    "kueue-other-kinds": ("dropped", "Objects that are no workloads were left out."),
+    "kueue-other-kinds": ("dropped", "Objects that are not workloads were left out."),
     "kueue-gpu-shares": (
         "kept",
         (
-            "Workloads ask for accelerators of which the records do not say how many make a GPU, so "
-            "they count as no GPU."
+            "Workloads request accelerators whose number per GPU is not recorded, so they "
+            "count as no GPU."
         ),
     ),
 }

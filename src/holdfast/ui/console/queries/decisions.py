@@ -20,7 +20,7 @@ KINDS = (
     "rollback_asked",
 )
 _NONE_YET = 2**62
-UNKNOWN = "not known whether it was carried out: the console that began it has recorded no result"
+UNKNOWN = "unknown whether it was carried out: the console that began it recorded no result"
 
 
 def actions_query(before: int, limit: int) -> Select[Any]:
@@ -89,8 +89,8 @@ def _decided(row: dict[str, Any]) -> dict[str, Any]:
     data = _object(row["data"])
     plan, signals = _object(data.get("plan")), _object(data.get("signals"))
     what = {"proposal": "proposes", "observed": "would do", "approved": "was approved",
-            "withdrawn": "was withdrawn", "stop_asked": "was asked to stop",
-            "rollback_asked": "was asked to go back"}  # fmt: skip
+            "withdrawn": "was withdrawn", "stop_asked": "received a stop request",
+            "rollback_asked": "received a rollback request"}  # fmt: skip
     return {
         "from": "policy",
         "key": row["event_id"],
