@@ -18,7 +18,7 @@ from holdfast.checkpoint.distributed import rank_agreement
 from holdfast.checkpoint.save import plan_cache, staging_thread
 from holdfast.testing import FakeClock
 
-STEPS = 120
+STEPS = 200
 PACE_S = (1.0, 37.0)
 """Seconds a step by the clock of each rank; rank 0's clock decides."""
 

@@ -122,6 +122,7 @@ def _rank(number, job):
 
 def _main():
     # Modules that each rank would import; an optimizer's step imports torch._dynamo.
+    import torch._dynamo  # noqa: F401
 
     import holdfast.checkpoint.checkpointer  # noqa: F401
 

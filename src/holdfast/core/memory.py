@@ -35,8 +35,8 @@ def available_memory_bytes(root: Path = Path("/")) -> int:
     Args:
         root: the folder that holds `proc` and the mount points.
     """
-    # The process that writes a trainer's checkpoints imports this module, and psutil takes as long
-    # as a tenth of what that process imports.
+    # Not at the top: the process that writes checkpoints imports this module and seldom calls this
+    # function. The import of psutil would take a tenth of the time in which that process starts.
     import psutil
 
     return max(0, min(psutil.virtual_memory().available, *_left_bytes(root), _UNLIMITED_BYTES))
