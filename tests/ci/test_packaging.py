@@ -3,17 +3,13 @@
 import importlib.metadata
 import subprocess
 import sys
-import tomllib
-from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from holdfast.cli.main import COMMANDS
+from required import required_distributions
 
-ROOT = Path(__file__).parents[2]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 MODULES = {
     "": [
         "holdfast.recover.agent.agent",
@@ -58,36 +54,9 @@ for module in sys.argv[1].split(","):
 """
 
 
-def requirements_of(name):
-    """Return the requirements of a distribution; of this project those that its file states now."""
-    if name != "holdfast":
-        return importlib.metadata.requires(name) or []
-    extras = PROJECT["optional-dependencies"].items()
-    return [
-        *PROJECT["dependencies"],
-        *(f"{line}; extra == '{extra}'" for extra, lines in extras for line in lines),
-    ]
-
-
 def modules_of(*extras):
     """Return the top-level modules of all that `holdfast[extras]` installs."""
-    found, todo = set(), [("holdfast", frozenset(extras))]
-    while todo:
-        name, wanted = todo.pop()
-        if (name, wanted) in found:
-            continue
-        found.add((name, wanted))
-        try:
-            lines = requirements_of(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue  # for another platform
-        for line in lines:
-            one = Requirement(line)
-            if one.marker is None or any(
-                one.marker.evaluate({"extra": extra}) for extra in wanted | {""}
-            ):
-                todo.append((canonicalize_name(one.name), frozenset(one.extras)))
-    names = {name for name, _ in found}
+    names = {"holdfast", *required_distributions(*extras)}
     return {
         module
         for module, distributions in importlib.metadata.packages_distributions().items()

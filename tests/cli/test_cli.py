@@ -349,9 +349,15 @@ def test_what_the_system_refuses_is_told_with_its_place_and_a_next_step(
     )
 
 
-@pytest.mark.parametrize("closed", [(1,), (0, 1, 2)])
 @pytest.mark.parametrize(
-    "command", [["rules", "ls"], ["rules", "ls", "--json"], ["runs", "ls"], ["--help"]]
+    ("command", "closed"),
+    [
+        (["rules", "ls"], (1,)),
+        (["rules", "ls", "--json"], (1,)),
+        (["runs", "ls"], (1,)),
+        (["runs", "ls"], (0, 1, 2)),
+        (["--help"], (0, 1, 2)),
+    ],
 )
 def test_closed_streams_print_no_traceback_and_the_ledger_does_not_take_their_place(
     tmp_path, command, closed
