@@ -46,7 +46,7 @@ def test_a_person_acts_on_a_real_run_in_a_browser(place, tab):
     text = TRAIN.replace("FAULT", NAN_ONCE).replace("HEALTHY", "True")
     script = place.job(text.replace("ENDS", "pathlib.Path('finish').exists()"))
     options = ["--name", "r", "--mode", "propose", "--healthy-after", "20"]
-    run = place.start("run", *options, "--", *place.ranks(1, script))
+    run = place.start("run", *options, "--", "python", script)
     console = place.start("ui", "--port", "0", "--json")
     with run, console:
         link = json.loads(console.stdout.readline())["link"]
