@@ -211,7 +211,7 @@ def test_everything_that_does_not_fit_is_named_with_the_nearest():
         ("[names]\na = 1", "It must be a table of names"),
         ("[patterns]\n'(a' = 'b'", "is not an RE2 pattern"),
         ("[patterns]\n'a' = '\\1'", "refers to a group"),
-        ('[names]\n"a.{n}" = "b.{m}"', "has {m}, which 'a.{n}' has not"),
+        ('[names]\n"a.{n}" = "b.{m}"', "has {m}, which 'a.{n}' does not have"),
         ('[names]\n"a.{n}.{n}" = "b"', "has {n} twice"),
     ],
 )

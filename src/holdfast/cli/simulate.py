@@ -222,7 +222,7 @@ def _wanted(changes: Sequence[str]) -> dict[str, Any]:
         except BadUse:
             raise
         except ValueError:
-            raise BadUse(f"--set {change}: {text!r} is not a number. Give one.") from None
+            raise BadUse(f"--set {change}: {text!r} is not a value. Give a number.") from None
     return wanted
 
 

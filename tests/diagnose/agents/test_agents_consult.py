@@ -123,7 +123,7 @@ def test_a_model_may_say_that_it_does_not_know(tmp_path):
             "it quotes what the line does not contain",
         ),
         (vote(cited=[{"line": 3, "quote": "gone"}]), "it quotes what the line does not contain"),
-        (vote(cited=[{"line": 3}]), "not the requested ones"),
+        (vote(cited=[{"line": 3}]), "its fields are not the requested ones"),
         (
             vote(
                 cited=[{"line": 3, "quote": ROOT_QUOTE}, {"line": 1, "quote": "made up entirely"}]
@@ -136,11 +136,11 @@ def test_a_model_may_say_that_it_does_not_know(tmp_path):
         (vote(reason=["NetworkError"]), "reason is not on the list"),
         (vote(action="rm -rf /"), "action is not on the list"),
         (vote(category="Cosmos"), "category is not on the list"),
-        (vote(confidence=1.0), "not the requested ones"),
-        (vote(tool_calls=[{"name": "shell"}]), "not the requested ones"),
+        (vote(confidence=1.0), "its fields are not the requested ones"),
+        (vote(tool_calls=[{"name": "shell"}]), "its fields are not the requested ones"),
         (vote(mitigation=""), "mitigation is not a text"),
         (vote(cause="x" * 2000), "cause is not a text"),
-        (vote(rule={"pattern": "x"}), "not the requested ones"),
+        (vote(rule={"pattern": "x"}), "its fields are not the requested ones"),
         (vote(rule={"pattern": "x", "match": [3], "no_match": ["y"]}), "match of its rule"),
         ("restart", "not JSON"),
         (vote() + vote(), "not JSON"),
@@ -190,7 +190,7 @@ def test_the_aftermath_is_no_cause(tmp_path):
         after = consult(open_case, compressed, endpoint_to(server))
     assert after.reason == open_case.reason
     assert any(
-        "aftermath" in note or "recognises as another cause" in note for note in after.notes
+        "consequence" in note or "recognises as another cause" in note for note in after.notes
     ), after.notes
 
 

@@ -91,7 +91,7 @@ def test_a_second_reading_that_fails_keeps_nothing(second):
         (r"(?=gateway)gateway heartbeat", "not valid RE2"),
         (r"(\w+) heartbeat \1", "not valid RE2"),
         ("((((gateway{1,1000}){1,1000}){1,1000}))", "not valid RE2"),
-        ("g" * 400, "no text of 1 to 300"),
+        ("g" * 400, "not a text of 1 to 300"),
         ("loader prefetch depth", "does not match the lines"),
         (r"\w+ \w+ \d+", "the pattern contains no words"),
         ("[a-z]+way", "the pattern contains no words"),

@@ -96,7 +96,7 @@ def test_a_folder_that_is_not_there(tmp_path):
 def test_what_cannot_be_read_is_said(tmp_path):
     with pytest.raises(BadUse, match="Holdfast cannot read ftp:// URLs"):
         open_source("ftp://host/model")
-    with pytest.raises(BadUse, match="is not a valid address"):
+    with pytest.raises(BadUse, match="is not the address of a folder"):
         open_source("http://[/model")
 
 

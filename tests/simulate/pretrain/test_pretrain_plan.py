@@ -215,7 +215,7 @@ def test_simulate_pretrain_compares_scenarios(home):
     options = ("--gpus", "2048", "--days", "5", "--replications", "3")
     text = said("simulate", "pretrain", *options, "--scenario", "manual", "--scenario", "holdfast")
     assert "manual: GPU-hours" in text
-    assert "manual interventions" in text
+    assert "people needed" in text
     found = json.loads(
         said(
             "simulate", "pretrain", *options, "--json", "--search", "--set", "stall_s=5", "--spares", "2",

@@ -205,7 +205,7 @@ def _own_folder(root: Path) -> Path:
     found = own.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise BadUse(
-            f"{own} belongs to somebody else. Remove it, or name another folder for shared memory."
+            f"{own} belongs to another user. Remove it, or name another folder for shared memory."
         )
     return own
 
