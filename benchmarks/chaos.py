@@ -78,7 +78,7 @@ STEP_S = 0.1
 SAVE_EVERY = 10
 STEPS_A_KILL = 15
 """Steps from one instant to the next: a checkpoint comes between them."""
-MOST_STEPS_A_KILL = 45
+MAX_STEPS_A_KILL = 45
 """Steps of the script for each instant: also those that pass while an instant waits for a start."""
 LAST_STEPS = 20
 START_S = 3.0
@@ -392,7 +392,7 @@ def instants(count: int, source: random.Random, *, is_quick: bool) -> Outcome:
                     say(f"ranks {pids} became {run.steps.pids()} through: {kind}")
             say(f"instant {number + 1} of {count}, step {run.steps.newest}: {kind}")
 
-    steps, step_s = MOST_STEPS_A_KILL * (count + 1) + LAST_STEPS, 0.03
+    steps, step_s = MAX_STEPS_A_KILL * (count + 1) + LAST_STEPS, 0.03
     if is_quick and count <= QUICK_INSTANTS:
         steps, step_s = int(QUICK_STORM_S / STEP_S), STEP_S
     return conduct("instants", steps, ("--step-s", str(step_s)), strike, spares=0)

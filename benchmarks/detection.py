@@ -260,7 +260,7 @@ def emulated(
         now_s = max(at_s)
         steps_s.append(now_s)
     detector = SlowDetector()
-    detector.asked(now_s)
+    detector.request_sent(now_s)
     clocks = [source.uniform(-1, 1) for _ in range(world // RANKS_A_NODE + 1)]
     for rank, collectives in enumerate(begun):
         clock_s = clocks[rank // RANKS_A_NODE]

@@ -53,7 +53,7 @@ VICTIMS: tuple[tuple[Role, ...], ...] = (
     ("coordinator", "engine"),
     ("command",),
 )
-MOST_OF_ONE_CLIENT = 2
+MAX_OF_ONE_CLIENT = 2
 """The most kills of one task's client: after three deaths, the task is given up."""
 
 
@@ -148,7 +148,7 @@ def _run_under_kills(
         victims = chance.choice(VICTIMS)
         if (
             victims == ("client",)
-            and sum(kill.victims == victims for kill in run.kills) >= MOST_OF_ONE_CLIENT
+            and sum(kill.victims == victims for kill in run.kills) >= MAX_OF_ONE_CLIENT
         ):
             continue
         kill = _kill(under, victims, chance, since_s)

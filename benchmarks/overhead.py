@@ -38,7 +38,7 @@ from holdfast.recover.signals.watch import sources_of_this_host
 MIB = 1024 * 1024
 JOB_TIMEOUT_S = 300.0
 STEP_S = 0.1
-MOST_NOISE = 1.1
+MAX_NOISE = 1.1
 """If plain torchrun's own runs differ by more, no ratio of step times is reported."""
 WARM_UP_STEPS = 10
 """Steps left out of the step times; memory is read after them."""
@@ -185,7 +185,7 @@ def step_rows(size: Size, seed: int, quiet: Quiet) -> list[Row]:
     noise = max(medians_s["peer"]) / min(medians_s["peer"])
     # Whichever of the two such a ratio would favour: it would tell of the machine.
     # One run of the peer does not tell how much it differs from itself.
-    told = size.step_rounds > 1 and noise <= MOST_NOISE
+    told = size.step_rounds > 1 and noise <= MAX_NOISE
 
     def ratio(words: str, value: float) -> Row:
         return Row(
@@ -329,7 +329,7 @@ def main() -> int:
     per_step = (
         f"training step: the demonstration's GPT, gloo ranks: {size.ranks}, {size.steps} steps a run, "
         f"{size.step_rounds} pairs of runs in turn; no ratio is told where plain torchrun's own runs differ by "
-        f"more than {MOST_NOISE:g} times, and one closer to 1 than that difference says nothing"
+        f"more than {MAX_NOISE:g} times, and one closer to 1 than that difference says nothing"
     )
     memory = "memory: PSS, shared pages divided among their users; torchrun itself runs in both"
     report(

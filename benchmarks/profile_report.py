@@ -17,7 +17,7 @@ from pathlib import Path
 from common.jobs import DoesNotWork, say
 from common.table import Must, Row, parse_arguments, report
 from holdfast.profile import METRICS, RecordingWriter, SeriesId
-from holdfast.profile.parts import MOST_BYTES
+from holdfast.profile.parts import MAX_BYTES
 
 MIB = 1 << 20
 FULL_BYTES, QUICK_BYTES, SMALL_BYTES = 32 * MIB, 8 * MIB, MIB
@@ -31,7 +31,7 @@ PHASES = (
 )
 """Start and end of each phase in nanoseconds after the start of a step of 0.1 s."""
 STEP_NS = 100_000_000
-MOST_MIB = 1024
+MAX_MIB = 1024
 ROWS_AT_ONCE = 500
 
 
@@ -109,7 +109,7 @@ def rows_of(
     small_mib, small_peak_mib = measured(write, SMALL_BYTES)
     large_mib, large_peak_mib = measured(write, size_bytes)
     growth = (large_peak_mib - small_peak_mib) / (large_mib - small_mib)
-    most_mib = MOST_BYTES / MIB
+    most_mib = MAX_BYTES / MIB
     return [
         Row(
             measure=f"{name}: peak memory of a report on {small_mib:.0f} MiB",
@@ -125,13 +125,13 @@ def rows_of(
             measure=f"{name}: memory ÷ size of the files, growth",
             ours=growth,
             unit="ratio",
-            must=Must("<=", MOST_MIB / most_mib) if is_quick else None,
+            must=Must("<=", MAX_MIB / most_mib) if is_quick else None,
         ),
         Row(
             measure=f"{name}: peak memory on {most_mib:.0f} MiB, by the growth",
             ours=large_peak_mib + growth * (most_mib - large_mib),
             unit="MiB",
-            must=None if is_quick else Must("<=", MOST_MIB),
+            must=None if is_quick else Must("<=", MAX_MIB),
         ),
     ]
 

@@ -55,7 +55,7 @@ NODES, QUICK_NODES, RANKS_A_NODE = 256, 32, 8
 STEP_S = 1.0
 HANG_LIMIT_S = 4.0
 TOKEN = "of-the-benchmark"
-MOST_CORE = 0.30
+MAX_CORE = 0.30
 SOON_S = 1.0
 WAIT_S = 90.0
 STACK = [
@@ -359,7 +359,7 @@ async def measure(process: psutil.Process, job: Job, *, steady_s: float, rounds:
                 measure=f"CPU of the supervisor, {job.world_size} ranks",
                 ours=share,
                 unit="cores",
-                must=Must("<=", MOST_CORE),
+                must=Must("<=", MAX_CORE),
             )
         ]
         failures: list[tuple[str, Callable[[], Awaitable[float]]]] = [

@@ -20,7 +20,7 @@ from common.table import Must, Row
 WIDTH, INNER, VOCABULARY = 2048, 5632, 32_000
 BYTES_A_NUMBER = 12
 """Weights in fp32 and AdamW's moments; with gradients, 16."""
-LEAST_BYTES = 6e9
+MIN_BYTES = 6e9
 LAYER_BYTES = BYTES_A_NUMBER * (4 * WIDTH**2 + 3 * WIDTH * INNER)
 EMBEDDING_BYTES = BYTES_A_NUMBER * 2 * WIDTH * VOCABULARY
 PAIRS, SHORT_PAIRS, CALLS = 2, 4, 4
@@ -41,7 +41,7 @@ def rows(folder: Path, quiet: Quiet, sizes: Sizes, rounds: int) -> Iterator[Row]
     )
     if size.forward_backward_s is not None:
         room_bytes = min(sizes.gpu_bytes, _room_bytes(folder))
-        if room_bytes < LEAST_BYTES:
+        if room_bytes < MIN_BYTES:
             yield Row(
                 measure=f"skipped: there is room for a state of {room_bytes / 1e9:.1f} GB only",
                 unit="",

@@ -23,7 +23,7 @@ from diagnosing.scoring import (
 )
 from diagnosing.systems import PEER, Answers
 
-LEAST_LOGS: Final = 400
+MIN_LOGS: Final = 400
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ def laboratory_rows(judged: Judged) -> Iterator[Row]:
         measure="logs, with variants",
         ours=len(judged.cases),
         unit="logs",
-        must=Must(">=", LEAST_LOGS),
+        must=Must(">=", MIN_LOGS),
     )
     yield from _rows(judged, "reason", kept, reason_right, None)
     noisy = of_kind(kept, "noisy")

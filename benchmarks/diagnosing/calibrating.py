@@ -46,12 +46,12 @@ def _answered(case: Case, rules: Any) -> tuple[Sample, str] | None:
     """Return the answer by `rules`, and the id of the deciding rule; None without a failure."""
     from holdfast.diagnose.explain.confidence import support_of
     from holdfast.diagnose.explain.explain import explain, first_end
-    from holdfast.diagnose.explain.outcome import how_it_ended
+    from holdfast.diagnose.explain.outcome import decide_end
     from holdfast.diagnose.explain.scan import scan
     from holdfast.diagnose.logs.files import find_files
 
     events = scan(find_files([case.path]).files, rules)
-    end = how_it_ended(events)
+    end = decide_end(events)
     if not end.has_cause:
         return None
     events = [one for one in events if id(one) not in end.survived]

@@ -7,8 +7,8 @@ from typing import Final
 from common.table import Must, Row
 from diagnosing.cases import Case, of_kind
 
-MOST_BYTES: Final = 8192
-LEAST_CHARACTERS: Final = 12
+MAX_BYTES: Final = 8192
+MIN_CHARACTERS: Final = 12
 """The least length of a kept text for matching it with a root's line."""
 
 
@@ -40,7 +40,7 @@ def squeeze(case: Case) -> Squeezed:
     kept = any(
         line.line in case.root_lines
         or (
-            len(line.text.strip()) >= LEAST_CHARACTERS
+            len(line.text.strip()) >= MIN_CHARACTERS
             and any(line.text.strip() in root for root in roots)
         )
         for line in left.lines
@@ -76,5 +76,5 @@ def rows(cases: Sequence[Case], of: str) -> Iterator[Row]:
     )  # fmt: skip
     yield Row(
         measure=f"most bytes of text, {of}, noisy", ours=max(one.bytes_out for one in squeezed), unit="bytes",
-        must=Must("<=", MOST_BYTES),
+        must=Must("<=", MAX_BYTES),
     )  # fmt: skip

@@ -9,13 +9,13 @@ from typing import Any, Final
 
 from diagnosing.cases import Case
 
-LEAST_QUOTE: Final = 12
+MIN_QUOTE: Final = 12
 WINDOW: Final = 640
 """The most bytes that the small model reads and writes."""
 _LINES: Final = 5
 _LINE_BYTES: Final = 56
 Words = Callable[[Any], str]
-"""Returns the text that a model answers to a request (`model_endpoint.Asked`)."""
+"""Returns the text that a model answers to a request (`model_endpoint.ReceivedRequest`)."""
 
 
 def shown_lines(asked: Any) -> dict[int, str]:
@@ -36,7 +36,7 @@ def perfect(case: Case) -> Words:
     def answer(asked: Any) -> str:
         for root in roots:
             for number, text in shown_lines(asked).items():
-                if len(quote := _common(root, text)) >= LEAST_QUOTE:
+                if len(quote := _common(root, text)) >= MIN_QUOTE:
                     return _said(case.reason, case.category, _right_action(case), number, quote)
         return _said("Unknown", "Unknown", "restart", None, "")
 
@@ -65,7 +65,7 @@ def _common(root: str, shown: str) -> str:
     """Return a piece of `root` in `shown`, without prefixes; empty if there is none."""
     tail = root[-120:].strip()
     for piece in (root[:300], tail, tail[-60:], tail[-30:]):
-        if len(piece) >= LEAST_QUOTE and piece in shown:
+        if len(piece) >= MIN_QUOTE and piece in shown:
             return piece
     return ""
 

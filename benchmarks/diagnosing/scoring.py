@@ -18,9 +18,9 @@ from typing import Any
 
 from diagnosing.cases import Case
 
-MOST_NAMES = 4
+MAX_NAMES = 4
 """An answer with more ranks, nodes or GPUs than this counts as one without any."""
-MOST_LINES = 3
+MAX_LINES = 3
 CONFIDENT = 0.8
 BINS = 10
 
@@ -65,7 +65,7 @@ def root_cited(case: Case, answer: Answer) -> bool | None:
     """Return True if a cited line states the root."""
     if not case.root_lines:
         return None
-    return not case.root_lines.isdisjoint(answer.root_lines[:MOST_LINES])
+    return not case.root_lines.isdisjoint(answer.root_lines[:MAX_LINES])
 
 
 def restart_right(case: Case, answer: Answer) -> bool | None:
@@ -110,7 +110,7 @@ def _names(given: object, wanted: object, key: str) -> bool:
     wanted_ = {
         _plain(one, key) for one in (wanted if isinstance(wanted, list | tuple) else [wanted])
     }
-    return len(given_) <= max(MOST_NAMES, len(wanted_)) and not wanted_.isdisjoint(given_)
+    return len(given_) <= max(MAX_NAMES, len(wanted_)) and not wanted_.isdisjoint(given_)
 
 
 def _plain(value: object, key: str) -> str:

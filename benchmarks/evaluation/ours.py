@@ -27,7 +27,7 @@ from holdfast.core.processes import kill_descendants
 from holdfast.evaluate.coordinator.config import CoordinatorConfig, CoordinatorFiles, task_names
 from holdfast.evaluate.engines.simulated import simulated_answer
 from holdfast.evaluate.policy.priors import TaskHistory, encode_history
-from holdfast.evaluate.run.session import NodesWanted, Session
+from holdfast.evaluate.run.session import NodesNeeded, Session
 from holdfast.evaluate.types.engine import Curve, EngineSpec
 from holdfast.evaluate.types.harness import AnsweredSample, ModelFacts, SampleRequests
 from holdfast.evaluate.types.suite import Suite, TaskEntry
@@ -130,7 +130,7 @@ def emulate(
         quota_bytes = 4 * round(max(model.size_bytes for model in workload.models)) + 64 * MIB
         flags: tuple[str, ...] = ("--store-root", str(store), "--store-bytes", str(quota_bytes))
         flags += ("--nic-mib-s", f"{cluster.fabric_bytes_per_s / MIB:.3f}")
-        session = Session(config, NodesWanted(nodes=cluster.nodes, agent_flags=flags), heard)
+        session = Session(config, NodesNeeded(nodes=cluster.nodes, agent_flags=flags), heard)
         models = [
             # As the command has it, tasks' clients need not wait for the weights: a tokenizer is
             # there before.

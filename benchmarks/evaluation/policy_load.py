@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from holdfast.evaluate.policy.decisions import decide
 from holdfast.evaluate.policy.events import (
     Answered,
-    Ask,
     EngineReady,
     NodeJoined,
     Recall,
@@ -16,6 +15,7 @@ from holdfast.evaluate.policy.events import (
     RequestSpec,
     SamplesAdded,
     SampleSpec,
+    SendRequests,
 )
 from holdfast.evaluate.policy.priors import Priors
 from holdfast.evaluate.policy.state import PolicyConfig, State
@@ -66,7 +66,7 @@ def policy_load(
     ]
     for joined in ready:
         for action in decide(state, joined):
-            if isinstance(action, Ask):
+            if isinstance(action, SendRequests):
                 held[action.engine].extend(action.requests)
     add_s = time.process_time() - began_s
     busy_s = 0.0
@@ -91,7 +91,7 @@ def policy_load(
         busy_s += time.process_time() - began_s
         answered += 1
         for action in actions:
-            if isinstance(action, Ask):
+            if isinstance(action, SendRequests):
                 held[action.engine].extend(action.requests)
             elif isinstance(action, Recall):
                 decide(state, Recalled(now_s=now_s, engine=action.engine, requests=()))

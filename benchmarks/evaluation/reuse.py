@@ -21,7 +21,7 @@ from evaluation.suite60 import Suite60, make_suite
 from holdfast.evaluate.weights.stamp import SETTLED_AFTER_S
 
 WIDTH, LAYERS = 512, 8
-MOST_ROUNDS = 3
+MAX_ROUNDS = 3
 SHARE = 0.25
 
 
@@ -35,7 +35,7 @@ def rows(folder: Path, quiet: Quiet, *, quick: bool, rounds: int, seed: int) -> 
     first_s: list[float] = []
     again_s: list[float] = []
     engines = read_bytes = wrong = 0
-    for number in range(1 if quick else min(rounds, MOST_ROUNDS)):
+    for number in range(1 if quick else min(rounds, MAX_ROUNDS)):
         quiet.wait()
         place = folder / f"round-{number}"
         place.mkdir(parents=True)

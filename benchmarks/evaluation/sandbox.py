@@ -23,7 +23,7 @@ from holdfast.evaluate.metrics.sandbox.sandbox import Sandbox
 
 HARMLESS_EVERY = 8
 HARMLESS, ITS_TESTS = "def f(x): return x * x\n", "assert f(3) == 9\n"
-LEAST, MOST_MS = 40, 100
+LEAST, MAX_MS = 40, 100
 FORKS = 200
 FORK = """
 import os, sys, time
@@ -97,7 +97,7 @@ def _rows_of(
               limit=len(programs), unit="programs", must=Must("=", len(programs)))  # fmt: skip
     yield Row(measure="a hostile program from call to verdict, mean (limit: a bare fork)",
               ours=statistics.median(mean_ms), limit=fork, unit="ms",
-              must=None if quick else Must("<=", MOST_MS))  # fmt: skip
+              must=None if quick else Must("<=", MAX_MS))  # fmt: skip
     yield Row(measure="a harmless program from call to verdict, median (peer: a bare interpreter; limit: a bare fork)",
               ours=statistics.median(harmless_ms), peer=bare, limit=fork, unit="ms")  # fmt: skip
 

@@ -234,7 +234,7 @@ class _Players:
                                          max_length=4096, curve=curve, canary=[0.0])
                         )
                     )  # fmt: skip
-                case messages.AskEngine():
+                case messages.AnswerRequests():
                     now_s = time.monotonic()
                     number += 1
                     done = [

@@ -28,8 +28,8 @@ from typing import Any
 KINDS = (("choice", 24), ("generate", 16), ("rolling", 10), ("score", 10))
 DOCUMENTS = {"choice": 11, "generate": 6, "rolling": 4, "score": 12}
 """Median documents of a task."""
-MOST_DOCUMENTS = 90
-MOST_WORDS = {"choice": 120, "generate": 120, "rolling": 800, "score": 120}
+MAX_DOCUMENTS = 90
+MAX_WORDS = {"choice": 120, "generate": 120, "rolling": 800, "score": 120}
 MEDIAN_WORDS = {"choice": 18, "generate": 14, "rolling": 150, "score": 20}
 WORD_COUNT = 600
 LAYERS, WIDTH, CONTEXT = 2, 64, 512
@@ -128,12 +128,12 @@ def _words(rng: random.Random, vocabulary: list[str], count: int) -> str:
 def _make_task(folder: Path, kind: str, number: int, vocabulary: list[str], seed: int) -> TaskOf60:
     name = f"{kind}_{number:02d}"
     rng = random.Random(f"{seed} {name}")
-    count = min(MOST_DOCUMENTS, max(3, round(DOCUMENTS[kind] * rng.lognormvariate(0.0, 1.0))))
+    count = min(MAX_DOCUMENTS, max(3, round(DOCUMENTS[kind] * rng.lognormvariate(0.0, 1.0))))
     words = MEDIAN_WORDS[kind] * rng.lognormvariate(0.0, 0.4)
     choices = rng.randint(2, 5)
 
     def document() -> dict[str, Any]:
-        length = min(MOST_WORDS[kind], max(3, round(words * rng.lognormvariate(0.0, 0.7))))
+        length = min(MAX_WORDS[kind], max(3, round(words * rng.lognormvariate(0.0, 0.7))))
         return {
             "text": _words(rng, vocabulary, length),
             "choices": [_words(rng, vocabulary, rng.randint(1, 4)) for _ in range(choices)],

@@ -39,7 +39,7 @@ from holdfast.evaluate.types.engine import Curve
 from holdfast.simulate.workload import SimCluster, SimModel, SimTask, Workload
 
 RANDOM_SUITES = 200
-_MOST_SAMPLES = 12_000
+_MAX_SAMPLES = 12_000
 
 
 def paper_like(seed: int = 0) -> Workload:
@@ -106,7 +106,7 @@ def random_suite(seed: int) -> tuple[Workload, SimCluster]:
     )
     count = rng.randint(5, 80)
     sizes = [min(20 * rng.paretovariate(1.1), 3_000) for _ in range(count)]
-    shrink = min(1.0, _MOST_SAMPLES / sum(sizes))
+    shrink = min(1.0, _MAX_SAMPLES / sum(sizes))
     tasks = []
     for number, size in enumerate(sizes):
         kind = rng.choices(("choice", "short", "long", "code"), (45, 40, 10, 5))[0]

@@ -20,7 +20,7 @@ from holdfast.simulate.cluster import Jobs, Policy, Replayed, answer, usual_rese
 from holdfast.trace.twin import calibration, draw
 
 JOBS, PEER_JOBS = 1_000_000, 19_905
-MOST_S, MOST_MB = 60.0, 2000.0
+MAX_S, MAX_MB = 60.0, 2000.0
 RUNNING = 1_000
 """Jobs that run at the same time, at most a few hundred on this cluster."""
 NODES, PER = 302, 8
@@ -160,13 +160,13 @@ def million(*, quick: bool) -> Iterator[Row]:
         ours=found["cpu_s"],
         limit=floor_s,
         unit="CPU s",
-        must=Must("<=", MOST_S),
+        must=Must("<=", MAX_S),
     )
     yield Row(
         measure=f"{number:,} jobs, peak memory",
         ours=found["memory_mb"],
         unit="MB",
-        must=Must("<=", MOST_MB),
+        must=Must("<=", MAX_MB),
     )
 
 

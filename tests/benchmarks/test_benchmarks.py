@@ -165,4 +165,4 @@ def test_a_quick_run_judges_the_growth_of_memory_and_no_extrapolation(
     monkeypatch.setattr(module, "measured", lambda *_: next(figures))
     *_, growth, extrapolated = module.rows_of("counters", None, 0, is_quick=True)
     assert (growth.met, extrapolated.met) == (is_met, None)
-    assert extrapolated.ours > module.MOST_MIB, "which noise alone can lead to"
+    assert extrapolated.ours > module.MAX_MIB, "which noise alone can lead to"

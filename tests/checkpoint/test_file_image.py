@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from holdfast.checkpoint.format.file_image import (
     ALIGNMENT,
     LARGE_BYTES,
-    LEAST_PIECE_BYTES,
+    MIN_PIECE_BYTES,
     Need,
     lay_out,
     slot_bytes,
@@ -219,7 +219,7 @@ def test_chunks_end_in_no_small_blob_and_cut_no_short_piece_off_the_data_of_a_la
             if not blob.is_large:
                 assert piece == (blob.offset, blob.length)
             elif offset == blob.data_offset:
-                assert piece.length >= LEAST_PIECE_BYTES
+                assert piece.length >= MIN_PIECE_BYTES
                 assert (piece.offset - blob.data_offset) % ALIGNMENT == 0, "a GPU reads it in words"
         pairs = [
             (one, other) for one, other in itertools.pairwise(image.blobs) if one.file == other.file

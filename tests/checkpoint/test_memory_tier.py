@@ -20,7 +20,7 @@ from holdfast.checkpoint.ipc.durable_snapshot import DurableSnapshot
 from holdfast.checkpoint.ipc.shared_buffer import State
 from holdfast.checkpoint.memory import client as kept
 from holdfast.checkpoint.memory import server as keeping
-from holdfast.checkpoint.memory.server import LEAST_FREE_BYTES, SnapshotServer
+from holdfast.checkpoint.memory.server import MIN_FREE_BYTES, SnapshotServer
 from holdfast.testing import FakeClock
 
 HERE = Path(__file__).parent
@@ -228,7 +228,7 @@ def test_it_ends_when_it_is_told_to_when_its_supervisor_ends_and_when_memory_is_
     os.close(writer)
     assert keeping.ends()
     os.close(reader)
-    assert Keeping(tmp_path, free_bytes=lambda: LEAST_FREE_BYTES - 1).ends()
+    assert Keeping(tmp_path, free_bytes=lambda: MIN_FREE_BYTES - 1).ends()
     assert kept.ask(tmp_path, 0) is None
 
 

@@ -29,7 +29,7 @@ from holdfast.checkpoint.memory import peer_holder, peer_protocol
 from holdfast.checkpoint.memory.peer_holder import PeerHolder
 from holdfast.checkpoint.memory.peer_protocol import Refused, await_answer, digest_of_notes, head
 from holdfast.checkpoint.memory.peer_sender import Peer, Sender, send_snapshot
-from holdfast.checkpoint.memory.server import LEAST_FREE_BYTES
+from holdfast.checkpoint.memory.server import MIN_FREE_BYTES
 from holdfast.core.channel import greeting, receive_exactly
 from holdfast.core.errors import BadUse
 
@@ -245,10 +245,10 @@ def test_the_memory_that_it_may_take_is_kept_to(tmp_path):
 
 
 def test_a_node_that_is_short_of_memory_gets_it_back(tmp_path):
-    free = [2 * LEAST_FREE_BYTES]
+    free = [2 * MIN_FREE_BYTES]
     holding = Holding(free_bytes=lambda: free[0])
     holding.send(durable(tmp_path, 1))
-    free[0] = LEAST_FREE_BYTES - 1
+    free[0] = MIN_FREE_BYTES - 1
     until(lambda: holding.steps() == [])
     with pytest.raises(Refused, match="0 are left"):
         holding.send(durable(tmp_path, 2))
@@ -353,7 +353,7 @@ def test_holders_that_are_asked_at_once_do_not_take_more_than_there_is(tmp_path,
     monkeypatch.setattr(
         memory_reservation,
         "available_memory_bytes",
-        lambda: LEAST_FREE_BYTES + 2 * image_bytes + 100 - sum(taken),
+        lambda: MIN_FREE_BYTES + 2 * image_bytes + 100 - sum(taken),
     )
     monkeypatch.setattr(peer_holder.os, "posix_fallocate", fallocate)
     holdings = [Holding(free_bytes=lambda: 1 << 40) for _ in snapshots]

@@ -177,7 +177,7 @@ def test_what_is_pushed_is_known_before_it_is_there(tmp_path, there, ended, monk
 
 
 def test_what_was_pushed_is_known_by_storage_and_its_name_there(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(push_module, "_MOST_NAMES", 2)
+    monkeypatch.setattr(push_module, "_MAX_NAMES", 2)
     assert pushed_names(tmp_path, "file:///a") == []
     note_pushed(tmp_path, "file:///a", "step-0000000007.a")
     note_pushed(tmp_path, "file:///b", "step-0000000009.b")

@@ -4,7 +4,7 @@ import pytest
 
 from holdfast.core.accounting.summary import account
 from holdfast.core.errors import NotFound
-from holdfast.core.explanation import explain, story_lines, story_of, what_happened
+from holdfast.core.explanation import explain, observed_failure, story_lines, story_of
 from holdfast.core.explanation.plain_words import RULES, cause
 from holdfast.core.ledger import Attempt, Event, Incident, Ledger, Run
 from holdfast.core.paths import ledger_url
@@ -95,7 +95,7 @@ def ended(rank, **how):
     ],
 )
 def test_what_happened_is_said_in_plain_words(found, events, said):
-    assert what_happened(found, events) == said
+    assert observed_failure(found, events) == said
 
 
 def test_the_cause_is_the_line_that_states_the_root_without_stamps():

@@ -135,7 +135,7 @@ def test_while_the_server_is_away_the_records_wait_in_their_order(answering, thr
 def test_of_too_many_operations_the_last_are_dropped_and_that_is_reported(
     answering, thread, monkeypatch
 ):
-    monkeypatch.setattr(module, "MOST_WAITING", 2)
+    monkeypatch.setattr(module, "MAX_WAITING", 2)
     thread.start()
     for number in range(6):
         thread.later(lambda ledger, number=number: ledger.add_event(number))

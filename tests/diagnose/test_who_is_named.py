@@ -24,8 +24,10 @@ The actor is dead because its node has died. Node Id: 677df2a9020c5db45e755b0078
 def test_its_own_example(name, of, example, tells):
     assert set(of) <= set(kinds())
     for kind in of:
-        assert names().told(kind, example).items() >= tells.items()
-    assert not names().told("exception", example), "a program's exception may speak of any number"
+        assert names().names_in(kind, example).items() >= tells.items()
+    assert not names().names_in("exception", example), (
+        "a program's exception may speak of any number"
+    )
 
 
 @pytest.mark.parametrize(
@@ -41,7 +43,7 @@ def test_its_own_example(name, of, example, tells):
     ],
 )
 def test_a_number_that_names_no_device(text):
-    assert names().told("cuda_error", text) == {}
+    assert names().names_in("cuda_error", text) == {}
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from holdfast.profile.phases import (
     stop_phases,
     timed_data,
 )
-from holdfast.profile.trained_modules import MOST_SEARCHES
+from holdfast.profile.trained_modules import MAX_SEARCHES
 
 
 @pytest.fixture(autouse=True)
@@ -279,7 +279,7 @@ def test_an_optimizer_of_unknown_parameters_causes_few_searches(
         weight.sum().backward()
         optimizer.step()
 
-    assert len(searches) == MOST_SEARCHES
+    assert len(searches) == MAX_SEARCHES
 
 
 def test_a_disk_that_hangs_costs_spans_alone(

@@ -13,7 +13,7 @@ import pytest
 from holdfast.core.processes import module_command
 from holdfast.profile import Recording, RecordingWriter
 from holdfast.profile.recording import SeriesId
-from holdfast.profile.sampler import GPU, LONGEST_WAIT_S, MOST_STUCK, SILENT_S, Gpus, Sampler
+from holdfast.profile.sampler import GPU, LONGEST_WAIT_S, MAX_STUCK, SILENT_S, Gpus, Sampler
 from holdfast.profile.sources.host import Host
 
 READER = """
@@ -112,7 +112,7 @@ def test_a_driver_that_hangs_is_killed_and_tried_again_ever_more_rarely() -> Non
 
 def test_no_reader_is_started_beside_many_that_sigkill_did_not_end() -> None:
     gpus = Gpus([sys.executable, "-c", NONE])
-    stuck = [subprocess.Popen(["sleep", "600"]) for _ in range(MOST_STUCK)]
+    stuck = [subprocess.Popen(["sleep", "600"]) for _ in range(MAX_STUCK)]
     gpus._stuck = list(stuck)
     try:
         gpus.poll(1000.0)

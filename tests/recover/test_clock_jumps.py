@@ -45,7 +45,7 @@ class World:
         )
         self.conduct, self.recorder = self.supervisor._conduct, self.supervisor._recorder
         self.told = []
-        self.supervisor._tell = self.told.append
+        self.supervisor._decide_on = self.told.append
         self.step = 0
 
     def begin(self, attempt):

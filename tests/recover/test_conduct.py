@@ -16,7 +16,7 @@ from holdfast.recover.conduct import HERE
 from holdfast.recover.connected_node import Node
 from holdfast.recover.leadership import HandedOver
 from holdfast.recover.people.rollback import Rollback
-from holdfast.recover.policy import NodesBack, NodeToLeave, Phase, RestartLimits, StopAsked
+from holdfast.recover.policy import NodesBack, NodeToLeave, Phase, RestartLimits, StopRequested
 from holdfast.recover.spec import RunSpec
 from holdfast.recover.supervisor import Supervisor
 from holdfast.testing import FakeClock
@@ -67,7 +67,7 @@ def moved(supervisor, *events):
     conduct.state = replace(conduct.state, phase=Phase.RUNNING)
     conduct.stopping.ask_ranks = lambda _view: None
     for event in events:
-        conduct.tell(event)
+        conduct.decide_on(event)
     following = supervisor()._conduct
     following.adopted(in_place=False)
     return following.state.phase
@@ -85,7 +85,7 @@ def test_ranks_that_left_for_a_move_do_not_complete_the_run_below_the_next_super
     [
         (NodesBack(), policy.CannotSave()),
         (LEAVE, policy.RankFailed()),
-        (LEAVE, StopAsked("me")),
+        (LEAVE, StopRequested("me")),
     ],
 )
 def test_the_next_supervisor_ends_no_attempt_for_a_move_that_was_given_up(supervisor, events):
@@ -102,7 +102,7 @@ def test_the_seconds_of_a_save_are_learned_and_known_to_the_next_supervisor(supe
     rank = Peer(role="rank", attempt=0, rank=0, local_rank=0, world_size=1, pid=1)
     saved = {"step": 3, "path": "/c/3", "size_bytes": 1, "stall_s": 0.1, "durable_s": 90.0}
     one._event(rank, "checkpoint", saved)
-    one._conduct.tell(LEAVE)
+    one._conduct.decide_on(LEAVE)
     following = supervisor()._conduct
     following.adopted(in_place=False)
     for conduct in (one._conduct, following):
@@ -142,7 +142,7 @@ def test_a_launch_that_needs_other_launchers_is_not_taken_for_one_below_those_th
         conduct = supervisor()._conduct
         conduct.begin()
         conduct.state = replace(conduct.state, phase=Phase.WAITING, has_stepped=True)
-        conduct.tell(policy.Tick())
+        conduct.decide_on(policy.Tick())
         assert conduct.state.phase is Phase.RUNNING
         return conduct.state.in_place
 
@@ -196,7 +196,7 @@ def test_a_pod_that_only_leads_hands_over_once_the_other_nodes_have_their_orders
     one, own, other, asked = leading_pod
     own.launched = None
     other.order({"kind": "launch"})
-    one.stop_asked("SIGTERM", HERE, 1)
+    one.request_stop("SIGTERM", HERE, 1)
     one._conduct.hand_over_if_due()
     other.acknowledged(1)
     with pytest.raises(HandedOver):
@@ -208,7 +208,7 @@ def test_a_pod_that_only_leads_hands_over_once_the_other_nodes_have_their_orders
 def test_a_leading_pod_whose_ranks_no_spare_takes_stops_the_run(leading_pod):
     one, own, _, asked = leading_pod
     one._nodes._launch.append(own)
-    one.stop_asked("SIGTERM", HERE, 1)
+    one.request_stop("SIGTERM", HERE, 1)
     one._conduct.hand_over_if_due()
     assert (own.is_leaving, asked) == (False, [("SIGTERM", HERE, 1)])
 
@@ -216,7 +216,7 @@ def test_a_leading_pod_whose_ranks_no_spare_takes_stops_the_run(leading_pod):
 def test_the_run_stops_if_all_pods_end(leading_pod):
     one, own, other, asked = leading_pod
     own.launched = None
-    one.stop_asked("SIGTERM", HERE, 1)
+    one.request_stop("SIGTERM", HERE, 1)
     other.is_leaving = True
     one._conduct.hand_over_if_due()
     assert asked == [("SIGTERM", HERE, 1)]
@@ -225,7 +225,7 @@ def test_the_run_stops_if_all_pods_end(leading_pod):
 def test_a_node_without_a_connection_for_a_moment_is_no_reason_to_stop_the_run(leading_pod):
     one, own, other, asked = leading_pod
     own.launched = None
-    one.stop_asked("SIGTERM", HERE, 1)
+    one.request_stop("SIGTERM", HERE, 1)
     other.stream = None
     one._conduct.hand_over_if_due()
     assert (own.is_leaving, asked) == (True, [])
@@ -234,7 +234,7 @@ def test_a_node_without_a_connection_for_a_moment_is_no_reason_to_stop_the_run(l
 def test_a_person_who_stops_the_leading_pod_stops_the_run(leading_pod):
     one, own, _, asked = leading_pod
     own.launched = None
-    one.stop_asked("Ctrl-C", HERE, 1)
+    one.request_stop("Ctrl-C", HERE, 1)
     assert (own.is_leaving, asked) == (False, [("Ctrl-C", HERE, 1)])
 
 
@@ -249,21 +249,21 @@ def trains(supervisor):
 
 def test_a_rollback_that_is_not_possible_is_recorded_and_not_tried_again(supervisor):
     conduct = trains(supervisor)
-    file = conduct._paths.rollback_asked
+    file = conduct._paths.rollback_request
     text = json.dumps(Rollback(number=7, to_step=20, by="ada").to_json())
     file.write_text(text)
     conduct.view.start_step = None
-    conduct.go_back_if_asked()
+    conduct.roll_back_if_requested()
     assert conduct.state.phase is Phase.RUNNING, "the ranks may still restore"
     conduct.view.start_step = 0
-    conduct.go_back_if_asked()
+    conduct.roll_back_if_requested()
     assert (conduct.state.phase, conduct.state.goes_back_to) == (Phase.LEAVING, 20)
     asyncio.run(conduct._go_back(conduct._rollback))
     assert not file.exists()
     file.write_text(text)  # as if the disk had refused
     for one in (conduct, trains(supervisor)):
         one.state = replace(one.state, phase=Phase.RUNNING)
-        one.go_back_if_asked()
+        one.roll_back_if_requested()
         assert one.state.phase is Phase.RUNNING
     found = conduct._recorder.events("rollback_asked", "not_rolled_back")
     assert [(kind, data["number"], data["by"]) for kind, _, data in found] == [

@@ -6,7 +6,6 @@ import pytest
 
 from holdfast.recover.policy import (
     Adopted,
-    AskRanksToSave,
     Begin,
     CannotSave,
     Diagnosed,
@@ -18,11 +17,12 @@ from holdfast.recover.policy import (
     NodeToLeave,
     Phase,
     RankFailed,
+    RequestFinalSave,
     RestartLimits,
     Saved,
     State,
     StateSaved,
-    StopAsked,
+    StopRequested,
     Tick,
     decide,
     move_grace_s,
@@ -53,7 +53,7 @@ GROWING = [(0, Begin()), (1, NodesBack())]
 
 def test_a_job_that_can_grow_saves_and_is_launched_anew():
     state, actions = play(GROWING)
-    assert (state.phase, actions[1:]) == (Phase.STOPPING, [AskRanksToSave()])
+    assert (state.phase, actions[1:]) == (Phase.STOPPING, [RequestFinalSave()])
     state, actions = play([(2, StateSaved()), (3, JobExited(0))], state)
     assert (state.phase, state.grows, actions) == (Phase.RUNNING, False, [Launch()])
 
@@ -78,10 +78,10 @@ def test_a_move_waits_for_saves_that_take_longer_than_a_stop_may(move):
     long_s = 10 * LIMITS.stop_grace_s
     saves = [(1, Saved(long_s)), (2, Saved(1.0))]
     state, actions = play([(0, Begin()), *saves, (3, move), (3 + long_s, Tick())])
-    assert (state.phase, actions[1:]) == (Phase.STOPPING, [AskRanksToSave()])
+    assert (state.phase, actions[1:]) == (Phase.STOPPING, [RequestFinalSave()])
     _, actions = play([(3 + move_grace_s(LIMITS, long_s), Tick())], state)
     assert actions == [Kill()]
-    stopping, _ = play([(5, StopAsked("me"))], state)
+    stopping, _ = play([(5, StopRequested("me"))], state)
     _, actions = play([(5 + LIMITS.stop_grace_s, Tick())], stopping)
     assert actions == [Kill()], "a stop is waited for as long as any other"
 
@@ -106,7 +106,7 @@ def test_a_job_that_ends_or_is_to_stop_while_it_saves_is_not_launched_anew():
     _, actions = play([*GROWING, (2, JobExited(0))])
     assert actions[-1].state == "completed"
     for saved in ([], [(3, StateSaved())]):
-        _, actions = play([*GROWING, *saved, (4, StopAsked("me")), (5, JobExited(0))])
+        _, actions = play([*GROWING, *saved, (4, StopRequested("me")), (5, JobExited(0))])
         assert actions[-1].state == "stopped"
 
 
@@ -120,7 +120,7 @@ def test_the_next_supervisor_goes_on_with_a_job_that_was_to_grow():
     ):
         ended, actions = play(events, state)
         assert (ended.phase, actions) == (Phase.RUNNING, [Launch()])
-    _, actions = play([(1, StopAsked("me")), (2, JobExited(0))], state)
+    _, actions = play([(1, StopRequested("me")), (2, JobExited(0))], state)
     assert actions[-1].state == "stopped"
     _, actions = play([(LIMITS.stop_grace_s, Tick())], state)
     assert actions == [Kill()]
@@ -129,7 +129,7 @@ def test_the_next_supervisor_goes_on_with_a_job_that_was_to_grow():
 def test_no_order_of_events_during_a_move_loses_a_stop_a_failure_or_the_run():
     """Both moves, all orders of up to four events: each state has a deadline and a reason."""
     leave = NodeToLeave(node="n2", why="a notice")
-    kinds = (StateSaved(), CannotSave(), RankFailed(), JobFrozen(), StopAsked("me"), Tick())
+    kinds = (StateSaved(), CannotSave(), RankFailed(), JobFrozen(), StopRequested("me"), Tick())
     for move, length in itertools.product((leave, NodesBack()), range(5)):
         for between in itertools.product(kinds, repeat=length):
             begun, _ = play([(0, Begin()), (1, move)])
@@ -139,7 +139,7 @@ def test_no_order_of_events_during_a_move_loses_a_stop_a_failure_or_the_run():
             assert state.phase is not Phase.ENDED
             was_killed = Kill() in actions
             assert state.deadline_s is not None or was_killed or state.phase is Phase.RUNNING
-            moving = [not isinstance(one, StopAsked) for one in between]
+            moving = [not isinstance(one, StopRequested) for one in between]
             assert (state.stop_by is None) == all(moving)
             if state.phase is Phase.RUNNING:
                 assert state.keeps_size

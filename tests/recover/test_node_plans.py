@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.recover.policy import (
-    AskRanksToSave,
     CannotSave,
     End,
     JobExited,
@@ -16,16 +15,17 @@ from holdfast.recover.policy import (
     NodeToLeave,
     Phase,
     RankFailed,
+    RequestFinalSave,
     RestartLimits,
     State,
     StateSaved,
-    StopAsked,
+    StopRequested,
     Terminate,
     Tick,
     decide,
     move_grace_s,
 )
-from holdfast.recover.policy.nodes import Around, Finding, Job, plan_for
+from holdfast.recover.policy.nodes import Circumstances, Finding, Job, plan_for
 
 LIMITS = RestartLimits()
 LEAVE = NodeToLeave(node="n2", why="reboot is planned")
@@ -43,7 +43,7 @@ def after(*events, state=RUNNING):
     st.sampled_from(get_args(Finding)),
     st.sampled_from(get_args(Job)),
     st.builds(
-        Around,
+        Circumstances,
         has_spare=st.booleans(),
         is_due=st.booleans(),
         is_only_one=st.booleans(),
@@ -64,23 +64,25 @@ def test_a_healthy_job_is_touched_only_on_two_signals_or_a_notice_with_a_moment(
 
 
 def test_what_is_done_about_each_finding():
-    spare, alone = Around(has_spare=True), Around(has_spare=False)
+    spare, alone = Circumstances(has_spare=True), Circumstances(has_spare=False)
     assert plan_for("faulty", "healthy", spare) == "record"
     assert plan_for("faulty", "failed", spare) == "exclude"
     assert plan_for("faulty", "failed", alone) == "exclude"
     assert plan_for("confirmed", "healthy", spare) == "move"
     assert plan_for("confirmed", "healthy", alone) == "record"
     assert plan_for("suspect", "failed", alone) == "test"
-    assert plan_for("suspect", "failed", Around(has_spare=True, is_only_one=False)) == "record"
+    assert (
+        plan_for("suspect", "failed", Circumstances(has_spare=True, is_only_one=False)) == "record"
+    )
     assert plan_for("leaving", "healthy", spare) == "exclude"
     assert plan_for("leaving_at", "healthy", spare) == "move"
     assert plan_for("leaving_at", "healthy", alone) == "exclude"
-    assert plan_for("leaving_at", "healthy", Around(has_spare=False, is_due=True)) == "move"
+    assert plan_for("leaving_at", "healthy", Circumstances(has_spare=False, is_due=True)) == "move"
 
 
 def test_a_node_is_left_with_the_state_saved_and_a_new_launcher():
     state, actions = after(LEAVE)
-    assert (state.phase, state.leaving, actions) == (Phase.STOPPING, "n2", (AskRanksToSave(),))
+    assert (state.phase, state.leaving, actions) == (Phase.STOPPING, "n2", (RequestFinalSave(),))
     state, actions = after(StateSaved(), JobExited(0), state=state)
     assert (state.phase, state.leaving, actions) == (Phase.RUNNING, "", (Launch(in_place=False),))
     state, actions = after(LEAVE, CannotSave(), JobExited(-15))
@@ -90,12 +92,12 @@ def test_a_node_is_left_with_the_state_saved_and_a_new_launcher():
 def test_a_job_that_completes_meanwhile_is_completed_and_one_that_is_stopped_is_stopped():
     _, (end,) = after(LEAVE, JobExited(0))
     assert (end.state, end.exit_code) == ("completed", 0)
-    state, actions = after(LEAVE, StopAsked("me"))
+    state, actions = after(LEAVE, StopRequested("me"))
     assert (state.phase, actions) == (Phase.STOPPING, ())
     _, (end,) = after(StateSaved(), JobExited(0), state=state)
     assert isinstance(end, End)
     assert end.state == "stopped"
-    _, actions = after(StopAsked("me"), state=state)
+    _, actions = after(StopRequested("me"), state=state)
     assert actions == (Kill(),)
 
 

@@ -50,7 +50,7 @@ class Listener:
     def node_lost(self, node):
         self.lost.append(node.name)
 
-    def stop_asked(self, by, where, count):
+    def request_stop(self, by, where, count):
         self.stops.append((by, count))
 
 

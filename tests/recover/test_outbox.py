@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.recover.agent.outbox import MOST_REPORTS, Outbox
+from holdfast.recover.agent.outbox import MAX_REPORTS, Outbox
 from holdfast.recover.channel import Peer
 
 
@@ -86,9 +86,9 @@ def test_what_is_not_acknowledged_is_sent_again_in_order_and_nothing_twice(outbo
 
 def test_a_message_is_bounded(outbox, sent):
     put(outbox, step(0))
-    for number in range(1, 2 * MOST_REPORTS):
+    for number in range(1, 2 * MAX_REPORTS):
         put(outbox, step(number))
-    assert max(len(one["reports"]) for one in sent) == MOST_REPORTS
+    assert max(len(one["reports"]) for one in sent) == MAX_REPORTS
     again = list(outbox.unseen(0))
-    assert max(len(one["reports"]) for one in again) == MOST_REPORTS
-    assert sum(len(one["reports"]) for one in again) == 2 * MOST_REPORTS
+    assert max(len(one["reports"]) for one in again) == MAX_REPORTS
+    assert sum(len(one["reports"]) for one in again) == 2 * MAX_REPORTS

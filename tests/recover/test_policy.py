@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from holdfast.recover import policy
 from holdfast.recover.policy import (
-    AskRanksToSave,
     Begin,
     CannotSave,
     Diagnose,
@@ -23,12 +22,13 @@ from holdfast.recover.policy import (
     Phase,
     RankFailed,
     Replay,
+    RequestFinalSave,
     Resolve,
     RestartLimits,
     Saved,
     State,
     StateSaved,
-    StopAsked,
+    StopRequested,
     Terminate,
     Tick,
     decide,
@@ -414,7 +414,7 @@ def test_what_is_left_out_stays_so_after_other_failures():
 
 def test_nothing_is_left_out_where_the_run_stops():
     state, _ = play([(0, Begin()), (5, LossBroken(step=171, is_spike=False, batches=(170, 172)))])
-    events = [(5, StopAsked("Ctrl-C")), (5, JobExited(-9)), broken_by(5, 171, (170, 172))[-1]]
+    events = [(5, StopRequested("Ctrl-C")), (5, JobExited(-9)), broken_by(5, 171, (170, 172))[-1]]
     state, actions = play(events, state)
     assert (state.phase, skips(actions)) == (Phase.ENDED, [])
     state, actions = play([(0, Begin()), *broken(5, 171)])
@@ -422,7 +422,7 @@ def test_nothing_is_left_out_where_the_run_stops():
 
 
 def test_a_stop_that_comes_while_a_launcher_is_kept_is_a_stop():
-    events = [(8, RankFailed()), (8, StopAsked("Ctrl-C")), (8, JobExited(1))]
+    events = [(8, RankFailed()), (8, StopRequested("Ctrl-C")), (8, JobExited(1))]
     state, actions = play([(0, Begin()), *crash(5), *events, (9, diagnosed(has_stepped=False))])
     assert (state.phase, actions[-1].state) == (Phase.ENDED, "stopped")
 
@@ -470,52 +470,54 @@ def test_a_storm_that_gains_goes_on_for_ever():
 
 def test_stop_saves_first():
     _state, actions = play(
-        [(0, Begin()), (5, StopAsked("Ctrl-C")), (6, StateSaved()), (7, JobExited(0))]
+        [(0, Begin()), (5, StopRequested("Ctrl-C")), (6, StateSaved()), (7, JobExited(0))]
     )
     assert actions == [
         Launch(),
-        AskRanksToSave(),
+        RequestFinalSave(),
         End(state="stopped", exit_code=4, outcome="Stopped by Ctrl-C."),
     ]
 
 
 def test_ranks_that_saved_and_do_not_leave_are_killed():
     too_late_s = 6 + LIMITS.teardown_grace_s
-    _, actions = play([(0, Begin()), (5, StopAsked("x")), (6, StateSaved()), (too_late_s, Tick())])
+    _, actions = play(
+        [(0, Begin()), (5, StopRequested("x")), (6, StateSaved()), (too_late_s, Tick())]
+    )
     assert actions[-1] == Kill()
 
 
-@pytest.mark.parametrize("event", [StopAsked("again"), JobFrozen()])
+@pytest.mark.parametrize("event", [StopRequested("again"), JobFrozen()])
 def test_stop_does_not_wait_for_what_cannot_come(event):
-    state, actions = play([(0, Begin()), (5, StopAsked("x")), (6, event)])
+    state, actions = play([(0, Begin()), (5, StopRequested("x")), (6, event)])
     assert (state.phase, actions[-1]) == (Phase.LEAVING, Kill())
 
 
 def test_ranks_that_cannot_save_are_asked_to_end_and_then_killed():
-    state, actions = play([(0, Begin()), (5, StopAsked("x")), (6, CannotSave())])
+    state, actions = play([(0, Begin()), (5, StopRequested("x")), (6, CannotSave())])
     assert (state.phase, actions[-1]) == (Phase.LEAVING, Terminate())
     _, actions = play([(6 + LIMITS.teardown_grace_s, Tick())], state)
     assert actions == [Kill()]
 
 
 def test_ranks_do_not_wait_for_one_that_failed_to_stop():
-    state, actions = play([(0, Begin()), (5, StopAsked("x")), (6, RankFailed())])
+    state, actions = play([(0, Begin()), (5, StopRequested("x")), (6, RankFailed())])
     assert (state.phase, actions[-1]) == (Phase.LEAVING, Terminate())
 
 
 @pytest.mark.parametrize("returncode", [0, 1])
 def test_a_job_that_ends_by_itself_while_asked_to_stop_is_stopped(returncode):
     """Its handler may have saved and left; a job that was done ends at once when resumed."""
-    _, actions = play([(0, Begin()), (5, StopAsked("x")), (6, JobExited(returncode))])
+    _, actions = play([(0, Begin()), (5, StopRequested("x")), (6, JobExited(returncode))])
     assert (actions[-1].state, actions[-1].exit_code) == ("stopped", 4)
 
 
 def test_asked_twice_nothing_is_waited_for():
     failing, actions = play(
-        [(0, Begin()), (5, RankFailed()), (5, StopAsked("x")), (5, StopAsked("x"))]
+        [(0, Begin()), (5, RankFailed()), (5, StopRequested("x")), (5, StopRequested("x"))]
     )
     assert actions[-1] == Kill()
-    state, actions = play([(6, JobExited(1)), (6, StopAsked("x"))], failing)
+    state, actions = play([(6, JobExited(1)), (6, StopRequested("x"))], failing)
     assert (state.phase, actions[-1].state) == (Phase.ENDED, "stopped")
 
 
@@ -533,19 +535,27 @@ def test_what_lies_outside_may_strike_again_a_few_times_after_longer_and_longer_
 
 
 def test_stop_is_bounded():
-    _, actions = play([(0, Begin()), (5, StopAsked("x")), (5 + LIMITS.stop_grace_s, Tick())])
+    _, actions = play([(0, Begin()), (5, StopRequested("x")), (5 + LIMITS.stop_grace_s, Tick())])
     assert actions[-1] == Kill()
 
 
 def test_stop_during_a_failure_is_not_followed_by_a_restart():
     state, actions = play(
-        [(0, Begin()), (5, RankFailed()), (5, StopAsked("x")), (6, JobExited(1)), (7, diagnosed())]
+        [
+            (0, Begin()),
+            (5, RankFailed()),
+            (5, StopRequested("x")),
+            (6, JobExited(1)),
+            (7, diagnosed()),
+        ]
     )
     assert (state.phase, actions[-1].state) == (Phase.ENDED, "stopped")
 
 
 def test_stop_while_waiting_ends_the_run():
-    state, actions = play([(0, Begin()), *crash(5, "a"), *crash(10, "b"), (10.5, StopAsked("x"))])
+    state, actions = play(
+        [(0, Begin()), *crash(5, "a"), *crash(10, "b"), (10.5, StopRequested("x"))]
+    )
     assert (state.phase, actions[-1].state) == (Phase.ENDED, "stopped")
 
 
@@ -561,7 +571,7 @@ EVENTS = st.one_of(
         helps=st.booleans(),
         outside=st.booleans(),
     ),
-    st.builds(StopAsked, st.just("x")),
+    st.builds(StopRequested, st.just("x")),
     st.builds(StateSaved),
     st.builds(CannotSave),
     st.builds(Saved, st.floats(0, 1e6)),

@@ -49,7 +49,7 @@ def watching(tmp_path, clock):
         {"kind": "watch"},
         {"kind": "step", "step": 1, "step_s": 0.1},
     ):
-        watching._view.heard(RANK, message, clock.monotonic_s())
+        watching._view.on_message(RANK, message, clock.monotonic_s())
     yield watching
     watching._conduct.close()
     watching._recorder.close()

@@ -8,7 +8,7 @@ from holdfast.cli import simulate as simulate_commands
 from holdfast.cli.eval import command as eval_commands
 from holdfast.core.errors import BadUse
 from holdfast.evaluate.policy import Curve
-from holdfast.simulate.arrivals import LEAST_JOBS, MOST, arrivals_of, arrivals_s
+from holdfast.simulate.arrivals import MIN_JOBS, MOST, arrivals_of, arrivals_s
 from holdfast.simulate.evaluate import simulate
 from holdfast.simulate.plan import _stream_note
 from holdfast.simulate.workload import SimCluster, SimModel, SimTask, Workload
@@ -22,7 +22,7 @@ HEAD = (
 def test_a_batch_is_what_is_submitted_without_a_pause():
     batch = [10.0 * number for number in range(60)]
     later = [7200.0 + at_s for at_s in batch]
-    trial = [20_000.0 + at_s for at_s in batch[: LEAST_JOBS - 1]]
+    trial = [20_000.0 + at_s for at_s in batch[: MIN_JOBS - 1]]
     last = [40_000.0 + at_s for at_s in batch]
     assert arrivals_s([*batch, *later, *trial, *last]) == (0.0, 7200.0, 40_000.0)
     assert arrivals_s(trial) == arrivals_s([]) == ()

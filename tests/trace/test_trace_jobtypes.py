@@ -5,7 +5,7 @@ import pytest
 
 from holdfast.core.errors import BadUse
 from holdfast.trace.clusters import Cluster
-from holdfast.trace.jobtypes import Rule, Rules, read_rules, tell_types
+from holdfast.trace.jobtypes import Rule, Rules, add_types, read_rules
 from holdfast.trace.sources.reading import Reading
 
 COLUMNS = ("cluster", "name", "username", "gpu_num", "run_s")
@@ -21,7 +21,7 @@ def told(rows, rules=None):
     reading = Reading(
         table="jobs_0", columns=frozenset(COLUMNS), clusters=(Cluster(name="C", source="slurm"),)
     )
-    reading = tell_types(connection, reading, rules or read_rules())
+    reading = add_types(connection, reading, rules or read_rules())
     assert {"type", "type_rule"} <= reading.columns
     return connection.execute("SELECT type, type_rule FROM jobs_0 ORDER BY rowid").fetchall()
 
@@ -66,12 +66,12 @@ def test_a_users_habit_tells_the_rest_of_his_jobs_within_their_sizes():
 
 def test_a_trace_that_has_types_keeps_them():
     reading = Reading(table="t", columns=frozenset({*COLUMNS, "type"}), clusters=())
-    assert tell_types(duckdb.connect(), reading, read_rules()) is reading
+    assert add_types(duckdb.connect(), reading, read_rules()) is reading
 
 
 def test_nothing_is_guessed_of_a_trace_without_names():
     reading = Reading(table="t", columns=frozenset({"cluster", "gpu_num", "run_s"}), clusters=())
-    assert tell_types(duckdb.connect(), reading, read_rules()) is reading
+    assert add_types(duckdb.connect(), reading, read_rules()) is reading
 
 
 def test_text_of_a_rule_cannot_leave_its_quotes():

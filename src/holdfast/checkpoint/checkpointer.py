@@ -34,14 +34,14 @@ from holdfast.checkpoint.restore.load import Terms, per_rank_states
 from holdfast.checkpoint.restore.open import open_checkpoint
 from holdfast.checkpoint.restore.select import RestoredStep, restore_newest, restored_event
 from holdfast.checkpoint.save.engine import Engine
-from holdfast.checkpoint.save.handle import SaveHandle, StaysHere
+from holdfast.checkpoint.save.handle import NotPicklable, SaveHandle
 from holdfast.checkpoint.save.results import Outcomes
 from holdfast.checkpoint.schedule.data_workers import spare_workers
 from holdfast.checkpoint.schedule.interval import Every, make_interval
 from holdfast.checkpoint.schedule.sigterm import Sigterm
 from holdfast.checkpoint.state.capture import check_named
 from holdfast.checkpoint.state.metrics import check_metrics
-from holdfast.checkpoint.storage.uploader import Asked, Pusher, fetch_together, has_any
+from holdfast.checkpoint.storage.uploader import FetchChoice, Pusher, fetch_together, has_any
 from holdfast.core.arguments import check_whole
 from holdfast.core.clock import SystemClock
 from holdfast.core.errors import (
@@ -69,7 +69,7 @@ _WAYS_OUT: Final = (
 State = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 
 
-class Checkpointer(StaysHere):
+class Checkpointer(NotPicklable):
     """Save and restore the state of a training job.
 
     Each checkpoint is a folder `step-NUMBER` that stock `torch.distributed.checkpoint.load` reads,
@@ -320,7 +320,7 @@ class Checkpointer(StaysHere):
             if self._pusher is not None and (self._identity.run or not self._fresh):
                 self._work.pid, wanted = (
                     os.getpid(),
-                    Asked(self._identity.run, self._fresh, newer=step is None),
+                    FetchChoice(self._identity.run, self._fresh, newer=step is None),
                 )
                 from_storage = fetch_together(ranks, self._pusher.remote, self._folder, wanted)
             try:
@@ -401,7 +401,7 @@ class Checkpointer(StaysHere):
         if self._fresh and is_of_others(self._folder, self._identity):  # these are to be set aside
             return False
         return bool(scan(self._folder)) or has_any(
-            self._pusher, Asked(self._identity.run, self._fresh)
+            self._pusher, FetchChoice(self._identity.run, self._fresh)
         )
 
     def per_rank_states(self, step: int) -> list[dict[str, Any]]:
@@ -536,7 +536,7 @@ class Checkpointer(StaysHere):
         got_sigterm = self._sigterm is not None and self._sigterm.received
         has_passed = self._interval.has_passed() and self._ranks.rank == 0
         try:
-            is_last, has_passed = self._votes.hear((got_sigterm, has_passed))
+            is_last, has_passed = self._votes.agree((got_sigterm, has_passed))
         except CheckpointError as error:
             if self._sigterm is not None and got_sigterm:
                 newest = self._outcomes.newest_known(self._folder)

@@ -134,12 +134,12 @@ class Work:
     def _acquire(self) -> str:
         who, folder = self.identity, self.folder
 
-        def begin_anew() -> None:
+        def begin_again() -> None:
             if is_of_others(folder, who):
                 set_aside(folder)
 
         try:
-            aside = begin_anew if self.is_fresh else None
+            aside = begin_again if self.is_fresh else None
             lease = self.lease = acquire(
                 folder, who, now_s=time.time(), timeout_s=self.timeout_s, set_aside=aside
             )

@@ -27,7 +27,7 @@ STDIN = "-"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class DiagnoseOptions:
     """The options that apply to each diagnosed job."""
 
     around: bool
@@ -113,14 +113,14 @@ def command(
     with ExitStack() as stack:
         ledger = stack.enter_context(_open(place.ledger)) if remember else None
         known = _known(ledger, place) if ledger else None
-        wanted = Wanted(
+        wanted = DiagnoseOptions(
             around=not as_json and not compressed,
             explain=explain,
             compressed=compressed,
             rules=_rules(known, rules),
             ledger=ledger,
             known=known,
-            endpoint=asked_endpoint() if model else None,
+            endpoint=requested_endpoint() if model else None,
         )
         if each:
             return _print_each(_expanded(paths), wanted)
@@ -149,7 +149,7 @@ def _print_object(fields: dict[str, Any]) -> None:
     print_json("diagnosis", fields, version=VERSION)
 
 
-def _print_each(paths: Iterable[str], wanted: Wanted) -> int:
+def _print_each(paths: Iterable[str], wanted: DiagnoseOptions) -> int:
     """Print one line for each path; return 0 if at least one path could be diagnosed."""
     answered = False
     for path in paths:
@@ -181,7 +181,7 @@ def _expanded(paths: Iterable[str]) -> list[str]:
 
 
 @contextmanager
-def _readable(paths: Iterable[str], wanted: Wanted) -> Iterator[None]:
+def _readable(paths: Iterable[str], wanted: DiagnoseOptions) -> Iterator[None]:
     """Make standard input readable twice if the command must read it twice.
 
     The lines around the root and the compressed log each need a second pass over the input.
@@ -195,7 +195,7 @@ def _readable(paths: Iterable[str], wanted: Wanted) -> Iterator[None]:
         yield
 
 
-def _studied(paths: Iterable[str], wanted: Wanted) -> "Study":
+def _studied(paths: Iterable[str], wanted: DiagnoseOptions) -> "Study":
     from holdfast.diagnose.study import study, surroundings
 
     filters = () if wanted.known is None else wanted.known.filters
@@ -213,7 +213,7 @@ def _studied(paths: Iterable[str], wanted: Wanted) -> "Study":
 
 
 def _beyond_rules(
-    diagnosis: "Diagnosis", compressed: "Compressed", wanted: Wanted, show: Progress
+    diagnosis: "Diagnosis", compressed: "Compressed", wanted: DiagnoseOptions, show: Progress
 ) -> "Diagnosis":
     """Add what past incidents and the model contribute to a diagnosis, if requested."""
     suggested = None
@@ -258,7 +258,7 @@ def _rules(known: "Known | None", folder: Path | None) -> "RuleSet":
     return with_own_rules(packaged_rules() if known is None else known.rules, folder)
 
 
-def asked_endpoint() -> "Endpoint":
+def requested_endpoint() -> "Endpoint":
     """Return the endpoint of the model that `--model` uses.
 
     Raises:
@@ -274,7 +274,7 @@ def asked_endpoint() -> "Endpoint":
     return found
 
 
-def _fields(study: "Study", wanted: Wanted) -> dict[str, Any]:
+def _fields(study: "Study", wanted: DiagnoseOptions) -> dict[str, Any]:
     """Return the diagnosis as fields for JSON, with the extras that the options request."""
     fields = study.diagnosis.to_json()
     if wanted.explain:

@@ -7,7 +7,7 @@ import click
 
 from holdfast.cli.output import print_json
 
-CANNOT_TELL = 4
+UNDECIDED = 4
 
 
 @click.command()
@@ -45,4 +45,4 @@ def command(folder: Path, *, as_json: bool) -> int:
         )
     if "wrong" in outcomes:
         return 1
-    return CANNOT_TELL if "not looked at" in outcomes else 0
+    return UNDECIDED if "not looked at" in outcomes else 0

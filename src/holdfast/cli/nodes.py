@@ -16,7 +16,7 @@ from holdfast.core.processes import whoami
 if TYPE_CHECKING:
     from holdfast.recover import Report
 
-CANNOT_TELL = 4
+UNDECIDED = 4
 MAX_LENGTH = 255
 """The most characters of a node's name and of a reason, which is the limit of the ledger."""
 
@@ -106,7 +106,7 @@ def _exit_code(report: "Report", missing: int) -> int:
     settled = all(outcome == "good" for outcome in judgement.outcomes.values())
     alone = len(judgement.outcomes) == 1 and not report.failed_solo
     is_clear = judgement.can_tell and (settled or alone) and not missing and not report.unanswered
-    return 0 if is_clear else CANNOT_TELL
+    return 0 if is_clear else UNDECIDED
 
 
 def _sentence(report: "Report", missing: int) -> str:

@@ -13,7 +13,7 @@ import click
 _LAST_SENTENCE = re.compile(r"(?s)(.*[.?!)])\s+((?:[A-Z`]|--).*?\S)$")
 _PIECE = re.compile(r"[^\s/]*/|[^\s/]+|\s+")
 """Match a part of a text that must stay on one line: a word, or a path's part up to a `/`."""
-_LEAST_OF_LAST = 20
+_MIN_OF_LAST = 20
 """The least width at which words of the last column, such as log lines, may be cut in two."""
 PIPE_WIDTH = 240
 """The number of characters in a line if standard output is no terminal."""
@@ -88,7 +88,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
 def _widths(by_column: Sequence[Sequence[str]], room: int) -> list[int] | None:
     """Return widths of the columns with which they fit into `room`; None if there are none."""
     least = [max(map(_longest_piece, texts)) for texts in by_column]
-    least[-1] = min(least[-1], _LEAST_OF_LAST)
+    least[-1] = min(least[-1], _MIN_OF_LAST)
     widths = [max(map(_longest_line, texts)) for texts in by_column]
     if sum(least) > room:
         return None

@@ -159,10 +159,10 @@ def good_add(place: Place, paths: tuple[str, ...], model: bool, as_json: bool) -
     \b
     holdfast rules good add logs-of-a-run-that-ended-well/
     """
-    from holdfast.cli.diagnose import asked_endpoint
+    from holdfast.cli.diagnose import requested_endpoint
     from holdfast.diagnose.memory import add_good_run
 
-    endpoint = asked_endpoint() if model else None
+    endpoint = requested_endpoint() if model else None
     notes: tuple[str, ...] = ()
     with Ledger.open(place.ledger) as ledger:
         done = add_good_run(ledger, list(paths))

@@ -161,11 +161,11 @@ def report(
         characterize,
         load,
         overviews,
-        refuse_what_is_not_ours,
+        require_report_folder,
         write_report,
     )
 
-    refuse_what_is_not_ours(output)
+    require_report_folder(output)
     assumed = {"pue": pue, "intensity_t_per_mwh": grid_intensity, "carbon_free_share": carbon_free}
     assumptions = Assumptions(
         **{name: value for name, value in assumed.items() if value is not None}

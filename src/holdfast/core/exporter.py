@@ -9,7 +9,7 @@ ENV_EXPORTER: Final = "HOLDFAST_DCGM_EXPORTER"
 """The environment variable that holds the URL of the metrics page."""
 EXPORTER_URL: Final = "http://localhost:9400/metrics"
 ANSWER_S: Final = 5.0
-MOST_BYTES: Final = 16 * 1024 * 1024
+MAX_BYTES: Final = 16 * 1024 * 1024
 _LINE: Final = re.compile(rb"^(DCGM_\w+)\{([^}]*)\}\s+(\S+)")
 _LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
@@ -30,7 +30,7 @@ def fetch_page() -> bytes:
         raise OSError(f"${ENV_EXPORTER} is {url!r}, which is not an http:// or https:// URL")
     try:
         with urllib.request.urlopen(url, timeout=ANSWER_S) as answer:
-            page: bytes = answer.read(MOST_BYTES)
+            page: bytes = answer.read(MAX_BYTES)
     except (OSError, urllib.error.URLError, ValueError) as error:
         raise OSError(f"{url}: {getattr(error, 'reason', error)}") from error
     return page

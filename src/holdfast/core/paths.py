@@ -94,7 +94,7 @@ class RunPaths:
         return self.attempt_logs(attempt) / "observer.log"
 
     @property
-    def stop_asked(self) -> Path:
+    def stop_request(self) -> Path:
         """The file through which `holdfast runs stop` requests a stop from the supervisor."""
         return self.root / "stop-asked"
 
@@ -104,7 +104,7 @@ class RunPaths:
         return self.root / "approved"
 
     @property
-    def rollback_asked(self) -> Path:
+    def rollback_request(self) -> Path:
         """The file with a person's request to go back to an earlier checkpoint."""
         return self.root / "rollback-asked"
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from holdfast.profile.incidents import IncidentMark, incidents_of
     from holdfast.profile.iterations import from_lines, iterations_of, step_of, typical_s
     from holdfast.profile.local import (
-        LEAST_INTERVAL_S,
+        MIN_INTERVAL_S,
         LocalSampler,
         new_folder,
         record,
@@ -58,8 +58,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ENV_NODE",
-    "LEAST_INTERVAL_S",
     "METRICS",
+    "MIN_INTERVAL_S",
     "PHASES",
     "STEP_PHASE",
     "Captured",
@@ -101,7 +101,7 @@ _HOMES = {
     "Captured": "captures",
     "ClockReading": "recording",
     "IncidentMark": "incidents",
-    "LEAST_INTERVAL_S": "local",
+    "MIN_INTERVAL_S": "local",
     "LocalSampler": "local",
     "METRICS": "metrics",
     "MemoryUse": "recording",

@@ -25,11 +25,11 @@ LOW: Final = 20.0
 """Utilisation in percent below which a GPU counts as idle between two iterations."""
 HIGH: Final = 70.0
 """Utilisation in percent from which on a GPU counts as working on an iteration."""
-LEAST_LOW_S: Final = 30.0
-LEAST_ITERATION_S: Final = 60.0
+MIN_LOW_S: Final = 30.0
+MIN_ITERATION_S: Final = 60.0
 """Shorter stretches of high utilisation are ignored as noise.
 
-Omnistat 1.14 has the same four limits `LOW`, `HIGH`, `LEAST_LOW_S` and `LEAST_ITERATION_S`
+Omnistat 1.14 has the same four limits `LOW`, `HIGH`, `MIN_LOW_S` and `MIN_ITERATION_S`
 (`inspect/constants.py`).
 """
 UTILISATIONS: Final = ("gpu_sm_active", "gpu_utilization")
@@ -85,7 +85,7 @@ def from_utilisation(series: Series) -> list[Iteration]:
     """Return the iterations that the utilisation of one GPU shows.
 
     An iteration starts at the first value of at least `HIGH`. It ends at the last such value before
-    the values stay below `LOW` for at least `LEAST_LOW_S`. The last iteration of a series may be
+    the values stay below `LOW` for at least `MIN_LOW_S`. The last iteration of a series may be
     unfinished, so it is left out.
     """
     found: list[Iteration] = []
@@ -100,8 +100,8 @@ def from_utilisation(series: Series) -> list[Iteration]:
             low_since_ns = None
             continue
         low_since_ns = at_ns if low_since_ns is None else low_since_ns
-        if start_ns is not None and at_ns - low_since_ns >= LEAST_LOW_S * 1e9:
-            if last_high_ns - start_ns >= LEAST_ITERATION_S * 1e9:
+        if start_ns is not None and at_ns - low_since_ns >= MIN_LOW_S * 1e9:
+            if last_high_ns - start_ns >= MIN_ITERATION_S * 1e9:
                 found.append(Iteration(start_ns=start_ns, end_ns=last_high_ns))
             start_ns = None
     return found

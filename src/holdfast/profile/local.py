@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
 
 INTERVAL_S: Final = 1.0
-LEAST_INTERVAL_S: Final = 0.1
+MIN_INTERVAL_S: Final = 0.1
 """The shortest sample interval, because GPM and DCGM measure over at least this time."""
 END_S: Final = 30.0
 """Seconds that the sampler gets to write its last sample."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-MOST_BYTES: Final = 512 * 1024 * 1024
+MAX_BYTES: Final = 512 * 1024 * 1024
 """The most bytes to read: about a week of a rank's phases, or 3 days of a node's counters."""
 _PART: Final = re.compile(r"\.\d+$")
 _FIRST_LINES: Final = 8

@@ -42,7 +42,7 @@ from holdfast.core.errors import BadUse, NotFound
 from holdfast.profile.columns import Columns, Whole, Words, column
 from holdfast.profile.incidents import IncidentMark
 from holdfast.profile.metrics import METRICS, PHASES
-from holdfast.profile.parts import MOST_BYTES, newest
+from holdfast.profile.parts import MAX_BYTES, newest
 
 VERSION: Final = 1
 FOLDER: Final = "profile"
@@ -178,7 +178,7 @@ class Recording:
         folder: Path,
         incidents: Iterable[IncidentMark] = (),
         *,
-        most_bytes: int = MOST_BYTES,
+        most_bytes: int = MAX_BYTES,
         has_spans: bool = True,
     ) -> Self:
         """Read a recording from its folder, even while the files are still being written.

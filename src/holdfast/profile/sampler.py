@@ -11,7 +11,7 @@ JSON lines `{"ranks": {RANK: PID}}`; the sampler stops when its standard input i
 
 If a call into the GPU driver never returns, only the GPUs' values are missing. The sampler then
 kills the silent reader and starts another one, after a longer wait each time. A process that hangs
-in the kernel survives SIGKILL. The sampler therefore starts no more readers once `MOST_STUCK`
+in the kernel survives SIGKILL. The sampler therefore starts no more readers once `MAX_STUCK`
 killed ones are still alive.
 """
 
@@ -42,7 +42,7 @@ SILENT_S: Final = 10.0
 """Seconds after which a reader that has not answered is killed."""
 FIRST_WAIT_S: Final = 1.0
 LONGEST_WAIT_S: Final = 600.0
-MOST_STUCK: Final = 3
+MAX_STUCK: Final = 3
 LAST_WAIT_S: Final = 1.0
 """Seconds that the sampler waits, when it stops, for a killed reader to end."""
 
@@ -116,7 +116,7 @@ class Gpus:
 
     def _start(self, now_s: float) -> None:
         self._stuck = [one for one in self._stuck if one.poll() is None]
-        if now_s < self._due_s or len(self._stuck) >= MOST_STUCK:
+        if now_s < self._due_s or len(self._stuck) >= MAX_STUCK:
             return
         self._rest, self._is_open, self._owes_since_s = b"", False, now_s
         try:

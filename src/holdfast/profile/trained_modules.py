@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from torch.nn import Module
     from torch.optim import Optimizer
 
-MOST_ROOTS: Final = 16
+MAX_ROOTS: Final = 16
 """The most modules hooked for one optimizer."""
 SILENT_STEPS: Final = 3
 """Optimizer steps without a forward pass of the hooked modules, before submodules are hooked."""
-MOST_SEARCHES: Final = 8
+MAX_SEARCHES: Final = 8
 """The most searches for modules in a process.
 
 A search takes up to a second. It finds nothing if the optimizer steps copies of the parameters.
@@ -81,7 +81,7 @@ class TrainedModules:
         trained.silent_steps = 0 if forwards != trained.forwards else trained.silent_steps + 1
         trained.forwards = forwards
         is_silent = not trained.roots or trained.silent_steps >= SILENT_STEPS
-        if is_silent and self._searches < MOST_SEARCHES:
+        if is_silent and self._searches < MAX_SEARCHES:
             self._searches += 1
             self._search(optimizer, trained)
 
@@ -98,7 +98,7 @@ class TrainedModules:
         trained.silent_steps = 0
         if not roots:
             return
-        trained.roots = [weakref.ref(root) for root in roots[:MOST_ROOTS]]
+        trained.roots = [weakref.ref(root) for root in roots[:MAX_ROOTS]]
         for root in trained.living():
             self._hook(root)
         trained.forwards = sum(self._forwards.get(root, 0) for root in trained.living())

@@ -11,8 +11,8 @@ from typing import Final
 from holdfast.profile.metrics import METRICS
 from holdfast.profile.recording import Recording, Series
 
-MOST_POINTS: Final = 300
-MOST_BYTES: Final = 32 * 1024 * 1024
+MAX_POINTS: Final = 300
+MAX_BYTES: Final = 32 * 1024 * 1024
 """The most bytes that are read, from the newest part on: some hours of a node with 8 GPUs."""
 NO_CURVES: Final = ("gpu_memory_total", "host_memory_total", "gpu_energy", "sampler_cpu")
 """The metrics that are constant or only grow."""
@@ -43,7 +43,7 @@ class UsageCurve:
 
 
 def usage_curves(
-    folder: Path, *, most_bytes: int = MOST_BYTES, most_points: int = MOST_POINTS
+    folder: Path, *, most_bytes: int = MAX_BYTES, most_points: int = MAX_POINTS
 ) -> list[UsageCurve]:
     """Return the curves of a recording, which may still be written.
 

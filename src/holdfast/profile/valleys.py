@@ -22,7 +22,7 @@ from holdfast.profile.recording import Recording, Series, Span
 ACTIVITY: Final = ("gpu_sm_active", "gpu_utilization", "process_cpu", "cpu_utilization")
 """Metrics that show how busy a device is, the best one first."""
 SHARE_OF_MEDIAN: Final = 0.1
-LEAST_SAMPLES: Final = 2
+MIN_SAMPLES: Final = 2
 LONGEST_GAP: Final = 2.5
 """The gap between samples, in sample intervals, above which a device counts as not sampled."""
 UNKNOWN: Final = "unknown"
@@ -148,12 +148,12 @@ def idle_times(series: Series, threshold: float) -> list[tuple[int, int]]:
     run: list[tuple[int, int]] = []
     for (start_ns, end_ns), value in zip(_intervals(series), series.values, strict=True):
         if run and (value >= threshold or start_ns > run[-1][1]):
-            if len(run) >= LEAST_SAMPLES:
+            if len(run) >= MIN_SAMPLES:
                 times.append((run[0][0], run[-1][1]))
             run = []
         if value < threshold:
             run.append((start_ns, end_ns))
-    if len(run) >= LEAST_SAMPLES:
+    if len(run) >= MIN_SAMPLES:
         times.append((run[0][0], run[-1][1]))
     return times
 

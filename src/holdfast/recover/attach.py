@@ -404,7 +404,7 @@ class _Link:
 
     def _receive_all(self) -> None:
         while True:
-            if self._receive_until_gone():
+            if self._receive_until_closed():
                 return
             if not self._client.reconnect(self._repeated):
                 break
@@ -422,7 +422,7 @@ class _Link:
             repeated.append(section)
         return [{**message, "again": True} for message in repeated]
 
-    def _receive_until_gone(self) -> bool:
+    def _receive_until_closed(self) -> bool:
         """Carry out the supervisor's orders; return True if this process must continue unsupervised."""
         try:
             while (message := self._client.receive()) is not None:

@@ -28,7 +28,7 @@ LEFT_S = 10.0
 """If a rank ends with exit code 0 and the other ranks wait for it in collectives for at least this
 number of seconds, its end counts as a failure."""
 CITED_FRAMES = 8
-MOST_SKIPPED = 1024
+MAX_SKIPPED = 1024
 """The largest number of reports of left-out batches that are recorded per attempt."""
 KILLED = (
     ("observer-killed",),
@@ -116,7 +116,7 @@ class AttemptView:
         """Begin an attempt, about which nothing is known yet."""
         return cls(number=number, detector=HangDetector(limits))
 
-    def heard(self, peer: Peer, message: dict[str, Any], now_s: float) -> None:
+    def on_message(self, peer: Peer, message: dict[str, Any], now_s: float) -> None:
         """Record a message of a rank or shim.
 
         Raises:
@@ -174,9 +174,9 @@ class AttemptView:
                 self.dropped_log_bytes += int(message["log_dropped_bytes"])
             self.swept.add(rank)
         elif kind == "gone":
-            self._shim_gone(shim, now_s, launcher_lives=message["launcher_lives"] is True)
+            self._shim_left(shim, now_s, launcher_lives=message["launcher_lives"] is True)
 
-    def _shim_gone(self, shim: Peer, now_s: float, *, launcher_lives: bool) -> None:
+    def _shim_left(self, shim: Peer, now_s: float, *, launcher_lives: bool) -> None:
         self.starts_again.discard(shim.rank)
         self.swept.add(shim.rank)
         self.launcher_is_gone |= not launcher_lives
@@ -300,7 +300,7 @@ class AttemptView:
         """
         skip = Skip.of_json({**data, "doublings": 0})
         place = skip.first, skip.last
-        is_new = place not in self.skipped and len(self.skipped) < MOST_SKIPPED
+        is_new = place not in self.skipped and len(self.skipped) < MAX_SKIPPED
         if is_new:
             self.skipped.add(place)
         return is_new

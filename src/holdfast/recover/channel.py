@@ -59,7 +59,7 @@ RECONNECTS = 30
 """The number of times that a process waits `HELLO_TIMEOUT_S` for the welcome of the next agent."""
 FIRST_TRIES = 3
 RETRY_S = 0.2
-MOST_WORLD_SIZE = 1 << 20
+MAX_WORLD_SIZE = 1 << 20
 BROKEN_FRAMES = 3
 """A process is cut off after this number of connections that ended with an invalid frame."""
 OF_THE_CHANNEL = ("hello", "gone", "cut_off")
@@ -295,7 +295,7 @@ class ChannelServer:
             )
         except (KeyError, TypeError, ValueError, OverflowError):
             return None
-        is_possible = peer.pid > 0 and 0 <= peer.rank < peer.world_size <= MOST_WORLD_SIZE
+        is_possible = peer.pid > 0 and 0 <= peer.rank < peer.world_size <= MAX_WORLD_SIZE
         if not is_possible or _process_of(peer) in self._cut_off:
             return None
         if why := self._suspect(peer) if peer.role == "rank" else "":

@@ -1,6 +1,6 @@
 """Carry out the policy's decisions for one run.
 
-`Conduct.tell` passes an event to `people.decisions`, which calls `policy.decide`, and carries out
+`Conduct.decide_on` passes an event to `people.decisions`, which calls `policy.decide`, and carries out
 the returned actions.
 """
 
@@ -84,7 +84,7 @@ class Conduct:
         self._logs = self._follower()
         self._tests = NodeTests(paths.run_id, spec, nodes, ledger, recorder, clock, observe)
         self.launches = Launches(paths, nodes, recorder, observe, self._tests, spec, clock)
-        self.stopping = Stopping(paths.stop_asked, nodes, recorder, self.tell, observe)
+        self.stopping = Stopping(paths.stop_request, nodes, recorder, self.decide_on, observe)
         self.speed = Speed(nodes, recorder, observe)
         self.casework = Casework(paths.run_id, recorder, losses, clock, observe)
         self.health = NodeHealth(
@@ -95,7 +95,7 @@ class Conduct:
             recorder,
             clock,
             observe,
-            self.tell,
+            self.decide_on,
             states_here(),
         )
         self.decisions = Decisions(spec, recorder, paths.approved, observe, self.health.coverage)
@@ -165,7 +165,7 @@ class Conduct:
         self._follow_logs()
         self.tasks.spawn(self._see_through())
 
-    def stop_asked(self, by: str, where: str, count: int) -> None:
+    def request_stop(self, by: str, where: str, count: int) -> None:
         """Handle a request to stop the run (see `Stopping.ask`).
 
         If Kubernetes ends one pod and the job can continue without it, the run does not stop, but
@@ -207,12 +207,12 @@ class Conduct:
                 self._observe("nodes", {"text": f"node {name} leads from now on"})
                 raise HandedOver
 
-    def go_back_if_asked(self) -> None:
+    def roll_back_if_requested(self) -> None:
         """End the ranks if a person wants the training to go on from an earlier checkpoint."""
         # Until the first step, the ranks may still restore.
         if self.state.phase is not policy.Phase.RUNNING or self.view.start_step is None:
             return
-        asked = requested(self._paths.rollback_asked)
+        asked = requested(self._paths.rollback_request)
         if asked is None or asked.number == self._settled:
             return
         known = [data.get("number") for _, _, data in self._recorder.events(DONE, NOT_DONE)]
@@ -223,7 +223,7 @@ class Conduct:
         self._rollback = asked
         self._recorder.event(ASKED, {**asked.to_json(), "text": text})
         self._observe("trouble", {"text": text})
-        self.tell(policy.RollbackAsked(asked.to_step))
+        self.decide_on(policy.RollbackRequested(asked.to_step))
 
     async def _go_back(self, asked: Rollback) -> None:
         """Abandon the checkpoints after the step of a request, and record the result."""
@@ -240,20 +240,20 @@ class Conduct:
             self._observe("trouble", {"text": f"{why} The training goes on from the newest."})
         self._settled, self._rollback = asked.number, None
         with contextlib.suppress(OSError):
-            self._paths.rollback_asked.unlink(missing_ok=True)
+            self._paths.rollback_request.unlink(missing_ok=True)
 
     def grow_if_possible(self) -> None:
         """Have the ranks save and end, if the job can be launched on more nodes now."""
         is_free = self.state.phase is policy.Phase.RUNNING and not self.state.keeps_size
         if self._spec.mode == "act" and is_free and self.launches.can_grow and self.view.steps:
             self._observe("nodes", {"text": "nodes are back: saving, then going on with more"})
-            self.tell(policy.NodesBack())
+            self.decide_on(policy.NodesBack())
 
     def all_ended(self) -> None:
         """Record that no trainer of the present attempt is left."""
         self._all_ended.set()
 
-    def tell(self, event: modes.Event) -> None:
+    def decide_on(self, event: modes.Event) -> None:
         """Have the policy decide on an event, and carry out the decision."""
         before, view, now_s = self.state, self.view, self._clock.monotonic_s()
         verdict = self.decisions.decide(view, before, event, now_s)
@@ -280,7 +280,7 @@ class Conduct:
                 in_place &= not self.launches.move_ranks(moves=action.moves_ranks)
                 self.view = AttemptView.begin(self.view.number + 1, self._spec.hangs)
                 if not in_place:  # ignore messages from shims of the former launcher
-                    self._launch_anew()
+                    self._launch_again()
                 self.tasks.spawn(self._attempt(in_place=in_place))
             case policy.Terminate():
                 if not self.view.rank_pids:  # there is no rank yet
@@ -291,7 +291,7 @@ class Conduct:
                 self._kill()
             case policy.Diagnose():
                 self.tasks.spawn(self._diagnose())
-            case policy.AskRanksToSave():
+            case policy.RequestFinalSave():
                 self.stopping.ask_ranks(self.view)
             case Skip():
                 self._recorder.leave_out(action)
@@ -302,7 +302,7 @@ class Conduct:
             case policy.End():
                 self._end(action)
 
-    def _launch_anew(self) -> None:
+    def _launch_again(self) -> None:
         """Record that the attempt needs new launchers, even if the policy would keep the old ones."""
         self.launches.attempt = self.view.number
         self.state = replace(self.state, in_place=False)
@@ -335,11 +335,11 @@ class Conduct:
             await self._go_back(self._rollback)
         if in_place and self._tests.is_due and await self._tests.run(self._kill_requested):
             in_place = False
-            self._launch_anew()
+            self._launch_again()
         if not in_place:
             found = await self.launches.choose(self._kill_requested)
             if not isinstance(found, tuple):
-                self.tell(found)
+                self.decide_on(found)
                 return
             chosen = found
         self._all_ended.clear()
@@ -365,7 +365,7 @@ class Conduct:
         stopping = self.state.stop_by is not None or is_left
         outcome = "stopped" if stopping else "completed" if returncode == 0 else "failed"
         self._recorder.attempt_ended(outcome=outcome, last_step=self.view.last_step)
-        self.tell(policy.JobExited(returncode))
+        self.decide_on(policy.JobExited(returncode))
 
     async def _end_of_attempt(self) -> int:
         """Wait until no trainer is left; return 0 if all trainers ended with code 0.
@@ -402,7 +402,7 @@ class Conduct:
         failure = self.launches.failed(await self.casework.diagnose(self.view, self._logs))
         self._tests.suspect(self.casework.suspects())
         self._tests.failed(self.view, self.casework)
-        self.tell(self.health.failed(failure, self.casework))
+        self.decide_on(self.health.failed(failure, self.casework))
         self.health.explain(self.casework)
 
     def _end(self, end: policy.End) -> None:

@@ -77,7 +77,7 @@ class Listener(Protocol):
     def node_lost(self, node: Node) -> None:
         """Handle the loss of a node of the present launch."""
 
-    def stop_asked(self, by: str, where: str, count: int) -> None:
+    def request_stop(self, by: str, where: str, count: int) -> None:
         """Handle a request to stop the run: the `count`-th one at `where`, made by `by`."""
 
 
@@ -509,7 +509,7 @@ class Nodes:
                     self._launcher_ended(node)
                     await self._changes()
             case "stop":
-                self._listener.stop_asked(str(message["by"]), node.node_id, int(message["count"]))
+                self._listener.request_stop(str(message["by"]), node.node_id, int(message["count"]))
 
     def _take_look(self, message: Mapping[str, Any]) -> None:
         answers = self._looks.get(int(message["look"]))

@@ -150,8 +150,8 @@ def supervise(
     spec = RunSpec.from_options(run.command, run.cwd, run.options)
     lock = RunLock.acquire(paths.lock, timeout_s=TEARDOWN_TIMEOUT_S)
     try:
-        paths.stop_asked.unlink(missing_ok=True)
-        paths.rollback_asked.unlink(missing_ok=True)
+        paths.stop_request.unlink(missing_ok=True)
+        paths.rollback_request.unlink(missing_ok=True)
         goes_on = run.state in ("running", "queued")
         is_lost = goes_on and bool(ledger.attempts(run_id))
         changes = {"state": "running", "pid": os.getpid(), "host": socket.gethostname()}
@@ -282,7 +282,7 @@ def stop_run(run_id: str, ledger: Ledger, home: Path, *, timeout_s: float) -> No
     if not paths.root.is_dir():
         raise BadUse(f"Run {run_id} is supervised on {run.host}, in another folder; stop it there.")
     try:
-        with paths.stop_asked.open("ab") as file:
+        with paths.stop_request.open("ab") as file:
             file.write(b"x")  # the supervisor counts the bytes
     except OSError:  # the disk is full, but the request still works
         pid = holder_pid(paths.lock)

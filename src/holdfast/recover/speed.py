@@ -36,7 +36,7 @@ class Speed:
         ranks = set(view.detector.living)
         is_due = self._slow.due(now_s, view.detector.median_step_s)
         if is_due and 1 < len(ranks) == view.world_size and not view.detector.in_section:
-            self._slow.asked(now_s)
+            self._slow.request_sent(now_s)
             self._names = self._nodes.names()
             self._nodes.send({"kind": "collectives"}, to="rank")
         try:

@@ -128,7 +128,7 @@ class Stopping:
             return
         while self._count < count:
             self._count += 1
-            self._pass_on(policy.StopAsked(by))
+            self._pass_on(policy.StopRequested(by))
             self._recorder.event("stop_asked", {"by": by, "where": where})
             self._observe("stopping", {"by": by})
 

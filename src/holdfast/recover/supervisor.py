@@ -55,9 +55,9 @@ RANK_EVENTS = ("restored", "checkpoint", "save_failed", "disk_full", SKIPPED)
 only recorded.
 """
 
-MOST_KIND = 64
+MAX_KIND = 64
 """The largest number of characters in the kind of an event."""
-MOST_NESTED = 20
+MAX_NESTED = 20
 """The largest depth of nested lists and objects in the data of an event."""
 
 Observer = Callable[[str, Mapping[str, Any]], None]
@@ -111,7 +111,7 @@ class Supervisor:
             clock=self._clock,
             observe=observer,
         )
-        self._tell = self._conduct.tell
+        self._decide_on = self._conduct.decide_on
         self._leadership = leadership_of(ledger.url, paths, ledger)
         self._running: Launch | None = None
         """The launch of an earlier supervisor, which may still be running."""
@@ -142,7 +142,7 @@ class Supervisor:
         leads = True
         try:
             if stop is not None:
-                self.stop_asked(str(stop["by"]), HERE, int(stop["count"]))
+                self.request_stop(str(stop["by"]), HERE, int(stop["count"]))
             await self._begin(listening, adopts=adopts)
             self._conduct.stopping.begin()
             outcome = await ended
@@ -182,14 +182,14 @@ class Supervisor:
             self._go_on_with_incident()
         else:
             self._recorder.close_lost_attempts()
-            self._tell(policy.Begin())
+            self._decide_on(policy.Begin())
 
     def _go_on_with_incident(self) -> None:
         """Diagnose the failure because of which an earlier supervisor ended the job."""
         self._view.killed = True
         self._conduct.adopted(in_place=False)
-        self._tell(policy.JobFrozen())
-        self._tell(policy.JobExited(-9))
+        self._decide_on(policy.JobFrozen())
+        self._decide_on(policy.JobExited(-9))
 
     @property
     def generation(self) -> int:
@@ -244,13 +244,13 @@ class Supervisor:
             if node.launched is None and node.last_end is not None:
                 self._view.launcher_ended(node.last_end[1])
         if self._view.kind_of_failure != "exit":
-            self._tell(policy.JobFrozen())
+            self._decide_on(policy.JobFrozen())
         elif (
             self._view.first_failure is not None  # the next tick handles a rank that left
             or self._view.lost_node
             or self._nodes.launcher_failed
         ):
-            self._tell(policy.RankFailed())
+            self._decide_on(policy.RankFailed())
         return True
 
     @property
@@ -262,9 +262,9 @@ class Supervisor:
     def _now_s(self) -> float:
         return self._clock.monotonic_s()
 
-    def stop_asked(self, by: str, where: str, count: int) -> None:
-        """See `Conduct.stop_asked`."""
-        self._conduct.stop_asked(by, where, count)
+    def request_stop(self, by: str, where: str, count: int) -> None:
+        """See `Conduct.request_stop`."""
+        self._conduct.request_stop(by, where, count)
 
     # What happens
 
@@ -279,7 +279,7 @@ class Supervisor:
         try:
             if message["kind"] == "exited":
                 message["at_monotonic_s"] = at_monotonic_s  # by this host's clock
-            self._view.heard(peer, message, at_monotonic_s)
+            self._view.on_message(peer, message, at_monotonic_s)
             match "" if again else message["kind"]:  # repeated messages were recorded before
                 case "hello" | "started" if began:
                     self._recorder.event_soon("started", {"world_size": peer.world_size})
@@ -317,7 +317,7 @@ class Supervisor:
                     self._view.frozen = None  # the rank was not ended because of a hang
                 how = {"pid": end.pid, "exit_code": end.exit_code, "signal": end.signal}
                 self._recorder.event_soon("rank_exited", how, end.rank)
-                self._tell(policy.RankFailed())
+                self._decide_on(policy.RankFailed())
 
     def states(self, states: Mapping[int, str | None]) -> None:
         """See `nodes.Listener`."""
@@ -327,14 +327,14 @@ class Supervisor:
         """See `nodes.Listener`."""
         self._view.launcher_ended(returncode)
         if returncode != 0:
-            self._tell(policy.RankFailed())
+            self._decide_on(policy.RankFailed())
 
     def node_lost(self, node: Node) -> None:
         """See `nodes.Listener`."""
         ended = len(self._view.exits)
         self._lose(node.name, {peer.rank for peer in node.peers})
         self._took_in(ended)
-        self._tell(policy.RankFailed())
+        self._decide_on(policy.RankFailed())
 
     def _lose(self, name: str, ranks: Collection[int]) -> None:
         self._recorder.event("node_lost", {"node": name})
@@ -373,7 +373,7 @@ class Supervisor:
         if found is None:
             return
         self._view.anomaly = found
-        self._tell(self._losses.broken(found))
+        self._decide_on(self._losses.broken(found))
         if self._conduct.state.phase is policy.Phase.RUNNING:
             self._view.anomaly = None
             if self._conduct.decisions.holds_loss:
@@ -393,11 +393,11 @@ class Supervisor:
         self._conduct.casework.stepped(record, start_step)
 
     def _event(self, peer: Peer, kind: str, data: dict[str, Any]) -> None:
-        if len(kind) > MOST_KIND or not kind.isprintable():
+        if len(kind) > MAX_KIND or not kind.isprintable():
             raise ValueError("an event of a kind that cannot be recorded")
         # If an event did not fit into the database, all events in the same transaction would be
         # lost.
-        if _nests_deeper(data, MOST_NESTED):
+        if _nests_deeper(data, MAX_NESTED):
             raise ValueError("an event that nests too deeply")
         json.dumps(data, allow_nan=False)
         if kind == SKIPPED and not self._view.is_first_to_skip(data):
@@ -409,7 +409,7 @@ class Supervisor:
             self._recorder.checkpoint(data)
             save_s = float(data.get("durable_s") or 0.0)
             if math.isfinite(save_s):
-                self._tell(policy.Saved(save_s))
+                self._decide_on(policy.Saved(save_s))
         else:
             self._recorder.event_soon(kind, data, peer.rank)
         if kind in RANK_EVENTS:
@@ -433,25 +433,25 @@ class Supervisor:
                 looking = self._conduct.tasks.spawn(self._look())
             if self._watching and looking is None:
                 if self._view.check(now_s) is not None:
-                    self._tell(policy.JobFrozen())
+                    self._decide_on(policy.JobFrozen())
                 elif self._conduct.decisions.holds_hang:
-                    self._tell(modes.WentOn())
+                    self._decide_on(modes.WentOn())
                 elif self._view.left is not None:
-                    self._tell(policy.RankFailed(others_run=True))
+                    self._decide_on(policy.RankFailed(others_run=True))
                 self._conduct.speed.tick(self._view, now_s)
             await self._nodes.tick()
             self._conduct.health.tick(self._view, self._conduct.state)
             self._conduct.grow_if_possible()
-            self._conduct.go_back_if_asked()
+            self._conduct.roll_back_if_requested()
             self._conduct.hand_over_if_due()
             self._recorder.flush()
             self._conduct.stopping.look()
             if self._conduct.decisions.is_approved():
-                self._tell(modes.Approved())
+                self._decide_on(modes.Approved())
             if now_s - last_beat_s > BEAT_S and beating.done():
                 last_beat_s = now_s
                 beating = self._conduct.tasks.spawn(self._beat())
-            self._tell(policy.Tick())
+            self._decide_on(policy.Tick())
 
     async def _beat(self) -> None:
         """Record a sign of life of this supervisor; end it if another supervisor leads."""

@@ -152,7 +152,7 @@ async def _obey(node: Stream, supervisor: Supervisor) -> None:
         if message["kind"] == "ping":
             node.send({"kind": "pong"})
         elif message["kind"] == "stop":
-            supervisor.stop_asked(str(message["by"]), HERE, int(message["count"]))
+            supervisor.request_stop(str(message["by"]), HERE, int(message["count"]))
 
 
 if __name__ == "__main__":

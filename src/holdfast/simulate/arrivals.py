@@ -10,7 +10,7 @@ from holdfast.core.errors import BadUse
 
 GAP_S: Final = 600.0
 """A pause between submissions of at least this many seconds separates two checkpoints."""
-LEAST_JOBS: Final = 10
+MIN_JOBS: Final = 10
 """A batch with at least this many jobs counts as a checkpoint's evaluation.
 
 The batches of the study have about 60 jobs. Smaller batches are usually trials that a person
@@ -39,7 +39,7 @@ def arrivals_of(jobs: str) -> tuple[float, ...]:
         found = arrivals_s(table["at_s"].tolist())
     if not found:
         raise BadUse(
-            f"{jobs} has no {LEAST_JOBS} evaluation jobs that were submitted together. Name other job records."
+            f"{jobs} has no {MIN_JOBS} evaluation jobs that were submitted together. Name other job records."
         )
     return found
 
@@ -56,5 +56,5 @@ def arrivals_s(submits_s: Iterable[float]) -> tuple[float, ...]:
             batches[-1].append(at_s)
         else:
             batches.append([at_s])
-    first_s = [batch[0] for batch in batches if len(batch) >= LEAST_JOBS]
+    first_s = [batch[0] for batch in batches if len(batch) >= MIN_JOBS]
     return tuple(at_s - first_s[0] for at_s in first_s[:MOST])

@@ -21,7 +21,6 @@ from typing import Any
 from holdfast.evaluate.policy import (
     Action,
     Answered,
-    Ask,
     Begin,
     Bound,
     End,
@@ -42,6 +41,7 @@ from holdfast.evaluate.policy import (
     RequestSpec,
     SamplesAdded,
     SampleSpec,
+    SendRequests,
     State,
     Swap,
     TaskHistory,
@@ -340,7 +340,7 @@ class _Run:
         self._coordinator_free_s = sent_s
         there_s = sent_s + cluster.latency_s
         for action in actions:
-            if isinstance(action, Ask):
+            if isinstance(action, SendRequests):
                 self._at(there_s, self._asked, action.engine, action.requests)
             elif isinstance(action, Measure):
                 self._measure(there_s, action.sample, action.node)

@@ -22,7 +22,7 @@ _WAIT_LIMIT_S: Final = 30.0
 
 
 @dataclass(frozen=True)
-class Asked:
+class ReceivedRequest:
     """A request that the server received."""
 
     path: str
@@ -92,12 +92,12 @@ class ModelServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(
-        self, otherwise: Callable[[Asked], Answer] | None = None, *, key: str = ""
+        self, otherwise: Callable[[ReceivedRequest], Answer] | None = None, *, key: str = ""
     ) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.otherwise = otherwise or (lambda _: Words("{}"))
         self.key = key
-        self.asked: list[Asked] = []
+        self.asked: list[ReceivedRequest] = []
         """The requests in the order of their arrival."""
         self._script: list[Answer] = []
         self._lock = threading.Lock()
@@ -114,7 +114,7 @@ class ModelServer(ThreadingHTTPServer):
         self._script.extend(answers)
         return self
 
-    def take(self, request: Asked) -> Answer:
+    def take(self, request: ReceivedRequest) -> Answer:
         """Record a request, and return the answer to send."""
         with self._lock:
             self.asked.append(request)
@@ -148,7 +148,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         headers = {name.lower(): value for name, value in self.headers.items()}
-        answer = self.server.take(Asked(self.path, headers, json.loads(data)))
+        answer = self.server.take(ReceivedRequest(self.path, headers, json.loads(data)))
         if self.server.key and headers.get("authorization") != f"Bearer {self.server.key}":
             answer = Status(401)
         match answer:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from holdfast.trace.checks import NO_GPUS
     from holdfast.trace.loading import LoadOptions, by_cluster, load
     from holdfast.trace.notes import Note
-    from holdfast.trace.report import overviews, refuse_what_is_not_ours, write_report
+    from holdfast.trace.report import overviews, require_report_folder, write_report
     from holdfast.trace.run import characterize
     from holdfast.trace.sources import adapters
     from holdfast.trace.spread import load_spread
@@ -54,7 +54,7 @@ __all__ = [
     "load",
     "load_spread",
     "overviews",
-    "refuse_what_is_not_ours",
+    "require_report_folder",
     "write_report",
 ]
 
@@ -74,7 +74,7 @@ _HOME = {
     "load": "loading",
     "load_spread": "spread",
     "overviews": "report",
-    "refuse_what_is_not_ours": "report",
+    "require_report_folder": "report",
     "write_report": "report",
 }
 

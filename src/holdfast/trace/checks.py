@@ -160,7 +160,7 @@ _WHERE_GPUS_ARE = {
 }
 
 
-def tell_no_gpus(
+def note_missing_gpus(
     connection: "duckdb.DuckDBPyConnection",
     readings: Sequence[Reading],
     notes: Sequence[Note],
@@ -208,7 +208,7 @@ def check_jobs(
     """
     notes = list(_drop_repeated(connection, reading))
     checks = [check for check in CHECKS if reading.columns.issuperset(check.needs)]
-    rows = _rows_with_what_is_known(reading.table, reading.clusters, now_s)
+    rows = _rows_with_known_attributes(reading.table, reading.clusters, now_s)
     counts = ", ".join(f"count(*) FILTER ({check.when})" for check in checks)
     found = connection.execute(
         f"SELECT cluster, {counts} FROM {rows} GROUP BY cluster ORDER BY cluster"
@@ -235,7 +235,7 @@ def check_jobs(
     return tuple(notes)
 
 
-def _rows_with_what_is_known(table: str, clusters: Sequence["Cluster"], now_s: float) -> str:
+def _rows_with_known_attributes(table: str, clusters: Sequence["Cluster"], now_s: float) -> str:
     """Return SQL for the table's rows, joined with the known attributes of their cluster."""
 
     def sql(value: float | bool | None) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.core import words
-from holdfast.trace.analyses.failures import ALL, ALL_SAID
+from holdfast.trace.analyses.failures import ALL, ALL_CLUSTERS
 from holdfast.trace.analyses.selection import slug
 from holdfast.trace.schema import TYPES
 
@@ -23,9 +23,9 @@ Numbers = Mapping[str, float]
 CLAIMS_FILE: Final = Path(__file__).with_suffix(".toml")
 PRIOR_MEDIANS_S: Final = {"Philly": 874.0, "Helios": 206.0, "PAI": 481.0}
 """Median GPU job durations of the traces to which the study compares its own (Table 2), in s."""
-LEAST_JOBS: Final = 30
+MIN_JOBS: Final = 30
 """The fewest jobs for a verdict. It also is the fewest jobs of a type whose median is compared."""
-LEAST_CAUSES: Final = 100
+MIN_CAUSES: Final = 100
 """The fewest failures with a recorded cause for which shares of causes are compared.
 
 With 100 failures, two standard errors of a share of 11% are 6 percentage points.
@@ -142,15 +142,15 @@ def _evaluated(claim: Claim, cluster_numbers: ClusterNumbers) -> Finding:
         else MEASURES[claim.measure](cluster_numbers)
     )
     decisive = MEASURES[claim.decides](cluster_numbers) if claim.decides else value
-    name = ALL_SAID if cluster_numbers.cluster == ALL else cluster_numbers.cluster
+    name = ALL_CLUSTERS if cluster_numbers.cluster == ALL else cluster_numbers.cluster
     holds: bool | None = None
     doubt, caveat = _of_causes(cluster_numbers) if claim.by_cause else ("", "")
     jobs = cluster_numbers.get("gpu_job_num")
     if value is None or decisive is None:
         why = f"The trace has no {claim.needs}."
-    elif jobs is not None and jobs < LEAST_JOBS:
+    elif jobs is not None and jobs < MIN_JOBS:
         few = words.plainly(round(jobs), "GPU job")
-        why = f"The trace has {few}; from {LEAST_JOBS} on a comparison is possible."
+        why = f"The trace has {few}; from {MIN_JOBS} on a comparison is possible."
     elif doubt:
         why = doubt
     else:
@@ -183,9 +183,9 @@ def _of_causes(cluster_numbers: ClusterNumbers) -> tuple[str, str]:
         for key in ("number", "infrastructure.number")
     )
     share = cluster_numbers.get("failures.recorded.share_of_failures") or 0.0
-    if recorded < LEAST_CAUSES:
+    if recorded < MIN_CAUSES:
         return (
-            f"Only {recorded:,.0f} failures have a recorded cause; from {LEAST_CAUSES} on it can be determined.",
+            f"Only {recorded:,.0f} failures have a recorded cause; from {MIN_CAUSES} on it can be determined.",
             "",
         )
     if infrastructure == recorded:
@@ -259,7 +259,7 @@ def _against_greatest(found: dict[str, float], kind: str) -> float | None:
     return None if own is None or not others else own / max(*others, 1e-12)
 
 
-def _against_least(found: dict[str, float], kind: str) -> float | None:
+def _ratio_to_smallest(found: dict[str, float], kind: str) -> float | None:
     """Divide one type's number by the smallest of the others; None if either is missing."""
     own, others = found.get(kind), [value for name, value in found.items() if name != kind]
     return None if own is None or not others else own / max(min(others), 1e-12)
@@ -270,19 +270,19 @@ def _evaluation_wait(cluster_numbers: ClusterNumbers) -> float | None:
 
     If all medians are 0, means are used.
     """
-    medians = cluster_numbers.by_type("median_queue_s", least_jobs=LEAST_JOBS)
+    medians = cluster_numbers.by_type("median_queue_s", least_jobs=MIN_JOBS)
     found = (
         medians
         if any(medians.values())
-        else cluster_numbers.by_type("mean_queue_s", least_jobs=LEAST_JOBS)
+        else cluster_numbers.by_type("mean_queue_s", least_jobs=MIN_JOBS)
     )
     return _against_greatest(found, "evaluation")
 
 
 def _least_demand(cluster_numbers: ClusterNumbers) -> float | None:
     """Divide the other types' smallest median number of GPUs by evaluation's median."""
-    share = _against_least(
-        cluster_numbers.by_type("median_gpu_num", least_jobs=LEAST_JOBS), "evaluation"
+    share = _ratio_to_smallest(
+        cluster_numbers.by_type("median_gpu_num", least_jobs=MIN_JOBS), "evaluation"
     )
     return 1 / share if share else None
 
@@ -295,8 +295,8 @@ MEASURES: Final[Mapping[str, Callable[[ClusterNumbers], float | None]]] = {
     "pretraining_lead_in_gpu_time": lambda cluster_numbers: _against_greatest(
         cluster_numbers.by_type("share_of_gpu_time"), "pretrain"
     ),
-    "pretraining_ratio": lambda cluster_numbers: _against_least(
-        cluster_numbers.by_type("median_duration_s", least_jobs=LEAST_JOBS), "pretrain"
+    "pretraining_ratio": lambda cluster_numbers: _ratio_to_smallest(
+        cluster_numbers.by_type("median_duration_s", least_jobs=MIN_JOBS), "pretrain"
     ),
     "evaluation_wait": _evaluation_wait,
     "least_demand": _least_demand,

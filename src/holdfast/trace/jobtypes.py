@@ -70,7 +70,7 @@ class Rule:
         return " AND ".join(tests)
 
     @property
-    def told_by(self) -> str:
+    def rule_label(self) -> str:
         """Return how the report names the kind of this rule: `guess`, `name`, `pool` or `user`."""
         return "guess" if self.guess else "name" if self.words else "pool" if self.pools else "user"
 
@@ -117,7 +117,7 @@ def read_rules(path: Path = DEFAULT_RULES) -> Rules:
     )
 
 
-def tell_types(connection: "duckdb.DuckDBPyConnection", reading: Reading, rules: Rules) -> Reading:
+def add_types(connection: "duckdb.DuckDBPyConnection", reading: Reading, rules: Rules) -> Reading:
     """Add the columns `type` and `type_rule` to a table that has no types.
 
     `type_rule` records how the type was found: `name`, `pool` or `user` for a rule, `habit` for the
@@ -145,7 +145,7 @@ def _apply(connection: "duckdb.DuckDBPyConnection", table: str, rules: list[Rule
     if not rules:
         return
     types = " ".join(f"WHEN {rule.condition()} THEN {_sql(rule.type)}" for rule in rules)
-    cases = " ".join(f"WHEN {rule.condition()} THEN {_sql(rule.told_by)}" for rule in rules)
+    cases = " ".join(f"WHEN {rule.condition()} THEN {_sql(rule.rule_label)}" for rule in rules)
     connection.execute(
         f"UPDATE {table} SET type = CASE {types} END, type_rule = CASE {cases} END WHERE type IS NULL"
     )

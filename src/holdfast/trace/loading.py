@@ -12,9 +12,9 @@ from zoneinfo import ZoneInfo
 
 from holdfast.core.errors import BadUse
 from holdfast.core.paths import holdfast_home
-from holdfast.trace.checks import check_jobs, tell_no_gpus
+from holdfast.trace.checks import check_jobs, note_missing_gpus
 from holdfast.trace.clusters import sized
-from holdfast.trace.jobtypes import DEFAULT_RULES, read_rules, tell_types
+from holdfast.trace.jobtypes import DEFAULT_RULES, add_types, read_rules
 from holdfast.trace.schema import DURATIONS
 from holdfast.trace.sources.csv.mapped import mapped_source
 from holdfast.trace.sources.csv.reasons import join_reasons
@@ -166,7 +166,7 @@ def load(*paths: str | Path, progress: Progress | None = None, **options: Any) -
                 else reading
                 for reading in readings
             ]
-        readings = [tell_types(connection, reading, rules) for reading in readings]
+        readings = [add_types(connection, reading, rules) for reading in readings]
         if progress:
             progress("Checking", 0, None)
         now_s = time.time() if given.now_s is None else given.now_s
@@ -179,7 +179,7 @@ def load(*paths: str | Path, progress: Progress | None = None, **options: Any) -
         ]
         trace = Trace(connection, scratch, readings, duration=given.duration, compared=compared)
         if not given.partial:  # A month without GPUs says nothing about the other months.
-            trace.notes = tell_no_gpus(connection, readings, trace.notes, compared=compared)
+            trace.notes = note_missing_gpus(connection, readings, trace.notes, compared=compared)
         for name, where in by_cluster(given.metrics, known, compared, partial=given.partial):
             attach_metrics(
                 trace,

@@ -37,7 +37,7 @@ STALE_S: Final = 60.0
 
 A younger folder may belong to a process that is just creating it.
 """
-MOST_THREADS: Final = 8
+MAX_THREADS: Final = 8
 """The most threads of the database. More threads gain nothing, and each needs its own buffers."""
 
 
@@ -63,7 +63,7 @@ def open_scratch(*, memory_limit_mb: int) -> "tuple[duckdb.DuckDBPyConnection, P
     connection.execute(
         "SET python_enable_replacements = false; SET autoinstall_known_extensions = false"
     )
-    connection.execute(f"SET threads = {min(MOST_THREADS, os.cpu_count() or 1)}")
+    connection.execute(f"SET threads = {min(MAX_THREADS, os.cpu_count() or 1)}")
     return connection, folder
 
 

@@ -388,7 +388,7 @@ class FakeEngine:
                 )
                 self.line.send(said)
                 self.serving = msgspec.structs.replace(said, kept=True)
-            case messages.AskEngine():
+            case messages.AnswerRequests():
                 if (
                     self.serving is None or message.model != self.serving.model
                 ):  # as the worker does

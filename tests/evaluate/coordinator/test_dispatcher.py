@@ -24,7 +24,7 @@ def world():
         ordered_s=0.0,
         number=3,
         serving=1,
-        asked={QUESTION: REQUEST},
+        sent={QUESTION: REQUEST},
     )
     book = SimpleNamespace(request_of=lambda _model, _key: None)
     emitted, committed = [], []
@@ -53,14 +53,14 @@ def test_an_answer_that_is_said_again_for_the_model_before_leaves_the_question_f
     world,
 ):
     world.asking.done(world.peer, done(model=0))
-    assert world.slot.asked == {QUESTION: REQUEST}
+    assert world.slot.sent == {QUESTION: REQUEST}
     assert world.emitted == []
     assert len(world.committed) == 1, "it is kept nevertheless"
 
 
 def test_an_answer_for_this_model_frees_the_engine_also_when_another_was_faster(world):
     world.asking.done(world.peer, done(model=1))
-    assert world.slot.asked == {}
+    assert world.slot.sent == {}
     assert [event.request for event in world.emitted] == [REQUEST]
 
 

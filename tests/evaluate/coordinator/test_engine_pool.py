@@ -228,7 +228,7 @@ def test_what_an_engine_has_itself_is_of_one_evaluation_alone(tmp_path):
 
 def test_an_engine_that_hangs_before_it_dials_is_ended(small):
     small = small("beside")
-    small.fleet.engine_gone(small.engine)
+    small.fleet.engine_left(small.engine)
     small.node.said.clear()
     for _ in range(10):
         small.clock.advance(31.0)

@@ -81,7 +81,7 @@ def test_two_samples_with_one_metric_both_hear_of_it(world):
 def test_what_a_host_took_along_is_measured_again_for_both(world):
     for sample in world.samples:
         world.measurements.grant(sample.number, 0)
-    world.measurements.host_gone("host-0")
+    world.measurements.host_left("host-0")
     assert [one.sample for one in world.events if isinstance(one, events.MetricLost)] == [0, 1]
 
 

@@ -135,7 +135,7 @@ def generation(seed, new_tokens=3):
 
 
 def ask(*requests, model=0):
-    return messages.AskEngine(
+    return messages.AnswerRequests(
         model=model, requests=[(keyed(one).key, keyed(one).body) for one in requests]
     )
 
@@ -419,7 +419,7 @@ def test_what_is_no_request_is_an_error_of_its_own(tmp_path):
             await connection.serve(tmp_path)
             good = generation(1)
             connection.send(
-                messages.AskEngine(
+                messages.AnswerRequests(
                     model=0, requests=[(b"bad", b"\xff"), (keyed(good).key, keyed(good).body)]
                 )
             )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from holdfast.evaluate.metrics.judge.quota import (
     WINDOW_S,
     Action,
-    Came,
+    JudgeAnswered,
     JudgeRequest,
     Passed,
     QuotaLimits,
@@ -34,7 +34,7 @@ def _came(
     outcome: str = "well",
     after: float | None = None,
 ):
-    return Came(
+    return JudgeAnswered(
         now_s=now_s,
         request=request,
         tokens=tokens,

@@ -6,7 +6,6 @@ from holdfast.evaluate.policy import feed
 from holdfast.evaluate.policy.decisions import decide
 from holdfast.evaluate.policy.events import (
     Answered,
-    Ask,
     EngineLeft,
     EngineReady,
     Measure,
@@ -18,6 +17,7 @@ from holdfast.evaluate.policy.events import (
     RequestSpec,
     SamplesAdded,
     SampleSpec,
+    SendRequests,
     Swap,
     Tick,
 )
@@ -74,7 +74,9 @@ def state():
 
 
 def asked(actions):
-    return {action.engine: action.requests for action in actions if isinstance(action, Ask)}
+    return {
+        action.engine: action.requests for action in actions if isinstance(action, SendRequests)
+    }
 
 
 def test_the_longest_is_asked_first_wherever_it_is_from(state):
@@ -166,10 +168,10 @@ def test_a_request_is_asked_before_the_same_decision_recalls_it():
     decide(state, ready(1, model=2, max_batch=1))
     decide(state, EngineLeft(now_s=0.5, engine=0))
     assert decide(state, added(sample(2, model=0), now_s=0.6)) == [Recall(1, (10,))]
-    assert decide(state, ready(2, now_s=0.7, model=2)) == [Ask(2, (11,))]
+    assert decide(state, ready(2, now_s=0.7, model=2)) == [SendRequests(2, (11,))]
     # Engine 2 receives what the other engine held, and is to change to the other model.
     actions = decide(state, EngineLeft(now_s=0.8, engine=1))
-    assert actions == [Ask(2, (10,)), Recall(2, (11, 10))]
+    assert actions == [SendRequests(2, (10,)), Recall(2, (11, 10))]
 
 
 def test_a_straggler_is_helped_and_called_off_and_nothing_is_lost_when_both_leave():

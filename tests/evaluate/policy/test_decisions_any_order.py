@@ -9,7 +9,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from holdfast.evaluate.policy.decisions import decide
 from holdfast.evaluate.policy.events import (
     Answered,
-    Ask,
     EngineLeft,
     EngineReady,
     Measure,
@@ -25,6 +24,7 @@ from holdfast.evaluate.policy.events import (
     RequestSpec,
     SamplesAdded,
     SampleSpec,
+    SendRequests,
     Swap,
     Tick,
 )
@@ -60,7 +60,7 @@ class Cluster(RuleBasedStateMachine):
     def tell(self, event):
         for action in decide(self.state, event):
             match action:
-                case Ask():
+                case SendRequests():
                     assert action.engine in self.serving, (
                         "nothing is asked of a dead or swapping engine"
                     )

@@ -29,7 +29,7 @@ class Recorder:
     def joined(self, peer):
         peer.send(messages.Welcome())
 
-    def heard(self, peer, message):
+    def on_message(self, peer, message):
         if isinstance(message, messages.NodeReport):
             self.report = message
         elif isinstance(message, messages.ModelFetched | messages.FetchFailed):

@@ -11,7 +11,7 @@ from holdfast.cluster.placement import Place
 from holdfast.core.errors import BadUse
 from holdfast.evaluate.coordinator.config import CoordinatorConfig
 from holdfast.evaluate.run import session as module
-from holdfast.evaluate.run.session import NodesWanted, Session
+from holdfast.evaluate.run.session import NodesNeeded, Session
 from holdfast.evaluate.types.engine import EngineSpec
 from holdfast.evaluate.types.suite import Suite, TaskEntry
 
@@ -21,7 +21,7 @@ def made(folder, *, rescore=False, **wanted) -> Session:
         evaluation_id="e", suite=Suite(name="s", entries=(TaskEntry(name="a", harness="nearly"),)), spec=EngineSpec(),
         engines_per_node=1, nodes=1, folder=str(folder), journals=str(folder), rescore=rescore,
     )  # fmt: skip
-    return Session(config, NodesWanted(**wanted), lambda _message: None)
+    return Session(config, NodesNeeded(**wanted), lambda _message: None)
 
 
 @pytest.fixture

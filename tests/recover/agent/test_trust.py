@@ -11,7 +11,7 @@ from holdfast.recover.agent.trust import (
     KNOWN_STEPS,
     LEAP,
     LIES,
-    MOST_STEP,
+    MAX_STEP,
     Trust,
     why_not,
 )
@@ -33,7 +33,7 @@ def judged(messages, *, every_s=0.1, trust=None):
     return "", None
 
 
-@pytest.mark.parametrize("number", [-1, MOST_STEP + 1, 10**400, 1.5, "7", None, True])
+@pytest.mark.parametrize("number", [-1, MAX_STEP + 1, 10**400, 1.5, "7", None, True])
 def test_a_step_that_nobody_can_make_is_named_at_once(number):
     why, _ = judged([step(number)])
     assert why.startswith("it reports the impossible step")

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from holdfast.recover.detectors.anomaly import (
-    LEAST_STEPS,
+    MIN_STEPS,
     NOT_FINITE_STEPS,
     SPIKE_STEPS,
     Anomaly,
@@ -26,7 +26,7 @@ def found_in(losses, detector=None, *, first_step=1):
     return None
 
 
-def ordinary(steps=LEAST_STEPS, *, level=2.0, noise=0.05, seed=0):
+def ordinary(steps=MIN_STEPS, *, level=2.0, noise=0.05, seed=0):
     source = random.Random(seed)
     return [source.gauss(level, noise) for _ in range(steps)]
 
@@ -200,7 +200,7 @@ def test_a_loss_that_jumps_while_it_falls_fast_is_found(at):
 
 
 def test_before_enough_steps_are_known_only_what_is_not_finite_counts():
-    rising = [1.0 + step for step in range(LEAST_STEPS - 1)]
+    rising = [1.0 + step for step in range(MIN_STEPS - 1)]
     assert found_in(rising) is None
     assert found_in([*rising, NAN, NAN]).kind == "not finite"
 

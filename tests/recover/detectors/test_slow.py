@@ -71,7 +71,7 @@ class Training:
             )
 
     def answer(self, detector):
-        detector.asked(self.now_s)
+        detector.request_sent(self.now_s)
         for rank, begun in self.begun_by_rank():
             arrived_s = self.now_s + self.random.uniform(0.0001, 0.01)
             detector.answered(rank, f"node{rank // RANKS_A_NODE}", begun, arrived_s)
@@ -141,7 +141,7 @@ def test_who_waits_for_a_slow_rank_of_another_group_is_not_slow():
             begun[rank][f"dp{rank % 2}", number] = left_s[rank] + 0.01
         now_s = max(left_s.values()) + 0.02
         steps_s.append(now_s)
-    detector.asked(now_s)
+    detector.request_sent(now_s)
     for rank, at_s in begun.items():
         one = Begun(
             at_s=at_s, last={}, waits=False, steps_s=tuple(steps_s), read_at_s=now_s, cost_s=0.0
@@ -170,7 +170,7 @@ def test_clocks_that_are_not_known_well_make_no_rank_slow():
     """One node's answers are late in the supervisor's queue, so its clock seems to be late."""
     detector, training = SlowDetector(), Training(8)
     training.steps(16)
-    detector.asked(training.now_s)
+    detector.request_sent(training.now_s)
     for rank, one in training.begun_by_rank():
         late_s = 0.4 if rank >= RANKS_A_NODE else 0.001
         detector.answered(rank, f"node{rank // RANKS_A_NODE}", one, training.now_s + late_s)
@@ -179,7 +179,7 @@ def test_clocks_that_are_not_known_well_make_no_rank_slow():
 
 def test_ranks_without_a_recorder_and_ranks_that_do_not_answer_end_the_look():
     detector = SlowDetector()
-    detector.asked(10.0)
+    detector.request_sent(10.0)
     detector.answered(0, "here", None, 10.0)
     assert detector.look(10.1, {0, 1}) is None
     assert not detector.due(60.0, 1.0)

@@ -65,9 +65,9 @@ def view_of(ranks=2):
         shim = Peer(
             role="shim", attempt=1, rank=rank, local_rank=rank, world_size=ranks, pid=200 + rank
         )
-        view.heard(shim, {"kind": "started", "pid": 100 + rank, "starts_again": True}, 0.0)
+        view.on_message(shim, {"kind": "started", "pid": 100 + rank, "starts_again": True}, 0.0)
         for message in ({"kind": "hello"}, {"kind": "watch"}):
-            view.heard(peer, message, 0.0)
+            view.on_message(peer, message, 0.0)
     return view
 
 
@@ -207,7 +207,7 @@ def test_a_rank_that_left_the_others_is_named_and_the_others_go_on(world, mode, 
     decisions, view = begin(mode), view_of()
     shim = Peer(role="shim", attempt=1, rank=1, local_rank=1, world_size=2, pid=201)
     ended = {"kind": "exited", "pid": 101, "returncode": 0, "at_monotonic_s": 1.0}
-    view.heard(shim, ended, 1.0)
+    view.on_message(shim, ended, 1.0)
     (view.left,) = view.exits
     for _ in range(3):  # at each tick
         assert tell(decisions, view, policy.RankFailed(others_run=True)).state == RUNNING

@@ -135,7 +135,7 @@ EVENTS = st.sampled_from(
         policy.JobExited(0),
         policy.JobExited(1),
         policy.Tick(),
-        policy.StopAsked("me"),
+        policy.StopRequested("me"),
         policy.StateSaved(),
         policy.LossBroken(step=99, is_spike=True),
     ]

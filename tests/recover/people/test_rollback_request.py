@@ -41,7 +41,7 @@ def failed(step):
 
 def test_a_job_goes_back_without_an_incident():
     state, _ = play(policy.Begin(), *failed(90))
-    back = policy.RollbackAsked(40), policy.RankFailed(), policy.JobExited(-9)
+    back = policy.RollbackRequested(40), policy.RankFailed(), policy.JobExited(-9)
     state, actions = play(*back, state=state)
     assert actions == [policy.Kill(), policy.Launch(in_place=True)]
     assert (state.phase, state.goes_back_to) == (policy.Phase.RUNNING, None)
@@ -51,7 +51,7 @@ def test_a_job_goes_back_without_an_incident():
 
 
 def test_a_stop_ends_a_job_that_goes_back():
-    asked = policy.RollbackAsked(40), policy.StopAsked("Ctrl-C"), policy.JobExited(-9)
+    asked = policy.RollbackRequested(40), policy.StopRequested("Ctrl-C"), policy.JobExited(-9)
     state, actions = play(policy.Begin(), *asked)
     end = policy.End(state="stopped", exit_code=4, outcome="Stopped by Ctrl-C.")
     assert actions[1:] == [policy.Kill(), end]
@@ -59,9 +59,9 @@ def test_a_stop_ends_a_job_that_goes_back():
 
 
 def test_only_a_running_job_goes_back():
-    for event in (policy.RankFailed(), policy.StopAsked("Ctrl-C")):
+    for event in (policy.RankFailed(), policy.StopRequested("Ctrl-C")):
         state, _ = play(policy.Begin(), event)
-        assert play(policy.RollbackAsked(40), state=state) == (state, [])
+        assert play(policy.RollbackRequested(40), state=state) == (state, [])
 
 
 @pytest.fixture
@@ -95,7 +95,9 @@ def roll_back(run, *events, to_step=20, timeout_s=PATIENCE_S):
 
     def supervise():
         deadline_s = time.monotonic() + PATIENCE_S
-        while (asked := requested(paths.rollback_asked)) is None and time.monotonic() < deadline_s:
+        while (
+            asked := requested(paths.rollback_request)
+        ) is None and time.monotonic() < deadline_s:
             time.sleep(0.01)
         for kind, data in events:
             told = {"number": asked.number, **data}
@@ -115,7 +117,7 @@ def roll_back(run, *events, to_step=20, timeout_s=PATIENCE_S):
 
 def test_a_request_that_is_carried_out_returns_the_step(run):
     assert roll_back(run, ("rolled_back", {"to_step": 20})) == "The training goes on from step 20."
-    asked = requested(run[1].rollback_asked)
+    asked = requested(run[1].rollback_request)
     assert (asked.to_step, asked.by) == (20, "ada")
 
 
@@ -133,13 +135,13 @@ def test_the_reason_of_a_refusal_is_raised(run):
 def test_a_request_that_nobody_carries_out_is_taken_back(run):
     with pytest.raises(HoldfastError, match="was withdrawn"):
         roll_back(run, timeout_s=0.0)
-    assert not run[1].rollback_asked.exists()
+    assert not run[1].rollback_request.exists()
 
 
 def test_a_step_that_is_not_healthy_is_refused(run):
     with pytest.raises(BadUse, match="no healthy checkpoint of step 15"):
         roll_back(run, to_step=15)
-    assert not run[1].rollback_asked.exists()
+    assert not run[1].rollback_request.exists()
 
 
 @pytest.mark.parametrize(
@@ -189,7 +191,7 @@ def guided(shared_place):
     Of the proposal and of the last request, the supervisor is killed.
     """
     place = shared_place
-    stale = RunPaths(place.home, "r").rollback_asked  # of a person who asked long before
+    stale = RunPaths(place.home, "r").rollback_request  # of a person who asked long before
     stale.parent.mkdir(parents=True)
     stale.write_text(json.dumps(Rollback(number=5, to_step=1, by="ada").to_json()))
     job = place.ranks(1, place.job(finishes_on_demand(NAN_ONCE)))
@@ -214,7 +216,7 @@ def guided(shared_place):
         os.kill(supervisor.pid, signal.SIGSTOP)
         last_step = healthy(place)
         asked = Rollback(number=7, to_step=last_step, by="ada")
-        RunPaths(place.home, "r").rollback_asked.write_text(json.dumps(asked.to_json()))
+        RunPaths(place.home, "r").rollback_request.write_text(json.dumps(asked.to_json()))
         supervisor.kill()
         attempt_with_steps(place, 4)
         (place.folder / "finish").touch()
@@ -263,4 +265,4 @@ def test_each_request_is_carried_out_once_and_outlives_the_supervisor(guided):
     assert [one.data["to_step"] for one in events(place, "rolled_back")] == steps
     with place.ledger() as ledger:
         assert [one.start_step for one in ledger.attempts("r")] == [0, *steps]
-    assert not RunPaths(place.home, "r").rollback_asked.exists()
+    assert not RunPaths(place.home, "r").rollback_request.exists()

@@ -10,7 +10,7 @@ import pytest
 from holdfast.recover.detectors.node import meaning_of
 from holdfast.recover.signals.facts import CannotSee
 from holdfast.recover.signals.gpu.dcgm import FIELDS, Dcgmi, Exporter
-from holdfast.recover.signals.gpu.gpus import LEAST_PERIOD_S, NVLINK_ERRORS, SHARE, Gpus
+from holdfast.recover.signals.gpu.gpus import MIN_PERIOD_S, NVLINK_ERRORS, SHARE, Gpus
 from holdfast.recover.signals.gpu.nvml import Nvml
 from holdfast.recover.signals.gpu.reader import READERS
 from holdfast.testing.dcgm import exporter_page, fake_dcgmi
@@ -205,8 +205,8 @@ def test_the_process_reads_by_the_first_reader_that_answers(tmp_path):
 @pytest.mark.parametrize(
     ("work", "least_s", "most_s"),
     [
-        ("sleep 1", LEAST_PERIOD_S, 0.5 / SHARE),
-        ("i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done", 2 * LEAST_PERIOD_S, 3600.0),
+        ("sleep 1", MIN_PERIOD_S, 0.5 / SHARE),
+        ("i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done", 2 * MIN_PERIOD_S, 3600.0),
     ],
 )
 def test_a_look_that_uses_the_cpu_is_rare_and_one_that_waits_is_not(
@@ -233,7 +233,7 @@ def test_a_driver_call_that_blocks_costs_the_look_alone(tmp_path):
     gpus = Gpus(driver=tmp_path, command=served(readers), timeout_s=1.0)
     with pytest.raises(CannotSee, match="the driver did not answer within 1 s"):
         gpus.read()
-    assert gpus.period_s == LEAST_PERIOD_S  # not blind for long: the next look may succeed
+    assert gpus.period_s == MIN_PERIOD_S  # not blind for long: the next look may succeed
     assert gpus._stuck.wait(60) < 0
     open_it.touch()
     gpus._timeout_s = 60.0

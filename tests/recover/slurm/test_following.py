@@ -110,7 +110,7 @@ def test_ctrl_c_asks_the_run_to_save_and_stop_then_to_stop_at_once_then_leaves(t
 
     world.following._sleep = sleep
     world.following.until_over()
-    assert world.paths.stop_asked.read_bytes() == b"xx"
+    assert world.paths.stop_request.read_bytes() == b"xx"
     assert world.cancelled == []
     assert world.said[-1] == "run r still ends: holdfast runs show r"
 

@@ -9,7 +9,7 @@ from holdfast.core.errors import BadUse
 from holdfast.trace.schema import OUTCOMES, STATES
 from holdfast.trace.sources.mig import mig_share
 from holdfast.trace.sources.slurm.fields import (
-    MOST_NODES,
+    MAX_NODES,
     elapsed_s,
     exit_code_of,
     failure_reason,
@@ -163,7 +163,7 @@ def test_lists_of_nodes_that_are_damaged_or_too_long(text):
 
 
 def test_the_longest_list_of_nodes():
-    assert len(nodes_of(f"n[1-{MOST_NODES}]")) == MOST_NODES
+    assert len(nodes_of(f"n[1-{MAX_NODES}]")) == MAX_NODES
 
 
 def test_zones():

@@ -13,11 +13,11 @@ from holdfast.core.memory import available_memory_bytes
 from holdfast.core.system_limits import allowed_by_limit
 
 GIB: Final = 1 << 30
-LEAST_SHARED_BYTES: Final = GIB
+MIN_SHARED_BYTES: Final = GIB
 """Data loaders and NCCL need at least this much; containers have 64 MiB by default."""
-LEAST_FREE_BYTES: Final = GIB
-LEAST_OPEN_FILES: Final = 1024
-LEAST_PROCESSES: Final = 4096
+MIN_FREE_BYTES: Final = GIB
+MIN_OPEN_FILES: Final = 1024
+MIN_PROCESSES: Final = 4096
 """Threads count as processes; a rank with its data loaders and libraries has hundreds."""
 WANTED_OPEN_FILES: Final = 65_536
 
@@ -38,10 +38,10 @@ def shared_memory_in(folder: Path) -> Finding:
     words = f"{folder} has {size / GIB:.1f} GiB, of which {free / GIB:.1f} GiB are free"
     if not os.access(folder, os.W_OK):
         return wrong(f"This user may not write to {folder}.", f"sudo chmod 1777 {folder}")
-    if size < LEAST_SHARED_BYTES:
+    if size < MIN_SHARED_BYTES:
         mend = f"sudo mount -o remount,size=50% {folder}  # in a container: {in_container}"
         return wrong(f"{words}: data loaders and NCCL need more.", mend)
-    if free < LEAST_SHARED_BYTES // 4:
+    if free < MIN_SHARED_BYTES // 4:
         return wrong(f"{words}: left-overs fill it.", f"ls -la {folder}  # and remove left-overs")
     return good(f"{words}.")
 
@@ -49,8 +49,8 @@ def shared_memory_in(folder: Path) -> Finding:
 def ulimits(folder: Path) -> Iterator[Finding]:  # noqa: ARG001 - the form of all checks
     """Check the limits on open files, file sizes, processes and locked memory."""
     faults = [
-        *_too_low(resource.RLIMIT_NOFILE, "n", LEAST_OPEN_FILES, WANTED_OPEN_FILES, errno.EMFILE),
-        *_too_low(resource.RLIMIT_NPROC, "u", LEAST_PROCESSES, 4 * LEAST_PROCESSES),
+        *_too_low(resource.RLIMIT_NOFILE, "n", MIN_OPEN_FILES, WANTED_OPEN_FILES, errno.EMFILE),
+        *_too_low(resource.RLIMIT_NPROC, "u", MIN_PROCESSES, 4 * MIN_PROCESSES),
     ]
     if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
         faults.append(wrong(f"{allowed_by_limit(errno.EFBIG)}.", "ulimit -f unlimited"))
@@ -87,7 +87,7 @@ def groups_below(root: Path) -> Iterator[Finding]:
     """Check the control groups; `root` is the folder that holds `proc` and the mount points."""
     free = available_memory_bytes(root)
     words = f"This process can still take {free / GIB:.1f} GiB of memory"
-    if free < LEAST_FREE_BYTES:
+    if free < MIN_FREE_BYTES:
         mend = "sbatch --mem=0 …  # in Docker: --memory; in Kubernetes: resources.limits.memory"
         yield wrong(f"{words}.", mend)
     else:
@@ -104,7 +104,7 @@ def _processes(root: Path) -> Iterator[Finding]:
         if limit == "max":
             continue
         left = int(limit) - int((group / "pids.current").read_text())
-        if left < LEAST_PROCESSES:
+        if left < MIN_PROCESSES:
             yield wrong(
                 f"The control group {group} allows {left:,} more processes and threads.",
                 "systemctl set-property UNIT TasksMax=infinity  # in Docker: --pids-limit=-1",

@@ -16,10 +16,10 @@ GIB: Final = 1 << 30
 WRITTEN_BYTES: Final = 256 * MIB
 WRITING_S: Final = 2.0
 """The longest time to write for the measurement, so that a slow file system gets fewer bytes."""
-LEAST_BYTES_S: Final = 50 * MIB
+MIN_BYTES_S: Final = 50 * MIB
 """A lower rate than this is reported; at this rate, 10 GiB of state take over three minutes."""
-LEAST_FREE_BYTES: Final = 10 * GIB
-LEAST_FREE_FILES: Final = 10_000
+MIN_FREE_BYTES: Final = 10 * GIB
+MIN_FREE_FILES: Final = 10_000
 CONNECT_S: Final = 5.0
 PORTS: Final = 16
 
@@ -40,10 +40,10 @@ def storage_of(folder: Path, clock_s: Callable[[], float]) -> Iterator[Finding]:
     other = "holdfast doctor FOLDER  # with a folder of another file system"
     space = os.statvfs(there)
     free = space.f_bavail * space.f_frsize
-    if free < LEAST_FREE_BYTES:
+    if free < MIN_FREE_BYTES:
         mend = f"holdfast checkpoint prune {shlex.quote(str(folder))} --last 3 --dry-run"
         yield wrong(f"{there} has {free / GIB:.1f} GiB of free space.", mend)
-    if space.f_files and space.f_favail < LEAST_FREE_FILES:
+    if space.f_files and space.f_favail < MIN_FREE_FILES:
         yield wrong(f"{there} has room for {space.f_favail:,} more files.", f"df -i {there}")
     try:
         written, seconds = _write(there, clock_s)
@@ -52,7 +52,7 @@ def storage_of(folder: Path, clock_s: Callable[[], float]) -> Iterator[Finding]:
         return
     rate = written / max(seconds, 1e-9)
     words = f"{there} takes {rate / MIB:,.0f} MiB/s, written durably"
-    if rate < LEAST_BYTES_S:
+    if rate < MIN_BYTES_S:
         yield wrong(f"{words}: saves take long.", other)
     else:
         yield good(f"{words}; {free / GIB:,.0f} GiB are free.")

@@ -29,7 +29,7 @@ from holdfast.core.errors import BadUse, CheckpointError, HoldfastError, NotFoun
 MARKS_NAME = "holdfast-marks.json"
 SCHEMA = "holdfast.checkpoint-marks"
 VERSION = 1
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 _HELD_FOR_S = 24 * 3600.0
 """The limit in seconds on a reader's hold, since a killed reader never releases its hold."""
 _logger = logging.getLogger("holdfast")
@@ -326,7 +326,7 @@ class _NewerError(Exception):
 
 def _load(path: Path) -> Annotations:
     with path.open("rb") as file:
-        return _parse(file.read(_MOST_BYTES + 1))
+        return _parse(file.read(_MAX_BYTES + 1))
 
 
 def _load_or_put_aside(path: Path, now_s: float) -> Annotations:
@@ -350,8 +350,8 @@ def _load_or_put_aside(path: Path, now_s: float) -> Annotations:
 
 
 def _parse(data: bytes) -> Annotations:
-    if len(data) > _MOST_BYTES:
-        raise ValueError(f"it is larger than {_MOST_BYTES} bytes")
+    if len(data) > _MAX_BYTES:
+        raise ValueError(f"it is larger than {_MAX_BYTES} bytes")
     content = json.loads(data)
     digest = content.pop("digest", None)
     if digest != _digest(content):

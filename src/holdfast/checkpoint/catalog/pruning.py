@@ -79,7 +79,7 @@ def prune(
     if dry_run:
         return PruneResult(verdicts=judge(scan(folder), policy, now_s=now_s), deleted=[], failed=[])
     erase_abandoned(folder)
-    verdicts = _judge_beside_a_verified_one(folder, policy, by=by, now_s=now_s, progress=progress)
+    verdicts = _compare_with_verified(folder, policy, by=by, now_s=now_s, progress=progress)
     deleted, failed = [], []
     for index, verdict in enumerate(verdicts):
         if not verdict.stays:
@@ -133,7 +133,7 @@ def delete_unclaimed(
     return None
 
 
-def _judge_beside_a_verified_one(
+def _compare_with_verified(
     folder: Path, policy: Retention, *, by: str, now_s: float, progress: Progress
 ) -> list[Verdict]:
     damaged: set[Path] = set()

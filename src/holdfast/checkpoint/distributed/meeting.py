@@ -59,9 +59,9 @@ _ANSWER_S: Final = 3.0
 _LONGEST_LOOK_S: Final = 5.0
 _LOOK_EVERY_S: Final = 1.0
 _ENDING_S: Final = 5.0
-_LEAST_PAUSE_S: Final = 0.001
+_MIN_PAUSE_S: Final = 0.001
 _SHORT_PAUSE_S: Final = 0.01
-_MOST_PAUSE_S: Final = 0.25
+_MAX_PAUSE_S: Final = 0.25
 _OK: Final = "ok"
 _OWN: Final = str(Path(__file__).parents[2])
 _WAITING: Final = ("/torch/distributed/", "/torch/autograd/")
@@ -223,7 +223,7 @@ class _Lobby:
         while (
             len(answers) < len(ranks) and time.monotonic() < until_s and not self.store.check([end])
         ):
-            time.sleep(_MOST_PAUSE_S)
+            time.sleep(_MAX_PAUSE_S)
             for rank in ranks:
                 key = f"answer/{number}/{rank}"
                 if rank not in answers and self.store.check([key]):
@@ -290,7 +290,7 @@ class _One:
 
     def _wait(self, *, is_first: bool) -> None:
         where, waited_s, looked_s = "", 0.0, time.monotonic()
-        pause_s, has_warned = _LEAST_PAUSE_S, False
+        pause_s, has_warned = _MIN_PAUSE_S, False
         # Only the rank that arrived first asks the missing ranks. The others ask if that rank is
         # late.
         limit_s = self._limit_s * (1.0 if is_first else 1.2)
@@ -318,7 +318,7 @@ class _One:
             # All ranks of a large job poll one store. In a small job, waits must be short.
             pause_s = min(
                 pause_s * 1.5,
-                max(_SHORT_PAUSE_S, min(self._lobby.world_size / 10_000, _MOST_PAUSE_S)),
+                max(_SHORT_PAUSE_S, min(self._lobby.world_size / 10_000, _MAX_PAUSE_S)),
             )
         self._end()
 

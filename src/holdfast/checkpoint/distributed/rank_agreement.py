@@ -19,7 +19,7 @@ from holdfast.core.errors import CheckpointError
 
 ANSWER_EVERY_S: Final = 0.5
 """Seconds between two all-reduces; one takes a few hundred milliseconds with thousands of ranks."""
-_MOST_CALLS: Final = 20
+_MAX_CALLS: Final = 20
 """The limit on calls of `save` between two all-reduces, since steps may become slower."""
 _CLOSING_S: Final = 5.0
 
@@ -49,7 +49,7 @@ class Votes:
         """Return True if `hear` was called before."""
         return self._ranks is not None
 
-    def hear(self, wishes: Sequence[bool]) -> list[bool]:
+    def agree(self, wishes: Sequence[bool]) -> list[bool]:
         """Make this rank's requests, and return which requests all ranks now fulfill. Collective.
 
         The argument has, for each kind of request, whether this rank makes it. The result is True,
@@ -97,7 +97,7 @@ class Votes:
             ) from error
         *answer, step_s = self._ballot.tolist()
         # The maximum is equal on all ranks, so they count the same number of calls.
-        self._calls_between = max(1, min(_MOST_CALLS, int(ANSWER_EVERY_S / max(step_s, 1e-9))))
+        self._calls_between = max(1, min(_MAX_CALLS, int(ANSWER_EVERY_S / max(step_s, 1e-9))))
         return answer
 
     def _ask(self, wishes: Sequence[bool]) -> None:

@@ -28,9 +28,9 @@ ALIGNMENT: Final = 64
 """The alignment of blobs and of tensor data, in bytes: a cache line, as in `torch.save`."""
 LARGE_BYTES: Final = 128 << 10
 """The size from which on a tensor's data is copied and digested apart from its head and tail."""
-LEAST_PIECE_BYTES: Final = 256
+MIN_PIECE_BYTES: Final = 256
 """The minimum length of a digested piece: below 241 bytes, XXH3 uses other algorithms."""
-_LEAST_SLOT_BYTES: Final = 512
+_MIN_SLOT_BYTES: Final = 512
 _LOCAL_HEADER: Final = struct.Struct("<26xHH")
 """A ZIP member's header: 26 bytes, then the lengths of name and extra field (APPNOTE 4.3.7)."""
 _RECORD: Final = "/data/0"
@@ -154,7 +154,7 @@ class FileImage:
 
 def slot_bytes(length: int) -> int:
     """Return the size of a slot for a value of `length` bytes, with room for the value to grow."""
-    return max(_LEAST_SLOT_BYTES, 1 << (length + length // 4).bit_length())
+    return max(_MIN_SLOT_BYTES, 1 << (length + length // 4).bit_length())
 
 
 def lay_out(needs: Iterable[Need], *, prefix: str, shard_bytes: int) -> FileImage:
@@ -212,7 +212,7 @@ def _uncut(at: int, head: int, data: int, length: int) -> int:
         left = -at % CHUNK_BYTES
         return at + left if left < length else at
     while not all(
-        (edge % CHUNK_BYTES or CHUNK_BYTES) >= LEAST_PIECE_BYTES
+        (edge % CHUNK_BYTES or CHUNK_BYTES) >= MIN_PIECE_BYTES
         for edge in (-(at + head), at + head + data)
     ):
         at += ALIGNMENT

@@ -32,7 +32,7 @@ from holdfast.checkpoint.memory.peer_protocol import (
     read_into,
 )
 from holdfast.checkpoint.memory.server import (
-    LEAST_FREE_BYTES,
+    MIN_FREE_BYTES,
     ServedSnapshot,
     SnapshotInfo,
     notes_file,
@@ -89,7 +89,7 @@ class PeerHolder:
             max_bytes: the limit on the bytes of held snapshots and `own_bytes` together; None:
                 limited only by the node's memory.
             own_bytes: returns the bytes that this process's own snapshots take.
-            free_bytes: returns the node's free memory in bytes; below `LEAST_FREE_BYTES`, all held
+            free_bytes: returns the node's free memory in bytes; below `MIN_FREE_BYTES`, all held
                 snapshots are released.
         """
         self._listener = listener
@@ -120,7 +120,7 @@ class PeerHolder:
     def _listen(self) -> None:
         while True:
             ready = readable([self._listener.fileno()], _LOOK_EVERY_S)
-            if self._held and self._free_bytes() < LEAST_FREE_BYTES:
+            if self._held and self._free_bytes() < MIN_FREE_BYTES:
                 _logger.warning(
                     "Released the snapshots of ranks on peer nodes: this node is short of memory."
                 )
@@ -209,7 +209,7 @@ class PeerHolder:
 
     def _left_bytes(self) -> int:
         # A snapshot that is arriving has not allocated its memory yet, so it is subtracted.
-        left = self._free_bytes() - LEAST_FREE_BYTES - self._coming_bytes
+        left = self._free_bytes() - MIN_FREE_BYTES - self._coming_bytes
         if self._max_bytes is not None:
             held = sum(
                 PAGE_BYTES + each.info.image_bytes + each.info.notes_bytes
@@ -264,8 +264,8 @@ def _memory(info: SnapshotInfo) -> Iterator[int]:
     try:
         try:
             # The holders of all ranks of this node allocate at the same time.
-            with reserved(needed + LEAST_FREE_BYTES, patience_s=_PATIENCE_S) as free_bytes:
-                if needed + LEAST_FREE_BYTES > free_bytes:
+            with reserved(needed + MIN_FREE_BYTES, patience_s=_PATIENCE_S) as free_bytes:
+                if needed + MIN_FREE_BYTES > free_bytes:
                     raise Refused(
                         f"it needs {needed:,} bytes of memory, and others there take what is left"
                     )

@@ -36,7 +36,7 @@ from holdfast.checkpoint.ipc.shared_buffer import Arena
 from holdfast.core.memory import available_memory_bytes
 from holdfast.core.sockets import readable
 
-LEAST_FREE_BYTES: Final = 1 << 30
+MIN_FREE_BYTES: Final = 1 << 30
 """The free memory below which snapshots are released, because the running job needs it more."""
 _LOOK_EVERY_S: Final = 0.5
 _PATIENCE_S: Final = 5.0
@@ -240,9 +240,7 @@ class SnapshotServer:
         last: socket.socket | None = None
         try:
             until_s = self._now_s() + self._keep_s
-            while (
-                last is None and self._now_s() < until_s and self._free_bytes() >= LEAST_FREE_BYTES
-            ):
+            while last is None and self._now_s() < until_s and self._free_bytes() >= MIN_FREE_BYTES:
                 if self._is_over():
                     break
                 last = self._serve(listener, own)

@@ -12,7 +12,7 @@ from holdfast.core.link import job_link
 _LOOK_IN_S: Final = 5.0
 
 
-class StaysHere:
+class NotPicklable:
     """Refuse to be pickled or copied, because only the process that made the object can use it."""
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
@@ -28,7 +28,7 @@ class StaysHere:
         )
 
 
-class SaveHandle(StaysHere):
+class SaveHandle(NotPicklable):
     """Report the outcome of one call of `Checkpointer.save`.
 
     Attributes:

@@ -11,7 +11,7 @@ import torch
 
 from holdfast.checkpoint.format.checksums import DIGEST_BYTES
 from holdfast.checkpoint.ipc.shared_buffer import Arena, ArenaError, State, arena_bytes
-from holdfast.checkpoint.memory.server import LEAST_FREE_BYTES
+from holdfast.checkpoint.memory.server import MIN_FREE_BYTES
 from holdfast.checkpoint.snapshot.plan import Plan
 from holdfast.checkpoint.writer.client import Writer
 from holdfast.core.errors import SaveFailed
@@ -169,7 +169,7 @@ class BufferPool:
         return len(self._seats) < self._most and not (self._seats and self._lacked_bytes)
 
     def _lacks(self, plan: Plan, error: Exception) -> None:
-        self._lacked_bytes = _needed_bytes(plan) + LEAST_FREE_BYTES
+        self._lacked_bytes = _needed_bytes(plan) + MIN_FREE_BYTES
         if self._seats and not self._has_warned:
             self._has_warned = True
             _logger.warning(
@@ -183,7 +183,7 @@ class BufferPool:
         if self._max_bytes is not None:
             self._most = self._allowed(_needed_bytes(plan), self._max_bytes)
         # The first buffer is mandatory; a second must leave headroom for the job.
-        leave_bytes = LEAST_FREE_BYTES if self._seats else 0
+        leave_bytes = MIN_FREE_BYTES if self._seats else 0
         arena = Arena.make(plan.image.size_bytes, notes_bytes, leave_bytes=leave_bytes)
         plan.image.write_frames(arena.image)
         seat = Buffer(arena, self._writer.share_arena(arena), [])

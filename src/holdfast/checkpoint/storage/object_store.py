@@ -26,7 +26,7 @@ from holdfast.core.errors import BadUse, NotFound, StorageFailed
 SCHEMES: Final = ("file", "s3", "s3a", "gs", "az", "azure", "abfs", "abfss")
 PART_BYTES: Final = 8 << 20
 """The bytes of one request: large enough for a fast network, small enough to be sent again."""
-_MOST_PARTS: Final = 10_000
+_MAX_PARTS: Final = 10_000
 """The limit on the parts of one object (Amazon S3 user guide, "Multipart upload limits")."""
 _PARTS_AT_ONCE: Final = 4
 _CONNECT_TIMEOUT_S: Final = 10
@@ -202,7 +202,7 @@ class Objects:
                 raises an error other than OSError, the write ends and no object appears.
             size_bytes: the total size of all blocks.
         """
-        part_bytes = max(self._part_bytes, -(-size_bytes // _MOST_PARTS))
+        part_bytes = max(self._part_bytes, -(-size_bytes // _MAX_PARTS))
         at_once = iter([_PARTS_AT_ONCE])
 
         def taken() -> Iterator[bytes]:

@@ -229,7 +229,7 @@ def tidy(objects: Objects, pushed: RemoteCheckpoint) -> None:
 # folder.
 
 PUSHED_NAME = ".holdfast-pushed"
-_MOST_NAMES: Final = 10_000
+_MAX_NAMES: Final = 10_000
 """The limit on listed names for each storage; steps that are no longer listed may be fetched."""
 
 
@@ -268,7 +268,7 @@ def note_pushed(folder: Path, url: str, name: str) -> None:
         pushed = {}
     names = pushed.get(url, [])
     if name not in names:
-        pushed[url] = sorted([*names, name])[-_MOST_NAMES:]
+        pushed[url] = sorted([*names, name])[-_MAX_NAMES:]
         write_atomic(folder / PUSHED_NAME, json.dumps(pushed).encode() + b"\n")
 
 

@@ -170,7 +170,7 @@ class Pusher:
 
 
 @dataclass(frozen=True)
-class Asked:
+class FetchChoice:
     """Decide which checkpoints in storage may be fetched.
 
     Attributes:
@@ -192,10 +192,10 @@ class Asked:
         return of == self.run or not (self.is_fresh or (of and self.run))
 
 
-_ANY: Final = Asked()
+_ANY: Final = FetchChoice()
 
 
-def has_any(pusher: Pusher | None, asked: Asked) -> bool:
+def has_any(pusher: Pusher | None, asked: FetchChoice) -> bool:
     """Return True if storage has a checkpoint that `restore` would not ignore.
 
     Raises:
@@ -207,7 +207,7 @@ def has_any(pusher: Pusher | None, asked: Asked) -> bool:
 
 
 def fetch_together(
-    ranks: Ranks, remote: Remote, folder: Path, asked: Asked
+    ranks: Ranks, remote: Remote, folder: Path, asked: FetchChoice
 ) -> Callable[[int, int], int | None]:
     """Fetch a newer checkpoint from storage for all ranks, if `asked.newer` is True.
 
@@ -231,7 +231,7 @@ def fetch_together(
     return instead
 
 
-def fetch_newer(remote: Remote, folder: Path, asked: Asked = _ANY) -> None:
+def fetch_newer(remote: Remote, folder: Path, asked: FetchChoice = _ANY) -> None:
     """Fetch the newest undamaged checkpoint from storage if it is newer than those in `folder`.
 
     Checkpoints that the run has abandoned are not fetched. A checkpoint that was pushed from the
@@ -279,7 +279,7 @@ def fetch_newer(remote: Remote, folder: Path, asked: Asked = _ANY) -> None:
 
 
 def fetch_instead(
-    remote: Remote, folder: Path, step: int, above: int, asked: Asked = _ANY
+    remote: Remote, folder: Path, step: int, above: int, asked: FetchChoice = _ANY
 ) -> int | None:
     """Fetch an undamaged checkpoint from storage to replace `step`, which is damaged in `folder`.
 
@@ -343,7 +343,7 @@ def _not_taken_away(
             yield there
 
 
-def _offered(found: Sequence[RemoteCheckpoint], asked: Asked) -> list[RemoteCheckpoint]:
+def _offered(found: Sequence[RemoteCheckpoint], asked: FetchChoice) -> list[RemoteCheckpoint]:
     """Return the checkpoints that this run may fetch, and log the steps of all others."""
     offered = [each for each in found if asked.offers(each)]
     if others := sorted({each.step for each in found} - {each.step for each in offered}):

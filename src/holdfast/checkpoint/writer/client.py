@@ -348,12 +348,12 @@ class Writer:
             # Hanging storage would hold this thread, and delay the end of the trainer.
             failed = [] if has_stalled or self._closed else [each for each in ended if each[1]]
 
-        def tell_others() -> None:
+        def abandon_failed() -> None:
             for outstanding, failure in failed:
                 abandon(outstanding.order, outstanding.layout, failure)
 
         if failed:  # first, because the trainer may exit as soon as its future is completed
-            _within(_ENDING_S, tell_others)
+            _within(_ENDING_S, abandon_failed)
         for outstanding, failure in ended:  # without the lock, which a callback may need
             outstanding.settle(failure)
         for outstanding, _failure in failed:

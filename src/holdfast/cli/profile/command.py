@@ -106,14 +106,14 @@ def record(
     `holdfast run` records a profile by default. For such a run, --attach shows the recording, and
     requests captures.
     """
-    from holdfast.profile import LEAST_INTERVAL_S
+    from holdfast.profile import MIN_INTERVAL_S
 
     if (attach is None) == (not job):
         raise BadUse("Give either a command after `--`, or --attach RUN.")
     if attach is None and (deep or memory):
         raise BadUse("--deep and --memory go with --attach RUN.")
-    if interval_s < LEAST_INTERVAL_S:
-        raise BadUse(f"--interval-s is {interval_s:g}; it must be at least {LEAST_INTERVAL_S:g}.")
+    if interval_s < MIN_INTERVAL_S:
+        raise BadUse(f"--interval-s is {interval_s:g}; it must be at least {MIN_INTERVAL_S:g}.")
     if max_mib < 1:
         raise BadUse(f"--max-mib is {max_mib}; it must be at least 1.")
     if attach is not None:

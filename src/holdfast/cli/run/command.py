@@ -17,7 +17,7 @@ from holdfast.cli.main import Place
 from holdfast.cli.output import print_json
 from holdfast.cli.run.ending import ending
 from holdfast.cli.run.slurm import (
-    Wanted,
+    JobRequest,
     check_slurm_use,
     run_on_slurm,
     settle,
@@ -276,7 +276,7 @@ def command(
                 lambda: _recorded(run, spec, ledger, place.home, name, None),
                 place,
                 ledger,
-                Wanted(
+                JobRequest(
                     nodes=spec.nnodes,
                     spares=spares,
                     sbatch_options=sbatch_options,

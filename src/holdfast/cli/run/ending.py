@@ -36,10 +36,10 @@ def ending(ledger: Ledger, home: Path, run_id: str) -> str:
     if newest is not None:
         checkpoint = f"newest checkpoint: step {newest.step:,} in {newest.path}"
     following = NEXT.get(summary.run.state, OTHERWISE).format(run_id=run_id)
-    return f"{_how_far(summary)}; {checkpoint}. Next: {following}"
+    return f"{_progress_text(summary)}; {checkpoint}. Next: {following}"
 
 
-def _how_far(summary: RunSummary) -> str:
+def _progress_text(summary: RunSummary) -> str:
     took = words.duration(summary.wall_s)
     if not summary.steps_executed:
         return f"no step reported in {took}".replace(words.NBSP, " ")

@@ -49,7 +49,7 @@ def with_slurm(command: Callable[..., int]) -> Callable[..., int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class JobRequest:
     """The Slurm job that the command line requests for a run.
 
     Attributes:
@@ -112,7 +112,7 @@ def run_on_slurm(
     record: Callable[[], str],
     place: Place,
     ledger: Ledger,
-    wanted: Wanted,
+    wanted: JobRequest,
     *,
     keep: Callable[[RunPaths], None],
     detached: bool,

@@ -12,7 +12,7 @@
 | `telling` | a story as lines, for a terminal or a message |
 """
 
-from holdfast.core.explanation.plain_words import what_happened
+from holdfast.core.explanation.plain_words import observed_failure
 from holdfast.core.explanation.recent import explain_recent
 from holdfast.core.explanation.story import (
     Decision,
@@ -38,8 +38,8 @@ __all__ = [
     "explain",
     "explain_recent",
     "incident_lines",
+    "observed_failure",
     "story_lines",
     "story_of",
-    "what_happened",
     "within_run",
 ]

@@ -18,7 +18,7 @@ SENTENCE_LIMIT = 300
 """The most characters of a log line that is quoted in a sentence."""
 
 
-def what_happened(incident: Incident, events: Sequence[Event]) -> str:
+def observed_failure(incident: Incident, events: Sequence[Event]) -> str:
     """Return the observed failure, such as "Rank 2 was killed (SIGKILL)".
 
     Args:

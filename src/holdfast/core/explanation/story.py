@@ -13,7 +13,7 @@ from holdfast.core.explanation.plain_words import (
     SENTENCE_LIMIT,
     cause,
     event_note,
-    what_happened,
+    observed_failure,
 )
 from holdfast.core.explanation.training_words import class_note
 from holdfast.core.ledger import Event, Ledger
@@ -171,7 +171,7 @@ def _incident(
         number=cost.number,
         incident_id=incident.incident_id,
         attempt=incident.attempt,
-        what=what_happened(incident, events),
+        what=observed_failure(incident, events),
         at_s=cost.fault_at_s,
         detected_after_s=cost.seconds_to_detect,
         rank=incident.rank,

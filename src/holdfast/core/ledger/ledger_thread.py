@@ -20,7 +20,7 @@ from holdfast.core.ledger.ledger import Ledger
 
 WAIT_S = 5.0
 """The longest time that the event loop waits for one operation, in seconds."""
-MOST_WAITING = 10_000
+MAX_WAITING = 10_000
 """The most operations in the queue; further operations are dropped."""
 CLOSE_S = 10.0
 """Seconds to wait at the end for the queued operations; the event loop is blocked meanwhile."""
@@ -130,7 +130,7 @@ class LedgerThread:
 
     def _put(self, use: Callable[[Ledger], Any], *, is_awaited: bool) -> "_Answer":
         answer = _Answer(is_awaited)
-        if self._work.qsize() >= MOST_WAITING:
+        if self._work.qsize() >= MAX_WAITING:
             error = LedgerError(
                 "The ledger has not answered for long. Records of the run are lost."
             )

@@ -28,7 +28,7 @@ from holdfast.diagnose.logs.tracebacks import is_exception
 from holdfast.diagnose.rules.rules import ENDING, ROUTINE, Rule, RuleSet, Where
 from holdfast.diagnose.rules.taxonomy import CATEGORIES, Action, Category
 
-QUOTE_LEAST: Final = 8
+MIN_QUOTE_LENGTH: Final = 8
 """The least number of characters of a quote, unless the line is shorter. A single word is not
 enough for a citation.
 """
@@ -54,7 +54,7 @@ assert set(HELPS) == set(get_args(Action))
 
 def cites_well(shown: Shown, number: int, quote: str) -> bool:
     """Return True if line `number` contains the quote, and the quote is longer than a word."""
-    least = min(QUOTE_LEAST, len(shown.lines[number - 1].strip()))
+    least = min(MIN_QUOTE_LENGTH, len(shown.lines[number - 1].strip()))
     return len(quote.strip()) >= least and shown.has(number, quote)
 
 

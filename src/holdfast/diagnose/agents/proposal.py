@@ -22,7 +22,7 @@ from holdfast.diagnose.rules.taxonomy import Action, Category
 
 PATTERN_CHARACTERS: Final = 300
 _PATTERN_MEMORY_BYTES: Final = 1 << 20
-_LITERAL_LEAST: Final = 8
+_MIN_LITERALS: Final = 8
 """The least number of literal letters and digits in a pattern; with fewer, the pattern does not
 identify a particular message.
 """
@@ -55,7 +55,7 @@ def compiled(pattern: str) -> Any:
 def spells_out(pattern: str) -> bool:
     """Return True if the pattern has enough literal letters and digits."""
     literal: str = _CLASSES.sub("", pattern)
-    return sum(one.isalnum() for one in literal) >= _LITERAL_LEAST
+    return sum(one.isalnum() for one in literal) >= _MIN_LITERALS
 
 
 def proposed_rule(

@@ -16,7 +16,7 @@ from typing import Any, Final
 import re2
 
 PLACEHOLDER: Final = "<redacted>"
-_KNOWN_LEAST: Final = 6
+_MIN_SECRET_LENGTH: Final = 6
 """The least length of a literal secret that is searched for; a shorter one would match everywhere.
 """
 
@@ -106,7 +106,7 @@ def redact(text: str, known: Iterable[str] = ()) -> str:
 
 def redact_lines(lines: Iterable[str], known: Iterable[str] = ()) -> list[str]:
     """Return `lines` without their secrets. A private key may span several lines."""
-    given, literal = list(lines), [one for one in known if len(one) >= _KNOWN_LEAST]
+    given, literal = list(lines), [one for one in known if len(one) >= _MIN_SECRET_LENGTH]
     within = _within_private_keys(given)
     return [
         PLACEHOLDER if at in within else _redact_line(line, literal)

@@ -15,7 +15,7 @@ from holdfast.diagnose.explain.explain import (
 )
 from holdfast.diagnose.explain.locate import scope_of
 from holdfast.diagnose.explain.memory_need import memory_advice
-from holdfast.diagnose.explain.outcome import End, how_it_ended, stopped_by
+from holdfast.diagnose.explain.outcome import End, decide_end, stopped_by
 from holdfast.diagnose.explain.scan import Event
 from holdfast.diagnose.logs.job_context import JobContext
 from holdfast.diagnose.rules.rules import ENDING
@@ -167,7 +167,7 @@ def conclude(
         *events,
         *(event for event in observed if (event.rule.id, rank_of(event)) not in present),
     ]
-    end = how_it_ended(everything, context)
+    end = decide_end(everything, context)
     if not end.has_cause:
         return _without_cause(end, everything)
     everything = [event for event in everything if id(event) not in end.survived]

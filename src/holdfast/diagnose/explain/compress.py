@@ -26,7 +26,7 @@ from holdfast.diagnose.logs.progress import PROGRESS
 LIMIT_BYTES: Final = 8192
 RATIO: Final = 220
 """For long logs, the number of bytes of the log per byte of compressed text."""
-LEAST_BYTES: Final = 700
+MIN_BYTES: Final = 700
 _SHAPES_LIMIT: Final = 200_000
 _SELDOM: Final = 4
 """A shape of lines is rare if the log has at most this many lines of the shape."""
@@ -98,7 +98,7 @@ def compress(
     """
     filters = Filters((*packaged_filters(), *learned))
     bytes_in, seldom, counts = _seldom(files, filters)
-    budget = min(limit_bytes, max(LEAST_BYTES, bytes_in // RATIO))
+    budget = min(limit_bytes, max(MIN_BYTES, bytes_in // RATIO))
     kept: dict[tuple[str, int], Kept] = {}
     for one in (*_roots(events, counts), *seldom):
         if (one.file, one.line) in kept:

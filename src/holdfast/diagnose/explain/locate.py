@@ -85,7 +85,7 @@ def scope_of(root: Cluster, same: Sequence[Event], everything: Sequence[Event]) 
     if not found["node"] and (rule.kind in OF_PEERS or _host_may_be_at_fault(rule)):
         found["node"] = _nodes_beside(root.first, everything)
     if not found["node"]:
-        named = (names().told(event.rule.kind, event.text) for event in alike)
+        named = (names().names_in(event.rule.kind, event.text) for event in alike)
         found["node"] = {one["node_id"] for one in named if "node_id" in one}
     return {
         name: known[0] if len(known) == 1 else known
@@ -171,7 +171,7 @@ def _named(events: Iterable[Event], ranks_by_pid: dict[str, int]) -> dict[str, s
         name: set() for name in ("rank", "local_rank", "node", "gpu", "link")
     }
     for event in events:
-        captures = {**names().told(event.rule.kind, event.text), **event.captures}
+        captures = {**names().names_in(event.rule.kind, event.text), **event.captures}
         node = "" if event.rule.kind == "exception" else captures.get("node", "").rstrip(".")
         node = "" if _NOBODY.search(node) else node
         # A rank that reports on a peer or another host is not at fault itself.
@@ -240,7 +240,7 @@ class Names:
             for kind in one["kinds"]:
                 self._by_kind.setdefault(kind, []).append(pattern)
 
-    def told(self, kind: str, text: str) -> dict[str, str]:
+    def names_in(self, kind: str, text: str) -> dict[str, str]:
         """Return the names in the text of an event of `kind`, by group; the first match counts."""
         found: dict[str, str] = {}
         for pattern in self._by_kind.get(kind, ()):

@@ -86,7 +86,7 @@ class End:
         return _ADVICE[self.outcome]
 
 
-def how_it_ended(events: Sequence[Event], context: JobContext | None = None) -> End:
+def decide_end(events: Sequence[Event], context: JobContext | None = None) -> End:
     """Decide how a job ended.
 
     A stop from outside counts as a failure here; `stopped_by` separates the two later.

@@ -18,7 +18,7 @@ from holdfast.diagnose.logs.times import TIME_PATTERN
 SAMPLE_LINES: Final = 384
 """Prefixes are learned from up to this number of lines of a block."""
 _SMALL_BLOCK_BYTES: Final = 64 << 10
-_LEAST_SHAPES: Final = 8
+_MIN_SHAPES: Final = 8
 """Prefixes are learned only from at least this number of lines with different shapes."""
 _ALONE_SHARE: Final = 0.6
 """A single prefix must begin at least this share of all shapes."""
@@ -32,7 +32,7 @@ _TOKENS_LIMIT: Final = 32
 _RAW_BYTES: Final = 1600
 _HEAD_CHARACTERS: Final = 160
 _TEMPLATES_LIMIT: Final = 16
-_VARIETY_LEAST: Final = 4
+_MIN_VARIETY: Final = 4
 """A prefix must be followed by at least this number of different tokens."""
 _FOLLOWING_TOKENS: Final = 8
 _RANK_SLACK: Final = 8
@@ -134,7 +134,7 @@ class Prefixes:
         self._learnt: tuple[Prefix, ...] = ()
         self._kept: list[bytes] = []
         self._lines = 0
-        self._next = _LEAST_SHAPES
+        self._next = _MIN_SHAPES
 
     def __bool__(self) -> bool:
         return bool(self._learnt)
@@ -190,11 +190,11 @@ def learnt(lines: Iterable[str]) -> list[Prefix]:
     """Return the prefixes with which almost all of `lines` begin."""
     lines = [line[:_HEAD_CHARACTERS] for line in lines if line.strip()]
     shapes = [_tokens(line) for line in {_shape(line): line for line in lines}.values()]
-    if len(shapes) < _LEAST_SHAPES:
+    if len(shapes) < _MIN_SHAPES:
         return []
     found = _grown((), shapes, at_root=True)
     followed_by = set().union(*(_following(one, shapes) for one in found))
-    if len(followed_by) < _VARIETY_LEAST:
+    if len(followed_by) < _MIN_VARIETY:
         return []
     has_fields = any(token in _FIELD_PATTERNS for tokens in found for token in tokens)
     if not has_fields and not any(_is_indented(one, tokens) for one in shapes for tokens in found):
@@ -247,7 +247,7 @@ def _grown(
     if token is not None and len(by_token[token]) >= alone * count:
         branches = [token]
     else:
-        least = max(_VARIETY_LEAST, _BRANCH_SHARE * count)
+        least = max(_MIN_VARIETY, _BRANCH_SHARE * count)
         branches = [one for one, its in by_token.items() if len(its) >= least]
         if sum(len(by_token[one]) for one in branches) < together * count:
             branches = []
@@ -270,7 +270,7 @@ def _may_end(prefix: tuple[str, ...], members: Sequence[_Sampled]) -> bool:
     """Return True if a launcher's prefix may end here: at a punctuation mark or a blank."""
     if (
         not prefix
-        or len(members) < _VARIETY_LEAST
+        or len(members) < _MIN_VARIETY
         or (prefix[-1] in _FIELD_PATTERNS)
         or prefix[-1].isalnum()
     ):

@@ -14,7 +14,7 @@ from typing import Final
 
 import re2
 
-_GENERATED_LEAST: Final = 3
+_MIN_GENERATED: Final = 3
 """Programs count as generated if at least this number of different paths have the same shape, and
 the job made progress between them.
 """
@@ -61,7 +61,7 @@ class Programs:
 
     def is_generated(self, path: str) -> bool:
         """Return True if several programs with paths like `path` failed while the job continued."""
-        return self._by_shape.get(str(_RANDOM.sub("#", path)), (0,))[0] >= _GENERATED_LEAST
+        return self._by_shape.get(str(_RANDOM.sub("#", path)), (0,))[0] >= _MIN_GENERATED
 
     def is_own_folder(self, path: str) -> bool:
         """Return True if the folder of `path` has a script of the job itself.

@@ -38,7 +38,7 @@ _OFTEN: Final = 5
 """A template is routine if at least this number of lines of one run match it. If lines of two runs
 match, any number is enough.
 """
-_LEAST_LETTERS: Final = 8
+_MIN_LETTERS: Final = 8
 _EXAMPLES: Final = 3
 _WILD: Final = "<*>"
 _DIGITS: Final = b"0123456789"
@@ -240,7 +240,7 @@ def _drain() -> Any:
 def _pattern(template: str) -> str | None:
     """Return an RE2 pattern for whole lines of a template; None if it has too few letters."""
     literal = [one for one in tokens(template.replace(_WILD, " ")) if one.sort == "word"]
-    if sum(len(one.text) for one in literal) < _LEAST_LETTERS:
+    if sum(len(one.text) for one in literal) < _MIN_LETTERS:
         return None
     parts = [
         r"\s+".join(re2.escape(word) for word in part.split(" ")) for part in template.split(_WILD)

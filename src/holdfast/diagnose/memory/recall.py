@@ -98,7 +98,7 @@ SHOWN: Final = 0.2
 """A past incident is shown only with at least this similarity."""
 OPEN_BELOW: Final = 0.4
 """A case is open if the rules have less than this confidence."""
-_SURE_MOST: Final = 0.6
+_MAX_CONFIDENCE: Final = 0.6
 """The upper limit of the confidence in an answer from a past incident. It is lower than the
 confidence in a rule.
 """
@@ -274,7 +274,7 @@ def _decided_by(
         action=profile.action,
         restart_helps=profile.restart_helps,
         mitigation=f"It looks like incident {one.key}, which a person confirmed to be {one.reason}.{done}",
-        confidence=round(_SURE_MOST * near, 3),
+        confidence=round(_MAX_CONFIDENCE * near, 3),
         alternatives=others,
         decided_by=(f"memory:{one.key}", *diagnosis.decided_by),
         root_text=text,

@@ -71,7 +71,7 @@ class Counts:
             engines=len(slots),
             engines_ready=len(ready),
             nodes=len(pool.nodes),
-            busy_share=sum(bool(slot.asked) for slot in ready) / len(ready) if ready else 0.0,
+            busy_share=sum(bool(slot.sent) for slot in ready) / len(ready) if ready else 0.0,
             time_left_s=outlook.time_left_s(state),
             bound_s=outlook.bound_s(state, answered_s),
             state="draining" if draining else "running" if ready or pool.is_resting else "starting",

@@ -44,7 +44,7 @@ class Dealing:
             for model in self._models:
                 for node in self._nodes.values():
                     if model.refusals.pop(node.number, None):
-                        node.told.pop(model.number, None)
+                        node.sent_fetches.pop(model.number, None)
         reported = sum(node.report is not None for node in self._nodes.values())
         if self._gathered or not reported:
             return
@@ -87,14 +87,14 @@ class Dealing:
             have = dict.fromkeys(model.folders, range(len(model.owners)))
             model.owners = reassign(manifest, model.owners, have, readers)
         for number, node in nodes.items():
-            owners, rate_mib_s = node.told.get(model.number, (None, 0.0))
+            owners, rate_mib_s = node.sent_fetches.get(model.number, (None, 0.0))
             is_told = owners == model.owners and (
                 rate_mib_s == max_read_mib_s or number in model.folders
             )
             if number in crowded or is_told:
                 continue
             node.crowded.pop(model.number, None)
-            node.told[model.number] = (model.owners, max_read_mib_s)
+            node.sent_fetches[model.number] = (model.owners, max_read_mib_s)
             node.peer.send(
                 FetchModel(
                     model=model.number,
@@ -115,7 +115,7 @@ class Dealing:
             return failure.why
         if failure.beside:
             node.crowded[model.number] = failure.beside
-            node.told.pop(model.number, None)
+            node.sent_fetches.pop(model.number, None)
             for (
                 number
             ) in failure.beside:  # the release may be on its way, or was lost with the connection
@@ -139,7 +139,7 @@ class Dealing:
         model.folders[node.number] = folder
         model.refusals.pop(node.number, None)
         node.crowded.pop(model.number, None)
-        node.told.setdefault(model.number, (model.owners, 0.0))
+        node.sent_fetches.setdefault(model.number, (model.owners, 0.0))
 
     def node_left(self, node: Node, now_s: float) -> None:
         """Forget the models that a node held and its failures, since the node left."""
@@ -164,7 +164,7 @@ class Dealing:
         """Free an ended model's memory on every node."""
         model.owners = []
         for node in self._nodes.values():
-            node.told.pop(model.number, None)
+            node.sent_fetches.pop(model.number, None)
             node.crowded.pop(model.number, None)
             node.peer.send(ReleaseModel(model=model.number))
         model.folders.clear()

@@ -35,7 +35,7 @@ class Delivery:
         """Send a task's samples to this client from now on, instead of to an earlier client."""
         self._clients[peer.hello.model, peer.hello.task] = peer
 
-    def client_gone(self, peer: Connection) -> None:
+    def client_left(self, peer: Connection) -> None:
         """Forget a client, unless a newer client has its task."""
         place = peer.hello.model, peer.hello.task
         if self._clients.get(place) is peer:

@@ -11,7 +11,7 @@ from holdfast.evaluate.policy import events
 from holdfast.evaluate.wire import messages
 from holdfast.evaluate.wire.server import Connection
 
-_MOST_REFUSALS = 3  # by running engines: then the request itself is at fault
+_MAX_REFUSALS = 3  # by running engines: then the request itself is at fault
 _NO_ENGINE = -1  # for the policy: an answer without a known engine
 
 
@@ -51,7 +51,7 @@ class Dispatcher:
         self.answered_s = 0.0
         """The engine-seconds that all answers so far cost in full batches."""
 
-    def ask(self, action: events.Ask) -> None:
+    def ask(self, action: events.SendRequests) -> None:
         """Send to an engine the requests that the policy chose for it."""
         slot = self._pool.slot_of(action.engine)
         if slot is None or slot.serving is None:
@@ -70,17 +70,17 @@ class Dispatcher:
                 )
                 continue
             if (
-                former := slot.asked.get(request.key, number)
+                former := slot.sent.get(request.key, number)
             ) != number:  # held for a request that was closed
                 self._policy.put(
                     events.Recalled(
                         now_s=self._clock.monotonic_s(), engine=action.engine, requests=(former,)
                     )
                 )
-            slot.asked[request.key] = number
+            slot.sent[request.key] = number
             sent.append((request.key, self._open_requests.body(request)))
         if sent and slot.peer:  # an unconnected engine reports its requests when it reconnects
-            slot.peer.send(messages.AskEngine(model=slot.serving, requests=sent))
+            slot.peer.send(messages.AnswerRequests(model=slot.serving, requests=sent))
 
     def recall(self, action: events.Recall) -> None:
         """Recall requests from an engine, which returns the ones that it has not begun."""
@@ -89,19 +89,19 @@ class Dispatcher:
             wanted = set(action.requests)  # another engine may have answered some by now
             slot.peer.send(
                 messages.TakeBack(
-                    keys=[key for key, number in slot.asked.items() if number in wanted]
+                    keys=[key for key, number in slot.sent.items() if number in wanted]
                 )
             )
 
     def recall_everything(self) -> None:
         """Recall from all engines the requests that they have not begun."""
         for slot in self._pool.slots.values():
-            if slot.peer and slot.asked:
-                slot.peer.send(messages.TakeBack(keys=list(slot.asked)))
+            if slot.peer and slot.sent:
+                slot.peer.send(messages.TakeBack(keys=list(slot.sent)))
 
     def is_under_way(self) -> bool:
         """Return True if a connected engine holds requests."""
-        return any(slot.asked for slot in self._pool.slots.values() if slot.peer)
+        return any(slot.sent for slot in self._pool.slots.values() if slot.peer)
 
     def done(self, peer: Connection, message: messages.Done) -> None:
         """Handle an engine's answers and failures."""
@@ -117,7 +117,7 @@ class Dispatcher:
             # Match by model too: two models may have equal requests, and a message that was sent
             # again after a cut may be about the previous model.
             requests = (
-                slot.asked.pop(done.key, None)
+                slot.sent.pop(done.key, None)
                 if slot is not None and slot.serving == message.model
                 else None
             )
@@ -164,7 +164,7 @@ class Dispatcher:
 
     def _refused(self, request: OpenRequest, engine: int | None, why: str) -> None:
         request.refusals += 1
-        retry = request.refusals < _MOST_REFUSALS
+        retry = request.refusals < _MAX_REFUSALS
         if engine is not None:
             self._policy.put(
                 events.RequestRefused(
@@ -182,7 +182,7 @@ class Dispatcher:
         slot = self._pool.slots.get(peer.hello.name)
         if slot is None or slot.number is None:
             return
-        numbers = tuple(slot.asked.pop(key) for key in message.keys if key in slot.asked)
+        numbers = tuple(slot.sent.pop(key) for key in message.keys if key in slot.sent)
         if numbers:
             self._policy.put(
                 events.Recalled(
@@ -199,8 +199,8 @@ class Dispatcher:
         slot = self._pool.slots.get(peer.hello.name)
         if slot is None:
             return
-        held, slot.has_said_all = set(message.keys), True
-        if never := [key for key in slot.asked if key not in held or slot.serving != message.model]:
+        held, slot.has_sent_all = set(message.keys), True
+        if never := [key for key in slot.sent if key not in held or slot.serving != message.model]:
             self.given_back(peer, messages.GivenBack(keys=never))
-        for key in held - slot.asked.keys():
+        for key in held - slot.sent.keys():
             self._resumed.held_by(message.model, key, slot.name)

@@ -42,8 +42,8 @@ from holdfast.evaluate.wire.server import Connection
 _ORDER_AGAIN_S = 30.0  # for an engine that has not connected
 _ORDERS_OF_ONE = 10  # before the process is ended: it connects before it loads anything large
 _CUT_GRACE_S = 1.0  # time to reconnect after a cut; a death is reported sooner by the agent
-_MOST_FAILURES = 5  # in a row, before the engine served once; then the slot is removed
-_MOST_FAILED_LOADS = 3  # of a model that no engine served yet; then the model itself is at fault
+_MAX_FAILURES = 5  # in a row, before the engine served once; then the slot is removed
+_MAX_FAILED_LOADS = 3  # of a model that no engine served yet; then the model itself is at fault
 
 _log = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ class EnginePool:
                 SPARE, node
             )  # the order, or the report of the process's end, was lost with the connection
 
-    def node_gone(self, peer: Connection) -> None:
+    def node_left(self, peer: Connection) -> None:
         """Remove a node; its engines have connections of their own and are removed separately."""
         node = self.nodes.pop(peer.hello.name)
         host = node.report.host if node.report else node.name
@@ -173,7 +173,7 @@ class EnginePool:
         if slot.is_spare:
             self._spare_failed(why)
         slot.failures += 1
-        if slot.failures < _MOST_FAILURES:
+        if slot.failures < _MAX_FAILURES:
             return True
         _log.error(
             "Engine %s failed %d times and is not restarted: %s", slot.name, slot.failures, why
@@ -267,7 +267,7 @@ class EnginePool:
         else:
             self.serve_idle()
 
-    def engine_gone(self, peer: Connection) -> None:
+    def engine_left(self, peer: Connection) -> None:
         """Start the grace period in which an engine may reconnect and keep its requests."""
         slot = self.slots.get(peer.hello.name)
         if slot is None or slot.peer is not peer:
@@ -291,7 +291,7 @@ class EnginePool:
             )
         slot.number = slot.swapping = slot.serving = slot.loading = slot.cut_s = None
         slot.has_loaded = False
-        slot.asked.clear()
+        slot.sent.clear()
         self._resumed.engine_lost(slot.name)
 
     def _record_served(self, slot: EngineSlot) -> None:
@@ -466,7 +466,7 @@ class EnginePool:
             return
         if not (slot.has_loaded or model.is_begun):  # a load in a new process failed, not a swap
             model.failed_loads += 1
-            if model.failed_loads == _MOST_FAILED_LOADS:
+            if model.failed_loads == _MAX_FAILED_LOADS:
                 self._listener.model_failed(
                     model,
                     f"No engine can load {model.added.name} ({failure.why.rstrip('.')}). Check that "
@@ -511,7 +511,7 @@ class EnginePool:
 
     # Time
 
-    def heard(self, peer: Connection) -> None:
+    def mark_alive(self, peer: Connection) -> None:
         """Record that an engine is alive, since it sent a message."""
         if slot := self.slots.get(peer.hello.name):
             slot.heard_s = self._clock.monotonic_s()
@@ -520,7 +520,7 @@ class EnginePool:
         """Return True if all expected nodes are connected, and all engines serve and reported."""
         reported = sum(node.report is not None for node in self.nodes.values())
         return reported >= self._config.nodes and all(
-            slot.number is not None and slot.has_said_all
+            slot.number is not None and slot.has_sent_all
             for slot in self.slots.values()
             if not slot.is_spare
         )

@@ -24,7 +24,7 @@ class Node:
     peer: Connection
     joined_s: float
     report: NodeReport | None = None
-    told: dict[int, tuple[list[int], float]] = field(default_factory=dict)
+    sent_fetches: dict[int, tuple[list[int], float]] = field(default_factory=dict)
     """Model number to the owners and the read limit in the last `FetchModel` sent to this node."""
     has_engines: bool = False
     """True once the engines of this node have been ordered to start."""
@@ -65,12 +65,12 @@ class EngineSlot:
     """The model for which the engine was restarted."""
     heard_s: float = 0.0
     failures: int = 0
-    asked: dict[bytes, int] = field(default_factory=dict)
+    sent: dict[bytes, int] = field(default_factory=dict)
     ready_s: float = 0.0
     pid: int = 0
     cut_s: float | None = None
     """The time when the connection was cut."""
-    has_said_all: bool = False
+    has_sent_all: bool = False
     """True if the engine has reported its requests since the coordinator's restart."""
 
     @property

@@ -164,9 +164,9 @@ class Live:
                 peer.close()
         self._run_policy()
 
-    def heard(self, peer: Connection, message: messages.Message) -> None:
-        """Handle a message and apply the policy's decisions; see `Listener.heard`."""
-        self._pool.heard(peer)
+    def on_message(self, peer: Connection, message: messages.Message) -> None:
+        """Handle a message and apply the policy's decisions; see `Listener.on_message`."""
+        self._pool.mark_alive(peer)
         if handler := self._handlers.get(type(message)):
             handler(peer, message)
             self._run_policy()
@@ -177,14 +177,14 @@ class Live:
             case "command":
                 self._command = None
             case "node":
-                self._pool.node_gone(peer)
+                self._pool.node_left(peer)
             case "host":
-                self._tasks.host_gone(peer)
-                self._measurements.host_gone(peer.hello.name)
+                self._tasks.host_left(peer)
+                self._measurements.host_left(peer.hello.name)
             case "client":
-                self._delivery.client_gone(peer)
+                self._delivery.client_left(peer)
             case "engine":
-                self._pool.engine_gone(peer)
+                self._pool.engine_left(peer)
         self._run_policy()
 
     def broke(self, error: Exception) -> None:
@@ -370,7 +370,7 @@ class Live:
 
     def _act(self, action: events.Action) -> None:
         match action:
-            case events.Ask():
+            case events.SendRequests():
                 self._dispatcher.ask(action)
             case events.Recall():
                 self._dispatcher.recall(action)

@@ -13,7 +13,7 @@ from holdfast.evaluate.policy import events
 from holdfast.evaluate.types.suite import Suite
 from holdfast.evaluate.wire import messages
 
-_MOST_LOSSES = 3  # of one sample's metric: its process would die again
+_MAX_LOSSES = 3  # of one sample's metric: its process would die again
 
 
 @dataclass
@@ -132,7 +132,7 @@ class Measurements:
             return []
         return self._kept.records(of.metrics, result.metric_key, result.measured, result.read)
 
-    def host_gone(self, name: str) -> None:
+    def host_left(self, name: str) -> None:
         """Return the metrics that ran on a lost host to the policy."""
         for key, running in list(self._running.items()):
             if running.host == name:
@@ -156,7 +156,7 @@ class Measurements:
         if running is None:
             return [], 0
         losses = self._losses.pop(result.metric_key, 0) + result.lost
-        if result.lost and losses < _MOST_LOSSES:
+        if result.lost and losses < _MAX_LOSSES:
             self._losses[result.metric_key] = losses
             self._lost(running)
             return [], losses

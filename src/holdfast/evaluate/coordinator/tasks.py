@@ -64,7 +64,7 @@ class Tasks:
             )
         )
 
-    def host_gone(self, peer: Connection) -> None:
+    def host_left(self, peer: Connection) -> None:
         """Remove a host; `start` starts its tasks on another host."""
         self.hosts.pop(peer.hello.name, None)
 

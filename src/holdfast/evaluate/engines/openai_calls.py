@@ -12,7 +12,7 @@ from typing import Any
 
 from holdfast.evaluate.types.requests import Answer, Request, keyed, pack_tokens, unpack_tokens
 
-_MOST_TOKENS = 100_000_000  # tokens of a prompt; a larger stated number is wrong
+_MAX_TOKENS = 100_000_000  # tokens of a prompt; a larger stated number is wrong
 _CHAT_STOPS = 4  # lm-eval's limit, and OpenAI's own
 _NOT_FOR_A_SERVER = {
     "do_sample",
@@ -172,7 +172,7 @@ def _generated(
         tokens=pack_tokens(tokens) if request.prompt else b"",
         text=text,
         finish="length" if choice.get("finish_reason") == "length" else "stop",
-        prompt_tokens=_count(counts.get("prompt_tokens"), _MOST_TOKENS) or request.prompt_tokens(),
+        prompt_tokens=_count(counts.get("prompt_tokens"), _MAX_TOKENS) or request.prompt_tokens(),
         new_tokens=_count(counts.get("completion_tokens"), request.sampling.max_new_tokens)
         or len(tokens)
         or max(1, len(text) // 4),

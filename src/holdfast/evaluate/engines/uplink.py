@@ -72,7 +72,7 @@ class Uplink:
         """Start the thread, which connects to the coordinator."""
         self._thread.start()
 
-    def tell(self, message: messages.Message) -> None:
+    def send(self, message: messages.Message) -> None:
         """Send a message if connected; the last `Serving` is sent again on each new connection."""
         self._loop.call_soon_threadsafe(self._send, message)
 

@@ -111,7 +111,7 @@ class EngineWorker:
         self.journals: dict[int, str] = {}
         """Model number to the identity of the journal of its answers."""
 
-    def hear(self, message: messages.Message) -> None:
+    def receive(self, message: messages.Message) -> None:
         """Queue a message from the coordinator, and wake the engine if it waits."""
         self._inbox.put(message)
         wake = getattr(self._engine, "wake", None)
@@ -169,11 +169,11 @@ class EngineWorker:
                 while self._held and self._engine is not None:
                     self._report(self._engine.step(), line)
                     self._pulse.beat()
-                line.tell(self._serve(message))
-            case messages.AskEngine():
+                line.send(self._serve(message))
+            case messages.AnswerRequests():
                 self._ask(message, line)
             case messages.TakeBack():
-                line.tell(messages.GivenBack(keys=self._recall(message.keys)))
+                line.send(messages.GivenBack(keys=self._recall(message.keys)))
             case messages.Stop():
                 raise _Ended
             case messages.Refused():
@@ -220,9 +220,9 @@ class EngineWorker:
         self.journals[order.model] = f"{order.digest}\n{self._served.numerics}"
         return self._served
 
-    def _ask(self, message: messages.AskEngine, line: Uplink) -> None:
+    def _ask(self, message: messages.AnswerRequests, line: Uplink) -> None:
         if self._engine is None or self._served is None or message.model != self._served.model:
-            line.tell(messages.GivenBack(keys=[key for key, _ in message.requests]))
+            line.send(messages.GivenBack(keys=[key for key, _ in message.requests]))
             return
         taken: list[tuple[int, Request]] = []
         for key, body in message.requests:
@@ -365,7 +365,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def deliver(message: messages.Message) -> None:
         _end_soon_after_stop(message)
-        worker.hear(message)
+        worker.receive(message)
 
     hello = messages.Hello(
         token=os.environ[messages.ENV_TOKEN],

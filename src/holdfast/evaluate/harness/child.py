@@ -16,7 +16,7 @@ from holdfast.core.phases import note_phase, phase
 from holdfast.core.processes import die_with_parent
 from holdfast.evaluate.harness.client import WireClient
 from holdfast.evaluate.harness.failure import sentence
-from holdfast.evaluate.harness.jobs import Asked, Job, frame, receive
+from holdfast.evaluate.harness.jobs import AllSent, Job, frame, receive
 from holdfast.evaluate.types.harness import Harness
 from holdfast.evaluate.types.reads import ReadRecorder
 from holdfast.evaluate.types.requests import decode_answer
@@ -110,7 +110,7 @@ def _run(
 def _sayer(channel: socket.socket, began_ns: int) -> Callable[[], None]:
     def say() -> None:
         note_phase("preprocess", began_ns)
-        channel.sendall(frame(Asked()))
+        channel.sendall(frame(AllSent()))
 
     return say
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.processes import become_subreaper, die_with_parent, kill_descendants, signal_name
 from holdfast.evaluate.harness.child import log_name
-from holdfast.evaluate.harness.jobs import Asked, read
+from holdfast.evaluate.harness.jobs import AllSent, read
 from holdfast.evaluate.harness.measuring import LIMIT_S, Measuring
 from holdfast.evaluate.harness.nursery import Child, Nursery
 from holdfast.evaluate.types.errors import EvaluationError
@@ -118,7 +118,7 @@ class Runs:
             while True:
                 try:
                     match await read(child.reader):
-                        case Asked():
+                        case AllSent():
                             await building.aclose()
                         case TaskEnded() as ended:
                             child.dismiss()

@@ -19,20 +19,20 @@ from holdfast.evaluate.wire.messages import (
 )
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class AllSent(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Sent by a client when it has sent all its requests, and from then on mostly waits."""
 
 
 Job = Prepare | RunTask | MeasureSample
-Said = Prepared | Asked | TaskEnded | SampleMeasured
+ChildMessage = Prepared | AllSent | TaskEnded | SampleMeasured
 
 _MAX_BYTES = (1 << 32) - 1  # the largest length in a frame: both ends trust each other
 _encoder = msgspec.msgpack.Encoder()
 _jobs = msgspec.msgpack.Decoder(Job)
-_saids = msgspec.msgpack.Decoder(Said)
+_child_messages = msgspec.msgpack.Decoder(ChildMessage)
 
 
-def frame(message: Job | Said) -> bytes:
+def frame(message: Job | ChildMessage) -> bytes:
     """Encode a message as a frame."""
     return channel.frame(_encoder.encode(message), _MAX_BYTES)
 
@@ -47,11 +47,11 @@ def receive(host: socket.socket) -> Job:
     return job
 
 
-async def read(reader: asyncio.StreamReader) -> Said:
+async def read(reader: asyncio.StreamReader) -> ChildMessage:
     """Read the next message of a forked process.
 
     Raises:
         HungUp: the process closed the channel.
     """
-    message: Said = _saids.decode(await channel.read_frame(reader, _MAX_BYTES))
+    message: ChildMessage = _child_messages.decode(await channel.read_frame(reader, _MAX_BYTES))
     return message

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from holdfast.evaluate.policy.events import (
         Action,
         Answered,
-        Ask,
         EngineReady,
         Event,
         Measure,
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
         RequestSpec,
         SamplesAdded,
         SampleSpec,
+        SendRequests,
         Swap,
         Tick,
     )
@@ -67,7 +67,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Action",
     "Answered",
-    "Ask",
     "Begin",
     "Bound",
     "Curve",
@@ -92,6 +91,7 @@ __all__ = [
     "SampleSpec",
     "SampleWork",
     "SamplesAdded",
+    "SendRequests",
     "State",
     "Swap",
     "TaskHistory",
@@ -106,7 +106,7 @@ __all__ = [
 _HOMES = {
     "Action": "policy.events",
     "Answered": "policy.events",
-    "Ask": "policy.events",
+    "SendRequests": "policy.events",
     "Begin": "types.timeline",
     "Bound": "policy.bound",
     "Curve": "types.engine",

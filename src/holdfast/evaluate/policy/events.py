@@ -176,7 +176,7 @@ Event = (
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class SendRequests:
     """Send requests to an engine, in this order."""
 
     engine: int
@@ -207,4 +207,4 @@ class Swap:
     model: int
 
 
-Action = Ask | Recall | Measure | Swap
+Action = SendRequests | Recall | Measure | Swap

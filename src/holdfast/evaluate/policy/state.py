@@ -4,7 +4,7 @@ from array import array
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
-from holdfast.evaluate.policy.events import Action, Ask, Measure, Recall, Swap
+from holdfast.evaluate.policy.events import Action, Measure, Recall, SendRequests, Swap
 from holdfast.evaluate.policy.longest_first import LongestFirst
 from holdfast.evaluate.policy.priors import Priors
 from holdfast.evaluate.types.engine import Curve
@@ -430,7 +430,7 @@ class State:
         return -model if self.config.newest_first else model
 
     def ask(self, engine: int, request: int) -> None:
-        """Queue a request for the next `Ask` to an engine."""
+        """Queue a request for the next `SendRequests` to an engine."""
         self.asks.setdefault(engine, []).append(request)
 
     def recall(self, engine: EngineState, requests: list[int]) -> None:
@@ -451,7 +451,7 @@ class State:
     def take_actions(self) -> list[Action]:
         """Return and clear the actions that were decided since the last call."""
         # Send first: a recall of the same decision may name a request that is only sent by it.
-        asks = [Ask(engine, tuple(requests)) for engine, requests in self.asks.items()]
+        asks = [SendRequests(engine, tuple(requests)) for engine, requests in self.asks.items()]
         actions = asks + self.actions
         self.asks, self.actions = {}, []
         return actions

@@ -10,7 +10,7 @@ COLUMNS = ("Tasks", "Version", "Filter", "n-shot", "Metric", "", "Value", "", "S
 ARROWS = {True: "\N{UPWARDS ARROW}", False: "\N{DOWNWARDS ARROW}", None: ""}
 NUMBERS = (1, 3, 6, 8)
 """The indices of the right-aligned columns."""
-_MOST_NAMED = 3  # of tasks with the same error
+_MAX_NAMED = 3  # of tasks with the same error
 
 
 def score_rows(scores: Sequence[Score]) -> list[tuple[str, ...]]:
@@ -60,8 +60,8 @@ def print_scores(evaluation: Evaluation) -> None:
             show((name, *COLUMNS[1:]), rows)
     for why in dict.fromkeys(evaluation.errors.values()):
         tasks = [task for task, its in evaluation.errors.items() if its == why]
-        names = ", ".join(tasks[:_MOST_NAMED]) + (
-            f" and {len(tasks) - _MOST_NAMED} more" * (len(tasks) > _MOST_NAMED)
+        names = ", ".join(tasks[:_MAX_NAMED]) + (
+            f" and {len(tasks) - _MAX_NAMED} more" * (len(tasks) > _MAX_NAMED)
         )
         sys.stdout.write(f"{names}: no scores: {why}\n")
 

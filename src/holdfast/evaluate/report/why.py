@@ -47,7 +47,7 @@ CAUSES = {
 WORK = (account.USEFUL, "busy")
 """The causes of engine-seconds that are not losses."""
 LOSSES_SHOWN = 3
-LEAST_SHARE_SHOWN = 0.0005
+MIN_SHARE_SHOWN = 0.0005
 PATH_SHOWN = 12
 
 
@@ -86,7 +86,7 @@ def losses(evaluation: Evaluation) -> str:
         return ""
     rows = lost_time(evaluation)
     useful = sum(row.share for row in rows if row.cause in WORK)
-    lost = [row for row in rows if row.cause not in WORK and row.share >= LEAST_SHARE_SHOWN][
+    lost = [row for row in rows if row.cause not in WORK and row.share >= MIN_SHARE_SHOWN][
         :LOSSES_SHOWN
     ]
     if not lost:

@@ -167,7 +167,7 @@ def rescore(
             )
         _demand_record(ledger, plan, paths)
         shutil.rmtree(folder, ignore_errors=True)  # the coordinator's own state, useless afterwards
-        listener = Heard(progress)
+        listener = OutcomeCollector(progress)
         model = msgspec.structs.replace(
             plan.add_model(0, paths), digest=before.digest, numerics=before.numerics
         )
@@ -201,7 +201,7 @@ def rescore(
 
 
 @dataclass
-class Heard:
+class OutcomeCollector:
     """Collect the outcomes that the coordinator sends, and pass its status to `progress`."""
 
     progress: Progress | None
@@ -223,7 +223,7 @@ def _run(
     plan: Planned, paths: EvaluationPaths, ledger: Ledger, progress: Progress | None
 ) -> Evaluation:
     """Run an evaluation until it ends, and write and record its result."""
-    listener = Heard(progress)
+    listener = OutcomeCollector(progress)
     try:
         write_atomic(CoordinatorFiles(paths.root).history, encode_history(history_of(ledger, plan)))
         ledger.set_evaluation(paths.evaluation_id, state="running", outcome="")

@@ -16,7 +16,7 @@ from holdfast.core.ledger.records import EvaluationRecord
 from holdfast.core.paths import EvaluationPaths
 from holdfast.evaluate.coordinator.config import CoordinatorConfig
 from holdfast.evaluate.run.options import EvaluateOptions, options_of
-from holdfast.evaluate.run.session import NodesWanted
+from holdfast.evaluate.run.session import NodesNeeded
 from holdfast.evaluate.types.engine import WITHOUT_WEIGHTS, uses_gpus
 from holdfast.evaluate.types.model_manifest import ModelManifest
 from holdfast.evaluate.types.suite import Suite
@@ -143,10 +143,10 @@ class Planned:
             drop_stale=options.drop_stale,
         )
 
-    def nodes_wanted(self, environment: Mapping[str, str]) -> NodesWanted:
+    def nodes_wanted(self, environment: Mapping[str, str]) -> NodesNeeded:
         """Describe the nodes on which agents run, and the environment of their harness hosts."""
         options = self.options
-        return NodesWanted(
+        return NodesNeeded(
             on=options.on,
             nodes=options.nodes,
             gpus_per_node=self.gpus_per_node,

@@ -46,8 +46,8 @@ from holdfast.evaluate.wire.messages import (
 
 _POLL_S = 0.2
 _PATIENT_S = 10.0  # before the log shows why nodes are missing
-_MOST_RESTARTS = 50  # of the coordinator or of one node's agent; more frequent faults are bugs
-_QUICK_END_S, _MOST_QUICK_ENDS = (
+_MAX_RESTARTS = 50  # of the coordinator or of one node's agent; more frequent faults are bugs
+_QUICK_END_S, _MAX_QUICK_ENDS = (
     5.0,
     8,
 )  # in a row: the next start would fail in the same way
@@ -59,7 +59,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodesWanted:
+class NodesNeeded:
     """Describe the nodes on which agents run.
 
     Attributes:
@@ -88,7 +88,7 @@ class Session:
     """
 
     def __init__(
-        self, config: CoordinatorConfig, wanted: NodesWanted, on_message: Callable[[Message], None]
+        self, config: CoordinatorConfig, wanted: NodesNeeded, on_message: Callable[[Message], None]
     ) -> None:
         self._config, self._wanted, self._on_message = config, wanted, on_message
         self._files = CoordinatorFiles(Path(config.folder))
@@ -239,7 +239,7 @@ class Session:
         log = Path(self._config.folder) / "logs" / "coordinator.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         limit = RestartLimit(
-            restarts=_MOST_RESTARTS, quick_end_s=_QUICK_END_S, quick_ends=_MOST_QUICK_ENDS
+            restarts=_MAX_RESTARTS, quick_end_s=_QUICK_END_S, quick_ends=_MAX_QUICK_ENDS
         )
         while True:
             began_s = time.monotonic()
@@ -307,7 +307,7 @@ class Session:
 
     async def _mind(self, placement: Placement) -> None:
         """Watch the agents, and replace agents that ended."""
-        limits = [RestartLimit(restarts=_MOST_RESTARTS) for _ in range(self._wanted.nodes)]
+        limits = [RestartLimit(restarts=_MAX_RESTARTS) for _ in range(self._wanted.nodes)]
         began_s, shown = time.monotonic(), set[str]()
         while True:
             found = await asyncio.to_thread(placement.poll)

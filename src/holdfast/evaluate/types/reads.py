@@ -14,7 +14,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-MOST_FILES = 500
+MAX_FILES = 500
 """A result that depends on more files than this is not kept for reuse."""
 CHANGED = "changed"
 """The digest of a file that changed between two reads; no content has this digest."""
@@ -76,7 +76,7 @@ class ReadRecorder:
         the digest `ABSENT`.
 
         Returns:
-            Path to digest; None if there are more than `MOST_FILES` files.
+            Path to digest; None if there are more than `MAX_FILES` files.
         """
         folders = tuple(os.path.realpath(folder) + os.sep for folder in apart_from if folder)
         found = {
@@ -86,7 +86,7 @@ class ReadRecorder:
             and not path.startswith(folders)
             and (digest == ABSENT or Path(path).exists())
         }
-        return found if len(found) <= MOST_FILES else None
+        return found if len(found) <= MAX_FILES else None
 
     def _audit(self, event: str, arguments: tuple[object, ...]) -> None:
         if event != "open" or getattr(self._hook, "runs", False):

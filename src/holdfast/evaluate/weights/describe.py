@@ -149,7 +149,7 @@ async def _describe_huggingface(
     model: str, source: Source, sizes: dict[str, int], listed: bool, chunk_bytes: int | None
 ) -> ModelManifest:
     if HF_CONFIG_NAME not in sizes:
-        raise BadUse(_what_is_there(model, sizes))
+        raise BadUse(_contents_sentence(model, sizes))
     await _refuse_other_kinds(model, source, sizes[HF_CONFIG_NAME])
     if HF_INDEX_NAME in sizes:
         weights = await _indexed(model, source, sizes[HF_INDEX_NAME])
@@ -405,7 +405,7 @@ def _no_weights(model: str, sizes: Mapping[str, int]) -> str:
     )
 
 
-def _what_is_there(model: str, sizes: Mapping[str, int]) -> str:
+def _contents_sentence(model: str, sizes: Mapping[str, int]) -> str:
     steps = sorted(
         {
             path.split("/")[0]

@@ -34,7 +34,7 @@ At most 8 such reads are in memory at the same time.
 LIMITED_PART_BYTES = 1024 * 1024
 """The size of one read under a rate limit, which is smaller, so that other reads wait less."""
 PEER_ATTEMPTS = 3
-TELL_AGAIN_S = 1.0
+RESEND_S = 1.0
 PATIENCE_S = 5.0
 """The seconds to wait for new owners after a peer was lost.
 
@@ -143,7 +143,7 @@ class ModelShare:
             if again and any(
                 self._owners[chunk] == node for chunk in self._missing - self._under_way
             ):
-                await self._look_around(lambda owner: owner == node)
+                await self._reassign_missing(lambda owner: owner == node)
             self._plan()
 
     async def complete(self) -> list[bytes]:
@@ -181,7 +181,7 @@ class ModelShare:
             if others <= informed:
                 await self._changed.wait()
             else:
-                await self._sleep(TELL_AGAIN_S)
+                await self._sleep(RESEND_S)
 
     async def close(self) -> None:
         """Stop fetching and serving chunks."""
@@ -356,11 +356,13 @@ class ModelShare:
 
     async def _give_up(self, peer: int) -> None:
         """Fetch a lost peer's chunks from other nodes that have them, or from the source."""
-        await self._look_around(lambda owner: owner == peer, without=peer)
+        await self._reassign_missing(lambda owner: owner == peer, without=peer)
         self._askers.pop(peer, None)
         self._plan()
 
-    async def _look_around(self, concerns: Callable[[int], bool], *, without: int = -1) -> None:
+    async def _reassign_missing(
+        self, concerns: Callable[[int], bool], *, without: int = -1
+    ) -> None:
         """Reassign the missing chunks of all owners for which `concerns` returns True.
 
         The new owner of a chunk is a peer that has it; if there is none, this node.

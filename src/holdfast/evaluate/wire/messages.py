@@ -11,7 +11,7 @@ its connection connects again under the same name.
 | node | one agent a node | NodeReport, ModelFetched, FetchFailed, ChildExited | FetchModel, ReleaseModel, StartEngine |
 | host | the harness host of a node | Prepared, TaskEnded, SampleMeasured | Prepare, RunTask, MeasureSample |
 | client | one task of one model | Submit | Answers |
-| engine | an engine's worker | Serving, ServeFailed, Done, GivenBack, Holding | Serve, AskEngine, TakeBack, Acked |
+| engine | a worker | Serving, ServeFailed, Done, GivenBack, Holding | Serve, AnswerRequests, TakeBack, Acked |
 
 Every role receives `Welcome`, `Refused` and `Stop`, and sends `Alive`.
 """
@@ -381,7 +381,7 @@ class ServeFailed(Message, frozen=True, kw_only=True):
     any_model: bool = False
 
 
-class AskEngine(Message, frozen=True, kw_only=True):
+class AnswerRequests(Message, frozen=True, kw_only=True):
     """Answer these requests, in this order, after those already queued.
 
     Each request is a pair of its key and the encoded `Request`.

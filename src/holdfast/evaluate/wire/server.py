@@ -15,7 +15,7 @@ from holdfast.evaluate.wire.messages import (
     read,
 )
 
-_MOST_UNSENT_BYTES = 512 * 1024 * 1024  # for a peer that does not read; then it is dropped
+_MAX_UNSENT_BYTES = 512 * 1024 * 1024  # for a peer that does not read; then it is dropped
 
 _log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class Connection:
         if self._writer.is_closing():
             return
         self._writer.write(encode(message))
-        if self._writer.transport.get_write_buffer_size() > _MOST_UNSENT_BYTES:
+        if self._writer.transport.get_write_buffer_size() > _MAX_UNSENT_BYTES:
             _log.warning(
                 "%s %s does not read its messages; disconnected.", self.hello.role, self.hello.name
             )
@@ -50,7 +50,7 @@ class Listener(Protocol):
         """Handle a new peer; an earlier peer of the same role and name is already gone."""
         ...
 
-    def heard(self, peer: Connection, message: Message) -> None:
+    def on_message(self, peer: Connection, message: Message) -> None:
         """Handle a message of a peer."""
         ...
 
@@ -87,7 +87,7 @@ async def listen(host: str, port: int, token: str, listener: Listener) -> asynci
             peers[name] = peer
             listener.joined(peer)
             while peers.get(name) is peer:
-                listener.heard(peer, await read(reader))
+                listener.on_message(peer, await read(reader))
                 await writer.drain()  # a peer that sends faster than it reads is not read further
         except (EOFError, TimeoutError, ConnectionError):
             pass

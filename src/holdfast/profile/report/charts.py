@@ -20,7 +20,7 @@ POINTS_LIMIT: Final = 700
 STRIP_LIMIT: Final = 200
 """The most phases drawn below one curve, since more could not be told apart."""
 BARS_LIMIT: Final = 32
-LEAST_POINTS: Final = 4
+MIN_POINTS: Final = 4
 """The fewest samples for which a curve is drawn."""
 GB: Final = 1e9
 
@@ -96,7 +96,7 @@ def activity(
         for series in devices
     ]
     # Steps may be shorter than the time between two samples; then the phases stand alone.
-    bare = max(map(len, drawn)) < LEAST_POINTS
+    bare = max(map(len, drawn)) < MIN_POINTS
     figure = page.new_figure(*_size(narrow, 0.75 + (0.5 if bare else 1.15) * len(devices)))
     figure.patch.set_alpha(0)
     grid = figure.subplots(len(devices), 1, sharex=True, squeeze=False)

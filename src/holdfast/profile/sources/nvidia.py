@@ -14,7 +14,7 @@ from holdfast.profile.recording import SeriesId
 from holdfast.profile.sources.source import CannotRead, plausible
 
 MIB: Final = 1024 * 1024
-LEAST_SPACING_NS: Final = 100_000_000
+MIN_SPACING_NS: Final = 100_000_000
 GPM_METRICS: Final = {
     2: ("gpu_sm_active", 1.0),
     3: ("gpu_sm_occupancy", 1.0),
@@ -133,7 +133,7 @@ class Nvidia:
     ) -> Iterator[tuple[str, float | None]]:
         nvml = self._nvml
         at_ns, last, free = self._samples[device]
-        if now_ns - at_ns < LEAST_SPACING_NS:
+        if now_ns - at_ns < MIN_SPACING_NS:
             return
         with contextlib.suppress(nvml.NVMLError):
             nvml.nvmlGpmSampleGet(handle, free)

@@ -19,7 +19,7 @@ from holdfast.recover.channel import Peer
 
 SUM_S = 0.2
 """The longest time, in seconds, that reports of steps wait to be sent together."""
-MOST_REPORTS = 1024
+MAX_REPORTS = 1024
 """The largest number of reports in one message, whose size is limited (`stream.MAX_BYTES`)."""
 FULL_BYTES = 2 * 1024 * 1024
 """A message is full when it has this number of bytes of reports."""
@@ -83,7 +83,7 @@ class Outbox:
         self._steps.append(envelope)
         self._waiting.append(envelope)
         self._waiting_bytes += size_bytes
-        is_full = len(self._waiting) >= MOST_REPORTS or self._waiting_bytes >= FULL_BYTES
+        is_full = len(self._waiting) >= MAX_REPORTS or self._waiting_bytes >= FULL_BYTES
         if is_full or peer not in self._known or not _is_ordinary(message.get("loss")):
             self._known.add(peer)
             self.flush()
@@ -124,7 +124,7 @@ def _bounded(envelopes: Iterable[Envelope]) -> Iterator[list[Envelope]]:
     for envelope in envelopes:
         part.append(envelope)
         size_bytes += envelope.size_bytes
-        if len(part) >= MOST_REPORTS or size_bytes >= FULL_BYTES:
+        if len(part) >= MAX_REPORTS or size_bytes >= FULL_BYTES:
             yield part
             part, size_bytes = [], 0
     if part:

@@ -13,7 +13,7 @@ from typing import Any
 from holdfast.core.whole import whole_number
 from holdfast.recover.channel import Peer
 
-MOST_STEP = 2**53
+MAX_STEP = 2**53
 """The highest step that all parts of Holdfast can count."""
 FLOOD_S = 10.0
 FLOOD_MESSAGES = 10_000
@@ -26,7 +26,7 @@ FUTURE_S = 60.0
 LIES = 50
 """A rank is cut off after this number of consecutive messages with a time in the future. A single
 one proves nothing, since the clock of the host may be set back while a message is on its way."""
-MOST_ANCESTORS = 64
+MAX_ANCESTORS = 64
 
 
 class Trust:
@@ -56,7 +56,7 @@ class Trust:
 
     def _judge_step(self, message: Mapping[str, Any], wall_s: float) -> tuple[bool, str]:
         step = whole_number(message.get("step"))
-        if step is None or not 0 <= step <= MOST_STEP:
+        if step is None or not 0 <= step <= MAX_STEP:
             return False, f"it reports the impossible step {repr(message.get('step'))[:40]}"
         before, self._step = self._step, step
         self._steps += 1
@@ -94,7 +94,7 @@ def why_not(peer: Peer, shims: Mapping[int, Peer], parent_of: Callable[[int], in
             seen.
     """
     parent: int | None = peer.pid
-    for _ in range(MOST_ANCESTORS):
+    for _ in range(MAX_ANCESTORS):
         if parent is None or parent in shims:
             break
         parent = parent_of(parent)

@@ -12,7 +12,7 @@ loss. A spike must also be higher than each loss of these steps.
 If the loss falls steadily, this deviation would be too wide. So a falling loss is compared with the
 median of the last `LEVEL` steps, and with the distances that ordinary losses had from this median
 at their time. A spike must be farther from the median than each of these distances, and higher than
-the last `LEAST_STEPS` losses. Before `LEAST_STEPS` steps are known, as in the warm-up, only losses
+the last `MIN_STEPS` losses. Before `MIN_STEPS` steps are known, as in the warm-up, only losses
 that are not finite count.
 
 An exploding loss may be finite for some steps before it is infinite or NaN. These steps belong to
@@ -28,7 +28,7 @@ from statistics import median
 from typing import Any, Literal, Self
 
 WINDOW = 256
-LEAST_STEPS = 64
+MIN_STEPS = 64
 LEVEL = 32
 FALL = 0.02
 """A loss falls steadily if the median of each quarter of the steps is lower by this share than the
@@ -45,7 +45,7 @@ DEVIATIONS = 8.0
 """A spike is at least this number of standard deviations above the median. The number is high,
 since losses have heavy tails.
 """
-LEAST_RISE = 0.25
+MIN_RISE = 0.25
 """A spike exceeds the median at least by this share of the median, since a change of the data may
 raise the loss a little for a long time."""
 NORMAL = 1.4826
@@ -217,14 +217,14 @@ class AnomalyDetector:
 
     def _usual(self) -> tuple[float | None, float | None]:
         """Return the level of ordinary losses and the lowest loss of a spike; None if unknown yet."""
-        if len(self._ordinary) < LEAST_STEPS:
+        if len(self._ordinary) < MIN_STEPS:
             return None, None
         losses = self._last(WINDOW)
         level = median(losses[-LEVEL:])
         if not _falls(losses):
             return level, _limit(median(losses), losses, highest=max(losses))
         distances = [distance for _, _, distance in self._ordinary]
-        highest = max(level + max(distances), *losses[-LEAST_STEPS:])
+        highest = max(level + max(distances), *losses[-MIN_STEPS:])
         return level, _limit(level, distances, highest=highest)
 
 
@@ -242,5 +242,5 @@ def _limit(level: float, values: Sequence[float], *, highest: float) -> float | 
     """
     middle = median(values)
     deviation = NORMAL * median(abs(value - middle) for value in values)
-    rise = max(DEVIATIONS * deviation, LEAST_RISE * abs(level))
+    rise = max(DEVIATIONS * deviation, MIN_RISE * abs(level))
     return None if deviation == 0 else max(level + rise, highest)

@@ -30,15 +30,15 @@ PARTS = 4
 PARTS_SLOW = 3
 """The time is divided into `PARTS` parts. The share must be exceeded in this number of parts, so
 that a single event, such as a save of one rank, does not count."""
-LEAST_COLLECTIVES = 12
-LEAST_DELAY_S = 0.002
+MIN_COLLECTIVES = 12
+MIN_DELAY_S = 0.002
 BETWEEN_LOOKS_S = 2.0
 STEPS_BETWEEN_LOOKS = 4.0
 COST_FACTOR = 500.0
 """Reading the collectives takes at most 1 / this number of a rank's time."""
 ANSWER_S = 5.0
 """Ranks that have not answered within this number of seconds are left out."""
-MOST_COST_S = 1.0
+MAX_COST_S = 1.0
 OFFSETS = 256
 """The offset of a node's clock is bounded by this number of its last answers."""
 SLOWER = 1.25
@@ -99,7 +99,7 @@ class SlowDetector:
         )
         return self._asked_s is None or now_s - self._asked_s >= rest_s
 
-    def asked(self, now_s: float) -> None:
+    def request_sent(self, now_s: float) -> None:
         """Record that the supervisor has sent the request to the ranks."""
         self._asked_s, self._is_waiting, self._answers = now_s, True, {}
 
@@ -107,7 +107,7 @@ class SlowDetector:
         """Record the answer of a rank on the node `node`, which arrived at `at_s`."""
         self._answers[rank], self._nodes[rank] = begun, node
         if begun is not None:
-            self._cost_s = max(0.9 * self._cost_s, min(MOST_COST_S, begun.cost_s))
+            self._cost_s = max(0.9 * self._cost_s, min(MAX_COST_S, begun.cost_s))
             bounds = (self._asked_s or at_s) - begun.read_at_s, at_s - begun.read_at_s
             self._offsets.setdefault(node, deque(maxlen=OFFSETS)).append(bounds)
 
@@ -126,9 +126,7 @@ class SlowDetector:
         shifted = {rank: one.shifted(offsets[self._nodes[rank]][1]) for rank, one in begun.items()}
         open_s = {node: max(0.0, high - low) for node, (low, high) in offsets.items()}
         is_one = len({self._nodes[rank] for rank in begun}) < 2
-        least_s = {
-            rank: LEAST_DELAY_S + (0.0 if is_one else max(open_s.values())) for rank in begun
-        }
+        least_s = {rank: MIN_DELAY_S + (0.0 if is_one else max(open_s.values())) for rank in begun}
         shares = _shares(shifted, least_s)
         if shares is None:
             return None
@@ -162,7 +160,7 @@ def _shares(
         common = set.intersection(
             *({key for key in begun[rank].at_s if key[0] == group} for rank in members)
         )
-        if len(members) < 2 or len(common) < LEAST_COLLECTIVES:
+        if len(members) < 2 or len(common) < MIN_COLLECTIVES:
             continue
         times = {rank: [begun[rank].at_s[key] for key in sorted(common)] for rank in members}
         first = min(members)

@@ -264,5 +264,5 @@ class _Deaf:
     def node_lost(self, node: Node) -> None:
         pass
 
-    def stop_asked(self, by: str, where: str, count: int) -> None:
+    def request_stop(self, by: str, where: str, count: int) -> None:
         pass

@@ -101,12 +101,12 @@ def roll_back_run(
             f"Run {run_id} has no healthy checkpoint of step {to_step} any more. Choose another step."
         )
     asked = Rollback(number=secrets.randbelow(NUMBERS), to_step=to_step, by=by)
-    write_atomic(paths.rollback_asked, json.dumps(asked.to_json()).encode())
+    write_atomic(paths.rollback_request, json.dumps(asked.to_json()).encode())
     deadline_s = time.monotonic() + timeout_s
     while True:
         is_late = time.monotonic() > deadline_s or not is_going()
-        if is_late and requested(paths.rollback_asked) == asked:
-            paths.rollback_asked.unlink(missing_ok=True)
+        if is_late and requested(paths.rollback_request) == asked:
+            paths.rollback_request.unlink(missing_ok=True)
         for event in ledger.events(run_id, kinds=(DONE, NOT_DONE)):
             if event.data.get("number") == asked.number:
                 if event.kind == NOT_DONE:

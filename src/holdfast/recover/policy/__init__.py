@@ -36,7 +36,6 @@ Three kinds of root may strike a few times without a gain:
 from holdfast.recover.policy.events import (
     Action,
     Adopted,
-    AskRanksToSave,
     Begin,
     CannotSave,
     Diagnose,
@@ -53,16 +52,17 @@ from holdfast.recover.policy.events import (
     NodeToLeave,
     RankFailed,
     Replay,
+    RequestFinalSave,
     Resolve,
-    RollbackAsked,
+    RollbackRequested,
     Saved,
     StateSaved,
-    StopAsked,
+    StopRequested,
     Terminate,
     Tick,
 )
 from holdfast.recover.policy.history import after_failure
-from holdfast.recover.policy.nodes import Around, plan_for
+from holdfast.recover.policy.nodes import Circumstances, plan_for
 from holdfast.recover.policy.state import Phase, RestartLimits, State, move_grace_s
 from holdfast.recover.policy.table import TABLE, decide, finish, rule_of
 from holdfast.recover.skipping.plan import Skip
@@ -71,10 +71,9 @@ __all__ = [
     "TABLE",
     "Action",
     "Adopted",
-    "Around",
-    "AskRanksToSave",
     "Begin",
     "CannotSave",
+    "Circumstances",
     "Diagnose",
     "Diagnosed",
     "End",
@@ -90,14 +89,15 @@ __all__ = [
     "Phase",
     "RankFailed",
     "Replay",
+    "RequestFinalSave",
     "Resolve",
     "RestartLimits",
-    "RollbackAsked",
+    "RollbackRequested",
     "Saved",
     "Skip",
     "State",
     "StateSaved",
-    "StopAsked",
+    "StopRequested",
     "Terminate",
     "Tick",
     "after_failure",

@@ -81,7 +81,7 @@ class LossBroken:
 
 
 @dataclass(frozen=True)
-class RollbackAsked:
+class RollbackRequested:
     """A person wants the training to go on from an earlier checkpoint."""
 
     to_step: int
@@ -160,7 +160,7 @@ class Diagnosed:
 
 
 @dataclass(frozen=True)
-class StopAsked:
+class StopRequested:
     """A request to stop the run arrived."""
 
     by: str
@@ -191,10 +191,10 @@ Event = (
     | Saved
     | LossBroken
     | NodeToLeave
-    | RollbackAsked
+    | RollbackRequested
     | JobExited
     | Diagnosed
-    | StopAsked
+    | StopRequested
     | StateSaved
     | CannotSave
     | Tick
@@ -235,7 +235,7 @@ class Diagnose:
 
 
 @dataclass(frozen=True)
-class AskRanksToSave:
+class RequestFinalSave:
     """Have all ranks save their state at the same step, and end.
 
     The event `StateSaved` or `CannotSave` follows.
@@ -261,4 +261,4 @@ class End:
     outcome: str
 
 
-Action = Launch | Replay | Kill | Terminate | Diagnose | AskRanksToSave | Skip | Resolve | End
+Action = Launch | Replay | Kill | Terminate | Diagnose | RequestFinalSave | Skip | Resolve | End

@@ -45,7 +45,7 @@ _PLANS: dict[tuple[Finding, Job], NodePlan] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Around:
+class Circumstances:
     """The circumstances in which a finding is made."""
 
     has_spare: bool
@@ -61,15 +61,15 @@ class Around:
     """
 
 
-def plan_for(finding: Finding, job: Job, around: Around) -> NodePlan:
+def plan_for(finding: Finding, job: Job, circumstances: Circumstances) -> NodePlan:
     """Return the action on a node."""
     plan = _PLANS.get((finding, job), "record")
-    if plan == "test" and not around.is_only_one:
+    if plan == "test" and not circumstances.is_only_one:
         return "record"
     if plan == "move":
-        if around.has_spare or (finding == "leaving_at" and around.is_due):
+        if circumstances.has_spare or (finding == "leaving_at" and circumstances.is_due):
             return "move"
         plan = "exclude" if finding == "leaving_at" else "record"
-    if plan == "exclude" and around.is_single and not around.has_spare:
+    if plan == "exclude" and circumstances.is_single and not circumstances.has_spare:
         return "record"
     return plan

@@ -41,7 +41,7 @@ MOVE_SAVES = 3.0
 that takes as long, and the save for the move."""
 UNKNOWN_SAVE_S = 200.0
 """The assumed seconds of a save if the run has not saved yet."""
-MOST_SAVE_S = 3600.0
+MAX_SAVE_S = 3600.0
 """A save that takes longer counts as this number of seconds."""
 
 

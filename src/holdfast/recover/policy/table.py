@@ -6,7 +6,6 @@ from dataclasses import replace
 from holdfast.recover.policy.events import (
     Action,
     Adopted,
-    AskRanksToSave,
     Begin,
     CannotSave,
     Diagnose,
@@ -23,17 +22,18 @@ from holdfast.recover.policy.events import (
     NodeToLeave,
     RankFailed,
     Replay,
+    RequestFinalSave,
     Resolve,
-    RollbackAsked,
+    RollbackRequested,
     Saved,
     StateSaved,
-    StopAsked,
+    StopRequested,
     Terminate,
     Tick,
 )
 from holdfast.recover.policy.history import BROKEN_SLACK, after_failure, allowed_retries, place
 from holdfast.recover.policy.state import (
-    MOST_SAVE_S,
+    MAX_SAVE_S,
     Phase,
     RestartLimits,
     State,
@@ -102,7 +102,7 @@ def _adopt(limits: RestartLimits, state: State, event: Event, now_s: float) -> D
 def _learn_save(_limits: RestartLimits, state: State, event: Event, _now_s: float) -> Decision:
     assert isinstance(event, Saved)
     longest_s = max(event.save_s, state.save_s or 0.0)
-    return replace(state, save_s=min(longest_s, MOST_SAVE_S)), ()
+    return replace(state, save_s=min(longest_s, MAX_SAVE_S)), ()
 
 
 def _grow(limits: RestartLimits, state: State, _event: Event, now_s: float) -> Decision:
@@ -110,7 +110,7 @@ def _grow(limits: RestartLimits, state: State, _event: Event, now_s: float) -> D
         return state, ()
     deadline_s = now_s + move_grace_s(limits, state.save_s)
     saving = replace(state, phase=Phase.STOPPING, grows=True, deadline_s=deadline_s)
-    return saving, (AskRanksToSave(),)
+    return saving, (RequestFinalSave(),)
 
 
 def _cannot_save(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
@@ -133,7 +133,7 @@ def _freeze_stopping(limits: RestartLimits, state: State, event: Event, now_s: f
 
 
 def _go_back(_limits: RestartLimits, state: State, event: Event, _now_s: float) -> Decision:
-    assert isinstance(event, RollbackAsked)
+    assert isinstance(event, RollbackRequested)
     leaving = replace(state, phase=Phase.LEAVING, deadline_s=None, goes_back_to=event.to_step)
     return leaving, (Kill(),)
 
@@ -154,7 +154,7 @@ def _launch_earlier(limits: RestartLimits, state: State, event: Event, now_s: fl
 
 
 def _stop_again(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
-    assert isinstance(event, StopAsked)
+    assert isinstance(event, StopRequested)
     if state.goes_back_to is not None:  # the ranks are already ending
         return replace(state, goes_back_to=None, stop_by=event.by), ()
     if state.is_moving:  # the ranks are already saving
@@ -303,18 +303,18 @@ def _launch_when_due(limits: RestartLimits, state: State, event: Event, now_s: f
 
 
 def _save_first(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
-    assert isinstance(event, StopAsked)
+    assert isinstance(event, StopRequested)
     stopping = replace(
         state, stop_by=event.by, phase=Phase.STOPPING, deadline_s=now_s + limits.stop_grace_s
     )
-    return stopping, (AskRanksToSave(),)
+    return stopping, (RequestFinalSave(),)
 
 
 def _leave_node(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
     assert isinstance(event, NodeToLeave)
     deadline_s = now_s + move_grace_s(limits, state.save_s)
     leaving = replace(state, leaving=event.node, phase=Phase.STOPPING, deadline_s=deadline_s)
-    return leaving, (AskRanksToSave(),)
+    return leaving, (RequestFinalSave(),)
 
 
 def _let_leave(limits: RestartLimits, state: State, _event: Event, now_s: float) -> Decision:
@@ -332,20 +332,20 @@ def _kill_leaving(_limits: RestartLimits, state: State, _event: Event, _now_s: f
 
 
 def _stop_failing(_limits: RestartLimits, state: State, event: Event, _now_s: float) -> Decision:
-    assert isinstance(event, StopAsked)
+    assert isinstance(event, StopRequested)
     again = state.stop_by is not None
     return replace(state, stop_by=event.by), (Kill(),) if again else ()
 
 
 def _stop_diagnosing(_limits: RestartLimits, state: State, event: Event, _now_s: float) -> Decision:
-    assert isinstance(event, StopAsked)
+    assert isinstance(event, StopRequested)
     if state.stop_by is not None:  # a second request: do not wait for the diagnosis
         return finish(state, _stopped(state))
     return replace(state, stop_by=event.by), ()
 
 
 def _stop_waiting(_limits: RestartLimits, state: State, event: Event, _now_s: float) -> Decision:
-    assert isinstance(event, StopAsked)
+    assert isinstance(event, StopRequested)
     return finish(state, _stopped(replace(state, stop_by=event.by)))
 
 
@@ -394,24 +394,24 @@ TABLE: dict[tuple[Phase, type[Event]], Rule] = {
     (Phase.STOPPING, Saved): _learn_save,
     (Phase.RUNNING, LossBroken): _leave_broken_state,
     (Phase.RUNNING, NodeToLeave): _leave_node,
-    (Phase.RUNNING, RollbackAsked): _go_back,
+    (Phase.RUNNING, RollbackRequested): _go_back,
     (Phase.RUNNING, JobExited): _exited,
-    (Phase.RUNNING, StopAsked): _save_first,
+    (Phase.RUNNING, StopRequested): _save_first,
     (Phase.FAILING, Tick): _kill_when_due,
     (Phase.FAILING, JobExited): _exited,
-    (Phase.FAILING, StopAsked): _stop_failing,
+    (Phase.FAILING, StopRequested): _stop_failing,
     (Phase.DIAGNOSING, Diagnosed): _diagnosed,
-    (Phase.DIAGNOSING, StopAsked): _stop_diagnosing,
+    (Phase.DIAGNOSING, StopRequested): _stop_diagnosing,
     (Phase.WAITING, Tick): _launch_when_due,
-    (Phase.WAITING, StopAsked): _stop_waiting,
+    (Phase.WAITING, StopRequested): _stop_waiting,
     (Phase.STOPPING, StateSaved): _let_leave,
     (Phase.STOPPING, CannotSave): _cannot_save,
     (Phase.STOPPING, RankFailed): _fail_stopping,
-    (Phase.STOPPING, StopAsked): _stop_again,
+    (Phase.STOPPING, StopRequested): _stop_again,
     (Phase.STOPPING, JobFrozen): _freeze_stopping,
     (Phase.STOPPING, Tick): _kill_when_due,
     (Phase.STOPPING, JobExited): _end_saving,
-    (Phase.LEAVING, StopAsked): _stop_again,
+    (Phase.LEAVING, StopRequested): _stop_again,
     (Phase.LEAVING, Tick): _kill_when_due,
     (Phase.LEAVING, JobExited): _stopped_now,
 }

@@ -331,12 +331,12 @@ class RankShim:
 
     def _obey(self) -> None:
         while True:
-            self._obey_until_gone()
+            self._follow_supervisor()
             if not self._client.reconnect(lambda: [{**one, "again": True} for one in self._sent]):
                 break
         self._orders.put(None)
 
-    def _obey_until_gone(self) -> None:
+    def _follow_supervisor(self) -> None:
         with contextlib.suppress(OSError):
             while (message := self._client.receive()) is not None:
                 kind, began = message["kind"], self._trainer

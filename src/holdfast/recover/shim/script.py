@@ -17,7 +17,7 @@ from types import ModuleType, TracebackType
 from typing import Any, Self
 
 RENDEZVOUS = "torch.distributed.rendezvous"
-MOST_CHARACTERS = 16_384
+MAX_CHARACTERS = 16_384
 """The largest size of a command, in bytes, that fits into one message to a waiting process."""
 
 
@@ -50,7 +50,7 @@ class Script:
         is_module = words[:1] == ["-m"]
         if is_module:
             del words[0]
-        if not words or words[0].startswith("-") or sum(map(len, words)) > MOST_CHARACTERS:
+        if not words or words[0].startswith("-") or sum(map(len, words)) > MAX_CHARACTERS:
             return None
         script = cls(target=words[0], is_module=is_module, arguments=tuple(words[1:]))
         return None if script.hides(sys.stdlib_module_names) else script

@@ -26,7 +26,7 @@ UNSEEN_PERIOD_S: Final = 300.0
 """The seconds between two requests if the service does not answer, for example because the pod is
 behind a firewall.
 """
-MOST_BYTES: Final = 1024 * 1024
+MAX_BYTES: Final = 1024 * 1024
 TOKEN_S: Final = "60"
 GCE_PREEMPTION_S: Final = 30.0
 """The seconds from a notice of preemption to the end (Compute Engine, Preemptible VM instances)."""
@@ -46,7 +46,7 @@ of a few seconds.
 
 
 @dataclass(frozen=True)
-class _Told:
+class _Notice:
     """A notice as the cloud words it."""
 
     kind: NoticeKind
@@ -109,7 +109,7 @@ class Cloud:
             )
         return list(facts.values())
 
-    def _until_s(self, one: _Told) -> float:
+    def _until_s(self, one: _Notice) -> float:
         if one.left_s is not None:
             return self._first_s[one.text] + one.left_s
         return math.inf if one.until_s is None else one.until_s
@@ -136,7 +136,7 @@ class _Service:
         request = urllib.request.Request(self._address + path, headers=named, method=method)
         try:
             with opener.open(request, timeout=TIMEOUT_S) as answer:
-                body: bytes = answer.read(MOST_BYTES)
+                body: bytes = answer.read(MAX_BYTES)
         except urllib.error.HTTPError as error:
             error.close()
             if error.code == 404:
@@ -147,7 +147,7 @@ class _Service:
         return body.decode(errors="replace")
 
 
-def _reader_of(firmware: Path) -> Callable[[_Service], Iterator[_Told]] | None:
+def _reader_of(firmware: Path) -> Callable[[_Service], Iterator[_Notice]] | None:
     def word(name: str) -> str:
         try:
             return (firmware / name).read_text(errors="replace").strip()
@@ -165,7 +165,7 @@ def _reader_of(firmware: Path) -> Callable[[_Service], Iterator[_Told]] | None:
     return None
 
 
-def _aws(service: _Service) -> Iterator[_Told]:
+def _aws(service: _Service) -> Iterator[_Notice]:
     """Read the action on a spot instance, and scheduled events (EC2 user guide, IMDSv2)."""
     # Each read requests a new token, so that no token is too old.
     token = service.get(
@@ -178,24 +178,24 @@ def _aws(service: _Service) -> Iterator[_Told]:
     if body := read("spot/instance-action"):
         action = _object(body)
         moment = _iso(action.get("time"))
-        yield _Told("preemption", f"spot instance: {action.get('action')}", moment)
+        yield _Notice("preemption", f"spot instance: {action.get('action')}", moment)
     for event in _list(read("events/maintenance/scheduled") or "[]"):
         if event.get("State") == "active":
             text = f"{event.get('Code')}: {event.get('Description')}"
-            yield _Told("maintenance", text, _mail_date(event.get("NotBefore")))
+            yield _Notice("maintenance", text, _mail_date(event.get("NotBefore")))
 
 
-def _gce(service: _Service) -> Iterator[_Told]:
+def _gce(service: _Service) -> Iterator[_Notice]:
     """Read preemption and host maintenance (Compute Engine, metadata of an instance)."""
     place = "/computeMetadata/v1/instance"
     if service.get(f"{place}/preempted", Metadata_Flavor="Google").strip() == "TRUE":
-        yield _Told("preemption", "the instance is preempted", left_s=GCE_PREEMPTION_S)
+        yield _Notice("preemption", "the instance is preempted", left_s=GCE_PREEMPTION_S)
     event = service.get(f"{place}/maintenance-event", Metadata_Flavor="Google").strip()
     if event == "TERMINATE_ON_HOST_MAINTENANCE":  # a live migration does not take the machine away
-        yield _Told("maintenance", f"host maintenance: {event}", left_s=GCE_GPU_MAINTENANCE_S)
+        yield _Notice("maintenance", f"host maintenance: {event}", left_s=GCE_GPU_MAINTENANCE_S)
 
 
-def _azure(service: _Service) -> Iterator[_Told]:
+def _azure(service: _Service) -> Iterator[_Notice]:
     """Read scheduled events of this machine (Azure, Scheduled Events for Linux VMs)."""
     query = "?api-version=2021-02-01&format=text"
     name = service.get(f"/metadata/instance/compute/name{query}", Metadata="true").strip()
@@ -205,7 +205,7 @@ def _azure(service: _Service) -> Iterator[_Told]:
         # The service lists the events of all machines of a scale set.
         if kind is not None and name in (event.get("Resources") or ()):
             text = f"{event.get('EventType')}: {event.get('Description')}"
-            yield _Told(kind, text, _mail_date(event.get("NotBefore")))
+            yield _Notice(kind, text, _mail_date(event.get("NotBefore")))
 
 
 def _object(body: str) -> dict[str, Any]:

@@ -15,13 +15,13 @@ from holdfast.recover.detectors.liveness import Liveness, Looks, blind
 from holdfast.recover.localise.in_run import NodeTests
 from holdfast.recover.localise.pairing import MAX_PRIOR, cordon_limit
 from holdfast.recover.nodes import Nodes
-from holdfast.recover.policy.nodes import Around, Finding, NodePlan, plan_for
+from holdfast.recover.policy.nodes import Circumstances, Finding, NodePlan, plan_for
 from holdfast.recover.signals import slurm
 from holdfast.recover.signals.facts import CannotSee, Fact, NodeSignal, Notice
 from holdfast.recover.spec import RunSpec
 
 LOOK_TICKS = 10
-MOST_KEPT = 256
+MAX_KEPT = 256
 """The largest number of signals that are kept of a node."""
 FAULTY = 0.99
 """The probability that a node is faulty after a decisive signal."""
@@ -173,7 +173,7 @@ class NodeHealth:
                 later = replace(before.seen, at_s=max(at_s, before.seen.at_s))
                 self._seen[key] = replace(before, seen=later)
             return
-        if is_over or sum(known[0] == name for known in self._seen) >= MOST_KEPT:
+        if is_over or sum(known[0] == name for known in self._seen) >= MAX_KEPT:
             return
         meaning = node.meaning_of(signal)
         seen = node.Seen(node=name, signal=signal, meaning=meaning, at_s=at_s)
@@ -269,7 +269,7 @@ class NodeHealth:
                 continue
             grace_s = policy.move_grace_s(self._spec.restarts, state.save_s or 0.0) + DUE_S
             is_due = left_s is not None and left_s <= grace_s
-            plan = plan_for(finding, "healthy", self._around(is_due=is_due))
+            plan = plan_for(finding, "healthy", self._circumstances(is_due=is_due))
             if plan == "exclude":
                 self._set_aside(name, evidence)
             elif plan == "move":
@@ -284,7 +284,7 @@ class NodeHealth:
     def leave(self, node_id: str) -> bool:
         """Have the policy leave the node of an ending pod; return False if there is no spare."""
         one = next((one for one in self._nodes.launched if one.node_id == node_id), None)
-        if one is None or one.launched is None or not self._around().has_spare:
+        if one is None or one.launched is None or not self._circumstances().has_spare:
             return False
         one.is_leaving = True
         self._observe("nodes", {"text": f"node {one.name} is left: {POD_ENDS}"})
@@ -302,7 +302,7 @@ class NodeHealth:
         limit = cordon_limit(len(self._nodes.connected))
         for name, finding, evidence, _ in found:
             alike = sum(other == finding for _, other, _, _ in found)
-            around = replace(self._around(), is_only_one=alike == 1)
+            around = replace(self._circumstances(), is_only_one=alike == 1)
             plan: NodePlan = plan_for(finding, "failed", around)
             if plan == "test" and not is_script and self._spec.test_nodes != "never":
                 self._tests.is_due = True
@@ -350,9 +350,11 @@ class NodeHealth:
     def _is_usable(self, one: Node) -> bool:
         return one.name not in self._nodes.cordoned and one.name not in self._aside
 
-    def _around(self, *, is_due: bool = False) -> Around:
+    def _circumstances(self, *, is_due: bool = False) -> Circumstances:
         spares = [one for one in self._nodes.spares if self._is_usable(one)]
-        return Around(has_spare=bool(spares), is_single=self._spec.nnodes == 1, is_due=is_due)
+        return Circumstances(
+            has_spare=bool(spares), is_single=self._spec.nnodes == 1, is_due=is_due
+        )
 
     def _findings(self) -> list[tuple[str, Finding, str, float | None]]:
         """Return all findings, each with its node, evidence and seconds left, the worst first."""
@@ -397,7 +399,7 @@ class NodeHealth:
     def must_leave(self) -> bool:
         """Return True if the next launch must leave a node, and another node can replace it."""
         is_there = any(one.is_leaving or one.name in self._to_leave for one in self._nodes.launched)
-        return is_there and self._around().has_spare
+        return is_there and self._circumstances().has_spare
 
     def aside(self) -> Mapping[str, NodeRecord]:
         """Return the nodes that this run leaves out although the ledger has no cordon for them."""

@@ -37,7 +37,7 @@ STATES = frozenset(
 """The kinds of signals that are states. Lines of the kernel's log and counts are not, but are
 events at one moment.
 """
-MOST_FACTS = 256
+MAX_FACTS = 256
 """The largest number of facts from one source; further facts are left out."""
 
 
@@ -123,7 +123,7 @@ class Watch:
                 loop.call_soon_threadsafe(self._begins, source.name)
                 began_s = time.thread_time()
                 try:
-                    facts = tuple(source.read())[:MOST_FACTS]
+                    facts = tuple(source.read())[:MAX_FACTS]
                 except CannotSee as error:
                     why = str(error) or "no reason is given"
                 except Exception as error:  # a failing source says nothing about the node

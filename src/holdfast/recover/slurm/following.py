@@ -90,7 +90,7 @@ class Following:
         if self._stops == 1:
             self._print("saving state, then stopping (once more: stop now)")
         if self._stops < 3:
-            with suppress(OSError), self._paths.stop_asked.open("ab") as file:
+            with suppress(OSError), self._paths.stop_request.open("ab") as file:
                 file.write(b"x")
         if not self.has_begun:
             try:

@@ -8,7 +8,7 @@ import numpy as np
 
 from holdfast.core.errors import BadUse
 from holdfast.core.words import plainly
-from holdfast.simulate.arrivals import GAP_S, LEAST_JOBS
+from holdfast.simulate.arrivals import GAP_S, MIN_JOBS
 from holdfast.simulate.cluster.decoupled import Batches, batches_of, decouple
 from holdfast.simulate.cluster.engine import HOUR_S, Outcome, Progress, replay
 from holdfast.simulate.cluster.jobs import EVALUATION, Floats, Jobs, Replayed, places
@@ -165,7 +165,7 @@ def answer(
     batches = batches_of(jobs, gpus_per_node=per)
     if decoupled and not len(batches):
         raise BadUse(
-            f"There is no evaluation to decouple: no {LEAST_JOBS} jobs of type {EVALUATION}, each of at most a node, "
+            f"There is no evaluation to decouple: no {MIN_JOBS} jobs of type {EVALUATION}, each of at most a node, "
             f"that a user submitted within {GAP_S / 60:.0f} minutes of each other. Leave --decoupled out."
         )
     outcome = _replay(jobs, replayed, policy, progress)

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from holdfast.evaluate.policy import Curve
-from holdfast.simulate.arrivals import GAP_S, LEAST_JOBS
+from holdfast.simulate.arrivals import GAP_S, MIN_JOBS
 from holdfast.simulate.cluster.jobs import EVALUATION, Floats, Ints, Jobs, places
 from holdfast.simulate.evaluate import simulate
 from holdfast.simulate.workload import SimCluster, SimModel, SimTask, Workload
@@ -76,7 +76,7 @@ def batches_of(jobs: Jobs, *, gpus_per_node: int) -> Batches:
     """Find the batches of trials, one batch per evaluation of a checkpoint.
 
     A batch consists of evaluation jobs of one user, each submitted less than `GAP_S` after the
-    previous one. Jobs on more than one node, and batches of fewer than `LEAST_JOBS` jobs, do not
+    previous one. Jobs on more than one node, and batches of fewer than `MIN_JOBS` jobs, do not
     count.
     """
     of_job = np.full(len(jobs), -1, dtype=np.int64)
@@ -92,7 +92,7 @@ def batches_of(jobs: Jobs, *, gpus_per_node: int) -> Batches:
         ]
     )
     run = np.cumsum(new) - 1
-    large = np.bincount(run) >= LEAST_JOBS
+    large = np.bincount(run) >= MIN_JOBS
     number = np.where(large, np.cumsum(large) - 1, -1)
     of_job[those] = number[run]
     starts = np.flatnonzero(new)

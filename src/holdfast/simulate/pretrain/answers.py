@@ -22,7 +22,7 @@ from holdfast.simulate.pretrain.streams import draws
 MISSING: Final = 0.001
 """The spares are enough if nodes are missing for at most this share of the time."""
 
-LEAST_FAILURES: Final = 30
+MIN_FAILURES: Final = 30
 """The least number of failures in all replications for a search of the best interval. With fewer
 failures, chance would decide.
 """
@@ -181,7 +181,7 @@ def best_interval(
     """Return the interval between saves with the greatest ETTR, and the mean ETTR by interval.
 
     The search tries Daly's interval, and intervals up to four times shorter and longer, in steps of
-    a factor of sqrt(2). If the replications have fewer than `LEAST_FAILURES` failures, the result
+    a factor of sqrt(2). If the replications have fewer than `MIN_FAILURES` failures, the result
     is Daly's interval.
     """
     first_s = max(
@@ -198,7 +198,7 @@ def best_interval(
             failures = sum(len(one.incidents) for one in answer.outcomes)
         if progress is not None:
             progress("trying intervals", len(tried), None)
-    if failures < LEAST_FAILURES:
+    if failures < MIN_FAILURES:
         return first_s, tried
     return max(tried, key=lambda interval_s: tried[interval_s]), tried
 

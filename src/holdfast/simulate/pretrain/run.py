@@ -14,10 +14,9 @@ from functools import partial
 from holdfast.core.accounting import LostCause
 from holdfast.recover.policy import (
     Action,
-    Around,
-    AskRanksToSave,
     Begin,
     CannotSave,
+    Circumstances,
     Diagnose,
     Diagnosed,
     End,
@@ -29,10 +28,11 @@ from holdfast.recover.policy import (
     NodeToLeave,
     Phase,
     RankFailed,
+    RequestFinalSave,
     Skip,
     State,
     StateSaved,
-    StopAsked,
+    StopRequested,
     Terminate,
     Tick,
     decide,
@@ -491,7 +491,7 @@ class _Run:
         if self._one.by_hand:
             self._account.incidents.append("slow node")
             self._interventions += 1
-            self._send(StopAsked(by="a person"))
+            self._send(StopRequested(by="a person"))
             self._send(CannotSave())
             self._progress.settle(self._now_s, "process")
             self._send(JobExited(0))
@@ -500,11 +500,11 @@ class _Run:
             self._state = State()
             return self._send(Begin())
         has_spare = bool(self._fleet.spares)
-        if plan_for("confirmed", "healthy", Around(has_spare=has_spare)) != "move":
+        if plan_for("confirmed", "healthy", Circumstances(has_spare=has_spare)) != "move":
             self._slow = (node, self._now_s + DAY_S)
             return None
         actions = self._send(NodeToLeave(node=str(node), why="It is slow.", rule="slow"))
-        if not any(isinstance(action, AskRanksToSave) for action in actions):
+        if not any(isinstance(action, RequestFinalSave) for action in actions):
             self._slow = (node, self._now_s + DAY_S)
             return None
         self._account.incidents.append("slow node")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from holdfast.trace.trace import Trace
 
 ALL = "all"
-ALL_SAID = "All clusters"
+ALL_CLUSTERS = "All clusters"
 """Name of the row for all clusters together, since Table 3 pools Seren and Kalos."""
 NONE_FAILED = "Left out: no job of this trace failed."
 STUDIED = ("Infrastructure", "Framework", "Script")
@@ -103,7 +103,7 @@ def failure_table(
                     sum(failures.gpu_time_s for failures in of_it) / gpu_time_s
                 )
         numbers |= _recorded(cluster, causes, number)
-        captions[ALL_SAID if cluster == ALL else cluster] = _sentence(cluster, numbers)
+        captions[ALL_CLUSTERS if cluster == ALL else cluster] = _sentence(cluster, numbers)
     table = Table.of_rows(COLUMNS, rows)
     return Result(
         table=table, chart=_bars(table, list(found)), caption=sentences(captions), numbers=numbers

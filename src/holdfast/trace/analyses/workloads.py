@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from holdfast.trace.trace import Trace
 
 
-TOLD_BY = {
+RULE_LABELS = {
     "name": "the job's name",
     "pool": "its pool",
     "user": "its user",
@@ -97,7 +97,7 @@ def workload_shares(trace: "Trace") -> Result:
             (rule, n / jobs.sum()) for _, rule, n in rules.where(cluster=cluster).rows()
         ]:
             sentence += "; types were assigned by " + ", ".join(
-                f"{TOLD_BY[rule]} ({share:.1%} of jobs)" for rule, share in by_rule
+                f"{RULE_LABELS[rule]} ({share:.1%} of jobs)" for rule, share in by_rule
             )
             numbers |= {
                 f"{slug(cluster)}.types_told.{rule}_share": float(share) for rule, share in by_rule

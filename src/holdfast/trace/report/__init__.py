@@ -17,6 +17,6 @@ numbers. The modules, in the order in which a report passes through them:
 
 from holdfast.trace.report.model import Entry, Read, Report
 from holdfast.trace.report.overview import overviews
-from holdfast.trace.report.write import refuse_what_is_not_ours, write_report
+from holdfast.trace.report.write import require_report_folder, write_report
 
-__all__ = ["Entry", "Read", "Report", "overviews", "refuse_what_is_not_ours", "write_report"]
+__all__ = ["Entry", "Read", "Report", "overviews", "require_report_folder", "write_report"]

@@ -46,7 +46,7 @@ def write_report(
         HoldfastError: jinja2 or matplotlib is not installed.
         OSError: a file could not be written; an earlier report is unchanged.
     """
-    refuse_what_is_not_ours(folder)
+    require_report_folder(folder)
     view = page_view(report, progress=progress)
     with replaced(folder) as new:
         for part in (FIGURES, DATA):
@@ -66,7 +66,7 @@ def write_report(
     return folder / PAGE
 
 
-def refuse_what_is_not_ours(folder: Path) -> None:
+def require_report_folder(folder: Path) -> None:
     """Raise an error unless `folder` is missing, is empty, or contains only an earlier report.
 
     Raises:

@@ -5,7 +5,7 @@ from typing import Final
 
 from holdfast.trace.notes import Note
 
-MOST_EXAMPLES: Final = 3
+MAX_EXAMPLES: Final = 3
 
 
 @dataclass
@@ -20,7 +20,7 @@ class Findings:
         self.rows[check] = self.rows.get(check, 0) + rows
         kept = self.examples.setdefault(check, [])
         kept += [example for example in dict.fromkeys(examples) if example not in kept][
-            : MOST_EXAMPLES - len(kept)
+            : MAX_EXAMPLES - len(kept)
         ]
 
     def notes(self, cluster: str, sentences: dict[str, tuple[str, str]]) -> tuple[Note, ...]:

@@ -16,7 +16,7 @@ from typing import Final
 
 from holdfast.trace.sources.plain_text import head, opened
 
-NOT_KNOWN: Final = "The format of these job records is not recognised."
+UNKNOWN_FORM: Final = "The format of these job records is not recognised."
 SACCT: Final = (
     "SLURM_TIME_FORMAT=%s sacct --allusers --allocations --duplicates --parsable2 --starttime "
     "2024-01-01 --format "
@@ -110,7 +110,7 @@ def guess_of(path: Path) -> Guess | None:
     return None
 
 
-def what_to_do(path: Path) -> str:
+def next_step_for(path: Path) -> str:
     """Return the next step for a file that no adapter reads."""
     guess = guess_of(path) if path.is_file() else None
     if guess is None:

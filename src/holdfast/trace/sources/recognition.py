@@ -12,8 +12,8 @@ from holdfast.core.words import plainly
 from holdfast.trace.errors import BadTrace
 from holdfast.trace.notes import Note
 from holdfast.trace.sources import adapters
-from holdfast.trace.sources.findings import MOST_EXAMPLES
-from holdfast.trace.sources.guesses import NOT_KNOWN, guess_of, what_to_do
+from holdfast.trace.sources.findings import MAX_EXAMPLES
+from holdfast.trace.sources.guesses import UNKNOWN_FORM, guess_of, next_step_for
 from holdfast.trace.sources.plain_text import opened
 from holdfast.trace.sources.reading import Source
 
@@ -118,7 +118,7 @@ def recognised(
         raise BadTrace(
             given.path,
             "No file in this folder holds job records that are known.",
-            next_step=what_to_do(next(iter(passed_over), given.path)),
+            next_step=next_step_for(next(iter(passed_over), given.path)),
         )
 
 
@@ -135,7 +135,7 @@ def passed_over_note(cluster: str, paths: Sequence[Path]) -> Note:
         f"{'was' if len(paths) == 1 else 'were'} left out.",
         rows=len(paths),
         action="dropped",
-        examples=examples[:MOST_EXAMPLES],
+        examples=examples[:MAX_EXAMPLES],
     )
 
 
@@ -158,8 +158,8 @@ def _unknown(path: Path) -> BadTrace:
             path, "The file is empty.", next_step="Give a file of job records, or fetch it again."
         )
     guess = guess_of(path)
-    problem = f"Not recognised; it looks like {guess.what}." if guess else NOT_KNOWN
-    return BadTrace(path, problem, next_step=what_to_do(path))
+    problem = f"Not recognised; it looks like {guess.what}." if guess else UNKNOWN_FORM
+    return BadTrace(path, problem, next_step=next_step_for(path))
 
 
 def _ledger_at(url: str) -> Source:

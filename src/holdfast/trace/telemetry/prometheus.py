@@ -27,7 +27,7 @@ from holdfast.trace.telemetry.long import steps_of
 from holdfast.trace.telemetry.metrics import METRICS, Device, Metric, metric_named
 from holdfast.trace.telemetry.progress import Progress
 from holdfast.trace.telemetry.prometheus_http import (
-    MOST_POINTS,
+    MAX_POINTS,
     AnswerTooLarge,
     Prometheus,
     PrometheusSeries,
@@ -182,7 +182,7 @@ class _Fetch:
         self._template, self._matchers, self._span = expression, matchers, span
         self._building = store.folder / "samples" / f".metric={metric.name}.fetch"
         self._shards: list[str] = [""]
-        self._points = MOST_POINTS
+        self._points = MAX_POINTS
 
     def plan(self, *, always: bool) -> bool:
         """Plan the chunks and shards, or read an earlier plan.
@@ -213,7 +213,7 @@ class _Fetch:
             return False
         self._shards = self._instances()
         each = max(1, math.ceil(series / len(self._shards)))
-        self._points = max(1, min(MOST_POINTS, SAMPLES_PER_ANSWER // each))
+        self._points = max(1, min(MAX_POINTS, SAMPLES_PER_ANSWER // each))
         Store.create(self._store.folder)
         shutil.rmtree(self._building, ignore_errors=True)
         self._building.mkdir(parents=True)

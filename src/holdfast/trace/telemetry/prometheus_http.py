@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from holdfast.core.errors import BadUse, HoldfastError
 
-MOST_POINTS: Final = 11_000
+MAX_POINTS: Final = 11_000
 """The most points of one series in an answer.
 
 If a query would return more points, the server refuses it ("exceeded maximum resolution",

@@ -187,13 +187,13 @@ class _Dealing:
             if costs.sum() < _GOOD * len(costs):
                 break
             reason = int(rng.choice(len(costs), p=costs / costs.sum()))
-            self._dealt_anew(reason, rng)
+            self._draw_again(reason, rng)
             self._improved(reason, part / 2, rng)
             if self._costs().sum() >= costs.sum():
                 self.of, self.sums = before, sums
         return self.of
 
-    def _dealt_anew(self, reason: int, rng: np.random.Generator) -> None:
+    def _draw_again(self, reason: int, rng: np.random.Generator) -> None:
         """Replace some jobs of a reason by random jobs that have no reason."""
         own, free = np.flatnonzero(self.of == reason), np.flatnonzero(self.of < 0)
         count = min(int(rng.integers(1, len(own) + 1)), len(free), _TRIED)

@@ -128,7 +128,7 @@ def in_sessions(
         )
         chain = _chain(*arguments)
         known = rhythm.known.get(type_)
-        if known is not None and completed[members].sum() > _FEWEST_KNOWN:
+        if known is not None and completed[members].sum() > _MIN_COMPLETED_JOBS:
             best = np.inf
             for _ in range(_TRIED_ORDERS):
                 other = _chain(*arguments)
@@ -156,7 +156,7 @@ def in_sessions(
     )
 
 
-_FEWEST_KNOWN: Final = 30
+_MIN_COMPLETED_JOBS: Final = 30
 """The fewest completed jobs for which the statistics of an order are meaningful."""
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 else:  # Triton reads annotations, and recognizes a constant by the name of its type
     tensor, constexpr = getattr(tl, "tensor", None), getattr(tl, "constexpr", None)
 
-LEAST_BYTES: Final = 241
+MIN_BYTES: Final = 241
 """The smallest piece in bytes, because XXH3 hashes shorter input by other algorithms."""
 _BLOCK_BYTES: Final = 1024
 _SUMS_BYTES: Final = 64
@@ -147,9 +147,9 @@ class DeviceDigests:
                 piece's sums.
         """
         for size_bytes in pieces_bytes:
-            if not LEAST_BYTES <= size_bytes <= CHUNK_BYTES:
+            if not MIN_BYTES <= size_bytes <= CHUNK_BYTES:
                 raise ValueError(
-                    f"A piece has {LEAST_BYTES} to {CHUNK_BYTES:,} bytes, not {size_bytes:,}."
+                    f"A piece has {MIN_BYTES} to {CHUNK_BYTES:,} bytes, not {size_bytes:,}."
                 )
         self._tuning = tuning
         # The last block is never scrambled.

@@ -133,7 +133,7 @@ class LmEval:
             )
         samples = results.pop("samples")
         results["task_hashes"] = {task: task_hash(rows) for task, rows in samples.items()}
-        results |= _how_prompted(entry, options, lm)
+        results |= _prompt_fields(entry, options, lm)
         place = folder / "samples" / f"{facts.model}-{sanitized(facts.name)}" / _folder_name(entry)
         paths = write_samples(
             place, samples, sanitize=sanitize_list, default=handle_non_serializable
@@ -292,7 +292,7 @@ def _stands_for(facts: ModelFacts, options: LmEvalOptions) -> bytes:
     return digest.digest()
 
 
-def _how_prompted(entry: TaskEntry, options: LmEvalOptions, lm: Any) -> dict[str, Any]:
+def _prompt_fields(entry: TaskEntry, options: LmEvalOptions, lm: Any) -> dict[str, Any]:
     """Return the fields about prompts that lm-eval's `GeneralConfigTracker` records."""
     template = lm.chat_template(entry.chat_template) if entry.chat_template else None
     shas = {

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from holdfast.core.clock import Clock
 from holdfast.evaluate.metrics.judge.journal import JudgeJournal
 from holdfast.evaluate.metrics.judge.quota import (
-    Came,
     Event,
+    JudgeAnswered,
     JudgeRequest,
     Outcome,
     Passed,
@@ -135,7 +135,7 @@ class JudgeGate:
         now_s = self.now_s()
         self._journal.settle(now_s, request, tokens, cost_microdollars)
         self._apply(
-            Came(
+            JudgeAnswered(
                 now_s=now_s,
                 request=request,
                 tokens=tokens,

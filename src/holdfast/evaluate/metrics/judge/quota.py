@@ -54,7 +54,7 @@ class JudgeRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Came:
+class JudgeAnswered:
     """Record that a request to the judge has ended, with an answer or without a known outcome.
 
     `tokens` and `cost_microdollars` are what the request used. If the judge did not report the use,
@@ -116,7 +116,7 @@ class Wake:
     at_s: float
 
 
-Event = JudgeRequest | Came | Remembered | Passed
+Event = JudgeRequest | JudgeAnswered | Remembered | Passed
 Action = Send | Refuse | Wake
 
 
@@ -152,14 +152,14 @@ def decide(state: QuotaState, event: Event) -> list[Action]:
             return []
         case JudgeRequest():
             state.waiting.append(event)
-        case Came():
-            _came(state, event)
+        case JudgeAnswered():
+            _answered(state, event)
         case Passed():
             pass
     return _send(state, event.now_s)
 
 
-def _came(state: QuotaState, event: Came) -> None:
+def _answered(state: QuotaState, event: JudgeAnswered) -> None:
     sent_s, request = state.flying.pop(event.request)
     state.flying_tokens -= request.tokens
     state.reserved_microdollars -= request.cost_microdollars

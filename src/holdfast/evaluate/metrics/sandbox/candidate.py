@@ -12,7 +12,7 @@ import sys
 import types
 from typing import Any
 
-from holdfast.evaluate.metrics.sandbox.rpc import Gone, Peer
+from holdfast.evaluate.metrics.sandbox.rpc import Peer, PeerEnded
 
 MODULE = "candidate"
 
@@ -40,7 +40,7 @@ def main(source: str, link: socket.socket) -> None:
     random.seed(source)  # for the same verdict each time
     peer = Peer(link, guarded=False)
     peer.refer(Program(source))  # object 0
-    with contextlib.suppress(Gone):
+    with contextlib.suppress(PeerEnded):
         for _ in peer.serve():
             pass
     while True:

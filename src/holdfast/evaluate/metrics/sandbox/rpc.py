@@ -156,7 +156,7 @@ class Untestable(BaseException):
     """
 
 
-class Gone(BaseException):
+class PeerEnded(BaseException):
     """The other process ended, or violated the protocol."""
 
 
@@ -372,7 +372,7 @@ class Peer:
         """Run an operation on an object of the other side; raise the operation's exceptions here.
 
         Raises:
-            Gone: the other side ended, or violated the protocol.
+            PeerEnded: the other side ended, or violated the protocol.
         """
         packer = Packer(self)
         packed = (
@@ -382,20 +382,20 @@ class Peer:
         try:
             send(self._link, [verb, number, name, *packed, packer.heap()])
         except OSError as error:
-            raise self._gone(ENDED_EARLY) from error
+            raise self._ended(ENDED_EARLY) from error
         while True:
             try:
                 message = receive(self._link)
             except EOFError:
-                raise self._gone(ENDED_EARLY) from None
+                raise self._ended(ENDED_EARLY) from None
             except Malformed as error:
-                raise self._gone(f"the program wrote on the channel itself ({error})") from None
+                raise self._ended(f"the program wrote on the channel itself ({error})") from None
             try:
                 is_reply, value, raised = self._handle(
                     message, packer.containers, of_iterator=name == "__next__"
                 )
             except (Malformed, ValueError, TypeError, AttributeError, RecursionError) as error:
-                raise self._gone(f"the program wrote on the channel itself ({error})") from None
+                raise self._ended(f"the program wrote on the channel itself ({error})") from None
             if raised is not None:
                 raise raised
             if is_reply:
@@ -425,9 +425,9 @@ class Peer:
                 return False, None, None
         raise Malformed("neither a reply nor a request")
 
-    def _gone(self, why: str) -> Gone:
+    def _ended(self, why: str) -> PeerEnded:
         self.spoilt = self.spoilt or why
-        return Gone(why)
+        return PeerEnded(why)
 
     def serve(self) -> Iterator[None]:
         """Answer requests until the other side is gone; each iteration answers one request."""
@@ -452,11 +452,11 @@ class Peer:
             value = packer.pack(self._do(verb, self.resolve(["own", number]), name, *values))
             reply = ["gives", value, packer.heap(heap)]
             send(self._link, reply)
-        except (Gone, Untestable):
+        except (PeerEnded, Untestable):
             raise
         except OSError as error:
             if isinstance(error, BrokenPipeError | ConnectionResetError):
-                raise self._gone("the other side ended") from error
+                raise self._ended("the other side ended") from error
             self._answer_error(received, heap, error)
         except BaseException as error:
             self._answer_error(received, heap, error)

@@ -18,8 +18,8 @@ from typing import Any
 
 from holdfast.evaluate.metrics.sandbox.codec import Malformed
 from holdfast.evaluate.metrics.sandbox.rpc import (
-    Gone,
     Peer,
+    PeerEnded,
     RemoteClass,
     RemoteIterator,
     RemoteObject,
@@ -40,7 +40,7 @@ def main(source: str, nonce: str, link: socket.socket, verdict_fd: int) -> None:
         reason = _run(source, peer)
     except Untestable as error:
         reason = f"cannot be tested: {error}"
-    except (Gone, Malformed) as error:
+    except (PeerEnded, Malformed) as error:
         reason = f"failed: {error}"
     except BaseException as error:
         reason = _failed(error)
@@ -71,7 +71,7 @@ def _run(source: str, peer: Peer) -> str:
     module = types.ModuleType(MODULE)
     sys.modules[MODULE] = module
     if type(given) is not dict:
-        raise Gone("the program wrote on the channel itself")
+        raise PeerEnded("the program wrote on the channel itself")
     defined = {name: value for name, value in given.items() if type(name) is str and name in names}
     module.__dict__.update(_visible(peer, defined, _defined_by(code)))
     exec(code, module.__dict__)

@@ -20,7 +20,7 @@ from holdfast.recover.signals.gpu.state import GpuState, Reading
 
 TIMEOUT_S = 50.0
 """The seconds to wait for an answer: more than all commands of the readers can take together."""
-LEAST_PERIOD_S = 5.0
+MIN_PERIOD_S = 5.0
 SHARE = 1 / 500
 """The largest share of a core that reading may use.
 
@@ -73,7 +73,7 @@ class Gpus:
     @property
     def period_s(self) -> float:
         """See `Source.period_s`."""
-        return max(LEAST_PERIOD_S, self._cpu_s / SHARE)
+        return max(MIN_PERIOD_S, self._cpu_s / SHARE)
 
     def read(self) -> Sequence[Fact]:
         """See `Source.read`."""

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 from holdfast.recover.signals.facts import CannotSee
 from holdfast.recover.signals.gpu.state import GpuState, Reading, slowdowns_of
 
-MOST_XIDS = 100
+MAX_XIDS = 100
 """The largest number of events per look; further events are read at the next look."""
 _NVLINK_COUNTERS: Final = (
     "NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL",
@@ -23,7 +23,7 @@ _VALUES: Final = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal")
 _T = TypeVar("_T")
 
 
-class _Lost(Exception):
+class _GpuLost(Exception):
     pass
 
 
@@ -80,7 +80,7 @@ class Nvml:
         for where, handle in self._handles.items():
             try:
                 gpus[where] = self._state(handle, tuple(xids.get(where, ())))
-            except _Lost as error:
+            except _GpuLost as error:
                 lost[where] = str(error)
         return Reading(reader=self.name, gpus=gpus, lost=lost)
 
@@ -114,7 +114,7 @@ class Nvml:
         found: dict[str, list[int]] = {}
         if self._events is None:
             return found
-        for _ in range(MOST_XIDS):
+        for _ in range(MAX_XIDS):
             try:
                 event = self._nvml.nvmlEventSetWait_v2(self._events, 0)
                 found.setdefault(self._address(event.device), []).append(int(event.eventData))
@@ -171,7 +171,7 @@ class Nvml:
         """Return the result of a call; None if this GPU or this driver does not support it.
 
         Raises:
-            _Lost: the driver has lost the GPU.
+            _GpuLost: the driver has lost the GPU.
             CannotSee: the library cannot be used any more, for example because the driver was
                 reloaded.
         """
@@ -180,7 +180,7 @@ class Nvml:
             return call(*arguments)
         except nvml.NVMLError as error:
             if error.value == nvml.NVML_ERROR_GPU_IS_LOST:
-                raise _Lost(f"NVML: {error}") from error
+                raise _GpuLost(f"NVML: {error}") from error
             if error.value in (
                 nvml.NVML_ERROR_UNINITIALIZED,
                 nvml.NVML_ERROR_DRIVER_NOT_LOADED,

@@ -29,7 +29,7 @@ _FAILED: Final = ", ".join(
 )
 _NAMED: Final = "reasons_named"
 _MATCHED: Final = "reasons_matched"
-_MOST_EXAMPLES: Final = 3
+_MAX_EXAMPLES: Final = 3
 
 
 def join_reasons(connection: "duckdb.DuckDBPyConnection", reading: Reading, path: Path) -> Reading:
@@ -117,7 +117,7 @@ def _joined(connection: "duckdb.DuckDBPyConnection", reading: Reading, path: Pat
         "attempt ORDER BY rowid) > 1"
     )
     absent, others, twice = (
-        connection.execute(f"SELECT count(*), (list(DISTINCT job_id ORDER BY job_id))[:{_MOST_EXAMPLES}] {rows}")
+        connection.execute(f"SELECT count(*), (list(DISTINCT job_id ORDER BY job_id))[:{_MAX_EXAMPLES}] {rows}")
         .fetchall()[0]
         for rows in (unmatched, of_others, f"FROM ({repeats})")
     )  # fmt: skip

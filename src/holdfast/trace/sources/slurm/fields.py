@@ -23,7 +23,7 @@ NEVER: Final = frozenset({"", "Unknown", "None", "N/A", "NONE", "Invalid"})
 NO_NODES: Final = frozenset({"", "None assigned", "(null)", "None"})
 LAST_UNIX_S: Final = 253_402_300_799
 """The end of the year 9999, because later years would have five digits."""
-MOST_NODES: Final = 65_536
+MAX_NODES: Final = 65_536
 """Slurm's own limit for a cluster (MAX_SLURM_NODES). A list with more nodes is damaged."""
 
 _STATES: Final = {
@@ -259,8 +259,8 @@ def nodes_of(text: str) -> tuple[str, ...] | None:
     names: list[str] = []
     for part in _parts(text):
         names += _expanded(part)
-        if len(names) > MOST_NODES:
-            raise ValueError(f"expected at most {MOST_NODES} nodes")
+        if len(names) > MAX_NODES:
+            raise ValueError(f"expected at most {MAX_NODES} nodes")
     return tuple(names)
 
 
@@ -286,8 +286,8 @@ def _expanded(part: str) -> list[str]:
     for index, piece in enumerate(re.split(r"\[([^\]]*)\]", part)):
         choices = [piece] if index % 2 == 0 else _numbers(piece)
         count *= len(choices)
-        if count > MOST_NODES:
-            raise ValueError(f"expected at most {MOST_NODES} nodes")
+        if count > MAX_NODES:
+            raise ValueError(f"expected at most {MAX_NODES} nodes")
         pieces.append(choices)
     return ["".join(name) for name in itertools.product(*pieces)]
 
@@ -298,9 +298,9 @@ def _numbers(text: str) -> list[str]:
         first, dash, last = item.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise ValueError(f"expected numbers such as 001-003,007 where there is [{text}]")
-        if dash and not 0 <= int(last) - int(first) < MOST_NODES:
+        if dash and not 0 <= int(last) - int(first) < MAX_NODES:
             raise ValueError(
-                f"expected a range of at most {MOST_NODES} nodes where there is [{text}]"
+                f"expected a range of at most {MAX_NODES} nodes where there is [{text}]"
             )
         numbers += (
             [first]

@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 from holdfast.trace.clusters import Cluster
 from holdfast.trace.errors import BadTrace
 from holdfast.trace.schema import JOB_COLUMNS
-from holdfast.trace.sources.findings import MOST_EXAMPLES, Findings
+from holdfast.trace.sources.findings import MAX_EXAMPLES, Findings
 from holdfast.trace.sources.reading import Reading, drops_bad_rows
 from holdfast.trace.sources.rows import literal, read_rows
 from holdfast.trace.sources.slurm.fields import (
@@ -204,7 +204,7 @@ def write_jobs(
     return Reading.of(connection, table, *known, notes=findings.notes(known[0].name, SENTENCES))
 
 
-def zone_told(connection: "duckdb.DuckDBPyConnection") -> tzinfo | None:
+def configured_zone(connection: "duckdb.DuckDBPyConnection") -> tzinfo | None:
     """Return the zone for times without an offset, from the database's variable `zone`.
 
     Return None if the variable is not set.
@@ -465,7 +465,7 @@ def _refuse(
     count = connection.execute(f"SELECT count(*) FROM {table} WHERE is_bad").fetchall()[0][0]
     if not count:
         return
-    found = [fault for fault, _ in zip(faults(), range(MOST_EXAMPLES), strict=False)]
+    found = [fault for fault, _ in zip(faults(), range(MAX_EXAMPLES), strict=False)]
     if not found:  # The database reads fewer forms of times than Python does.
         raise BadTrace(
             path,
@@ -491,7 +491,7 @@ def _count(
     counts = ", ".join(
         f"count(*) FILTER ({condition}),"
         f" min({'odd_state' if check == 'slurm-unknown-state' else 'coalesce(odd_id, job_id)'}, "
-        f"{MOST_EXAMPLES})"
+        f"{MAX_EXAMPLES})"
         f" FILTER ({condition})"
         for check, condition in seen.items()
     )

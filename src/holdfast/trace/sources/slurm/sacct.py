@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from holdfast.trace.errors import BadTrace
-from holdfast.trace.sources.findings import MOST_EXAMPLES, Findings
+from holdfast.trace.sources.findings import MAX_EXAMPLES, Findings
 from holdfast.trace.sources.plain_text import cluster_name, opened, opened_text
 from holdfast.trace.sources.reading import Reading, Source, drops_bad_rows, head
 from holdfast.trace.sources.rows import NULL, literal, read_rows
@@ -38,9 +38,9 @@ from holdfast.trace.sources.slurm.rows import (
     READERS,
     SENTENCES,
     SOURCE_NAME,
+    configured_zone,
     settle_records,
     write_jobs,
-    zone_told,
 )
 from holdfast.trace.sources.slurm.sacct_json import is_sacct_json, read_sacct_json
 
@@ -124,7 +124,7 @@ def read(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) -> Rea
     reader = (
         read_sacct_json if head(path, 64).lstrip("\ufeff \t\r\n").startswith("{") else read_sacct
     )
-    return reader(connection, path, table, zone=zone_told(connection))
+    return reader(connection, path, table, zone=configured_zone(connection))
 
 
 def recognises(path: Path) -> bool:
@@ -198,7 +198,7 @@ def _steps_of_regular(
                 ended = block.endswith(b"\n")
         count, irregular, steps, examples = connection.execute(
             "SELECT count(*), count(*) FILTER (NOT coalesce(is_record, false)),"
-            f" count(*) FILTER (contains(job_id, '.')), min(job_id, {MOST_EXAMPLES}) FILTER "
+            f" count(*) FILTER (contains(job_id, '.')), min(job_id, {MAX_EXAMPLES}) FILTER "
             "(contains(job_id, '.'))"
             f" FROM {source}"
         ).fetchall()[0]
