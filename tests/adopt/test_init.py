@@ -469,7 +469,7 @@ def test_a_function_that_is_called_once_trains(adopt):
         (f"{LOOP}loader = []\n", "`loader` is made after this line"),
         (
             BAR.replace("bar = tqdm(range(10))", "if tty:\n    bar = tqdm(range(10))"),
-            "line 8: the loop iterates over a value that only one branch makes",
+            "line 8: only one branch makes the loop's values",
         ),
         ("import accelerate\n" + LOOP, "trains with accelerate"),
         (

@@ -35,6 +35,7 @@ from holdfast.recover.policy import (
 )
 from holdfast.recover.skipping.plan import Skip
 
+STOP = StopRequested("x")
 LIMITS = RestartLimits(max_restarts=3, window_s=100.0, backoff_first_s=2.0, backoff_max_s=7.0)
 
 
@@ -481,43 +482,39 @@ def test_stop_saves_first():
 
 def test_ranks_that_saved_and_do_not_leave_are_killed():
     too_late_s = 6 + LIMITS.teardown_grace_s
-    _, actions = play(
-        [(0, Begin()), (5, StopRequested("x")), (6, StateSaved()), (too_late_s, Tick())]
-    )
+    _, actions = play([(0, Begin()), (5, STOP), (6, StateSaved()), (too_late_s, Tick())])
     assert actions[-1] == Kill()
 
 
 @pytest.mark.parametrize("event", [StopRequested("again"), JobFrozen()])
 def test_stop_does_not_wait_for_what_cannot_come(event):
-    state, actions = play([(0, Begin()), (5, StopRequested("x")), (6, event)])
+    state, actions = play([(0, Begin()), (5, STOP), (6, event)])
     assert (state.phase, actions[-1]) == (Phase.LEAVING, Kill())
 
 
 def test_ranks_that_cannot_save_are_asked_to_end_and_then_killed():
-    state, actions = play([(0, Begin()), (5, StopRequested("x")), (6, CannotSave())])
+    state, actions = play([(0, Begin()), (5, STOP), (6, CannotSave())])
     assert (state.phase, actions[-1]) == (Phase.LEAVING, Terminate())
     _, actions = play([(6 + LIMITS.teardown_grace_s, Tick())], state)
     assert actions == [Kill()]
 
 
 def test_ranks_do_not_wait_for_one_that_failed_to_stop():
-    state, actions = play([(0, Begin()), (5, StopRequested("x")), (6, RankFailed())])
+    state, actions = play([(0, Begin()), (5, STOP), (6, RankFailed())])
     assert (state.phase, actions[-1]) == (Phase.LEAVING, Terminate())
 
 
 @pytest.mark.parametrize("returncode", [0, 1])
 def test_a_job_that_ends_by_itself_while_asked_to_stop_is_stopped(returncode):
     """Its handler may have saved and left; a job that was done ends at once when resumed."""
-    _, actions = play([(0, Begin()), (5, StopRequested("x")), (6, JobExited(returncode))])
+    _, actions = play([(0, Begin()), (5, STOP), (6, JobExited(returncode))])
     assert (actions[-1].state, actions[-1].exit_code) == ("stopped", 4)
 
 
 def test_asked_twice_nothing_is_waited_for():
-    failing, actions = play(
-        [(0, Begin()), (5, RankFailed()), (5, StopRequested("x")), (5, StopRequested("x"))]
-    )
+    failing, actions = play([(0, Begin()), (5, RankFailed()), (5, STOP), (5, STOP)])
     assert actions[-1] == Kill()
-    state, actions = play([(6, JobExited(1)), (6, StopRequested("x"))], failing)
+    state, actions = play([(6, JobExited(1)), (6, STOP)], failing)
     assert (state.phase, actions[-1].state) == (Phase.ENDED, "stopped")
 
 
@@ -535,7 +532,7 @@ def test_what_lies_outside_may_strike_again_a_few_times_after_longer_and_longer_
 
 
 def test_stop_is_bounded():
-    _, actions = play([(0, Begin()), (5, StopRequested("x")), (5 + LIMITS.stop_grace_s, Tick())])
+    _, actions = play([(0, Begin()), (5, STOP), (5 + LIMITS.stop_grace_s, Tick())])
     assert actions[-1] == Kill()
 
 
@@ -544,7 +541,7 @@ def test_stop_during_a_failure_is_not_followed_by_a_restart():
         [
             (0, Begin()),
             (5, RankFailed()),
-            (5, StopRequested("x")),
+            (5, STOP),
             (6, JobExited(1)),
             (7, diagnosed()),
         ]
@@ -553,9 +550,7 @@ def test_stop_during_a_failure_is_not_followed_by_a_restart():
 
 
 def test_stop_while_waiting_ends_the_run():
-    state, actions = play(
-        [(0, Begin()), *crash(5, "a"), *crash(10, "b"), (10.5, StopRequested("x"))]
-    )
+    state, actions = play([(0, Begin()), *crash(5, "a"), *crash(10, "b"), (10.5, STOP)])
     assert (state.phase, actions[-1].state) == (Phase.ENDED, "stopped")
 
 

@@ -371,9 +371,7 @@ def _restore_before(plan: _Plan, statement: ast.stmt) -> None:
     if statement.lineno >= plan.before.lineno:
         return
     if plan.script.parents[statement] not in plan.script.around(plan.before):
-        raise plan.script.refuse(
-            statement, "the loop iterates over a value that only one branch makes"
-        )
+        raise plan.script.refuse(statement, "only one branch makes the loop's values")
     plan.before = statement
 
 
