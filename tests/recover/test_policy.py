@@ -538,13 +538,7 @@ def test_stop_is_bounded():
 
 def test_stop_during_a_failure_is_not_followed_by_a_restart():
     state, actions = play(
-        [
-            (0, Begin()),
-            (5, RankFailed()),
-            (5, STOP),
-            (6, JobExited(1)),
-            (7, diagnosed()),
-        ]
+        [(0, Begin()), (5, RankFailed()), (5, STOP), (6, JobExited(1)), (7, diagnosed())]
     )
     assert (state.phase, actions[-1].state) == (Phase.ENDED, "stopped")
 
