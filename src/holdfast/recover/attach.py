@@ -473,7 +473,7 @@ class _Link:
 
     def _flush(self) -> None:
         if os.getpid() != self._pid:
-            return  # a forked child has the queue, but not the thread
+            return  # a forked child has the queue, but not the sending thread
         if self._skipped is not None:
             self._outgoing.put(self._skipped)
         sent = threading.Event()

@@ -127,7 +127,7 @@ class AttemptView:
             self.world_size = self.detector.world_size = peer.world_size
             if peer.role == "rank":
                 if self.rank_pids.get(rank) != peer.pid:
-                    self.watched.discard(rank)  # a second program that the rank's command started
+                    self.watched.discard(rank)  # a new pid: the command started another program
                     self.lowest_watched = min(self.watched, default=None)
                 self.attached.add(rank)
                 self.rank_pids[rank] = peer.pid
@@ -151,7 +151,7 @@ class AttemptView:
             self.detector.section(rank, now_s, is_open=bool(message["open"]), limit_s=limit_s)
         elif kind == "gone":
             # The process that reported steps has ended. A later program of the same command reports
-            # none.
+            # no steps.
             self.detector.finished(rank)
         elif kind == "event" and message["event"] == "restored":
             self.restored = dict(message["data"])
@@ -237,8 +237,8 @@ class AttemptView:
         if self.left is not None or self.killed:
             return
         for end in self.exits:
-            # If another rank reports a step beyond the next one after this time, the ranks did not
-            # complete the training together.
+            # If another rank reports a step beyond the next one more than `TOGETHER_S` after the
+            # end of this rank, the ranks did not complete the training together.
             early = end.exit_code == 0 and end.last_step is not None and step > end.last_step + 1
             if early and now_s - end.at_monotonic_s > TOGETHER_S:
                 self.left = end
@@ -269,8 +269,8 @@ class AttemptView:
         A rank that left the others is stored in `left`.
         """
         ended = [end for end in self.exits if end.exit_code == 0 and end.last_step is not None]
-        # In a section at the end of the training, the others may continue in collectives without
-        # that rank.
+        # In a section at the end of the training, the other ranks may continue in collectives
+        # without a rank that has ended.
         may_have_left = self.left is None and ended and not self.detector.in_section
         if may_have_left and self.detector.all_wait_s(now_s, quiet=True) > max(
             LEFT_S, self.detector.step_limit_s

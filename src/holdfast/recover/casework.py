@@ -64,8 +64,8 @@ class Casework:
         elif view.culprit is not None:
             fault_at_s = now_s - self._clock.monotonic_s() + view.culprit.at_monotonic_s
         self._detected = (fault_at_s, now_s)
-        # The step of the anomaly is used, since the ranks continue until they are killed, at a step
-        # that varies.
+        # Use the step of the anomaly: the ranks continue after the anomaly until they are killed,
+        # and the step at which they are killed varies.
         self._failed_after = view.steps_completed if view.anomaly is None else view.anomaly.step
         data = {
             "kind": view.kind_of_failure,

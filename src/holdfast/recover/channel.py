@@ -311,8 +311,8 @@ class ChannelServer:
             return peer
         if not peer.is_attached or holder.is_attached or holder in self._watched:
             return None
-        # Before the rank attached, a program that it started, such as an evaluation, may have
-        # connected in its place.
+        # Before this rank attached, a program that the rank had started, such as an evaluation, may
+        # have connected in the rank's place.
         writer = self._writers.pop(holder)
         writer.write(encode({"kind": "displaced"}))
         writer.close()

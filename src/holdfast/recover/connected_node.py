@@ -189,10 +189,10 @@ class Node:
             is_cut_off: True if the supervisor itself may be cut off from the network.
             pace: the number of ticks that a step of the job takes.
         """
-        # After a cut, the old connection may end before the agent connects again.
+        # A silent node may have been cut off. After a cut, the agent needs time to connect again.
         was_silent = self.silent_ticks > HEARD_TICKS
         limit = AWAY_TICKS_WITH_SPARE if has_spare and not was_silent else AWAY_TICKS
-        # The step in progress, and then the steps that prove that the node is alive.
+        # One step is in progress; after it, `MORE_STEPS` steps prove that the node is alive.
         most_deaf_ticks = max(DEAF_TICKS, (1 + MORE_STEPS) * pace.step_ticks)
         is_deaf = self.deaf_ticks > most_deaf_ticks and not is_cut_off
         return self.away_ticks > limit or is_deaf or self.silent_ticks > SILENT_TICKS

@@ -168,7 +168,7 @@ class SharedFolder:
                     return None
             else:
                 return generation
-        raise AssertionError  # numbers never run out
+        raise AssertionError  # unreachable: the loop has no end
 
     def _newest(self) -> int:
         """Return the highest number of any supervisor of the run; 0 if there was none."""
@@ -205,7 +205,7 @@ class SharedLedger:
                 taken = ledger.take_lead(before, node_id)
             if taken is not None:
                 return taken.generation
-            # The last supervisor has recorded a beat meanwhile, or another node was faster.
+            # Try again: the last supervisor has recorded a beat, or another node was faster.
 
     def beat(self, generation: int) -> bool:
         """See `Leadership`."""

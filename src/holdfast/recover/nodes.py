@@ -202,7 +202,7 @@ class Nodes:
             if node.stream is not None and mine:
                 node.stream.send({"kind": "look", "look": number, "pids": mine})
                 requests += 1
-        with contextlib.suppress(TimeoutError):  # None stands for a missing answer
+        with contextlib.suppress(TimeoutError):  # a process without an answer keeps None
             async with asyncio.timeout(LOOK_TIMEOUT_S):
                 for _ in range(requests):
                     used |= await answers.get()
@@ -373,7 +373,7 @@ class Nodes:
     def hand_over(self) -> str | None:
         """Order the first node of the launch to start the next supervisor; return its name, or None."""
         if any(node.orders or node.stream is None for node in self._launch):
-            return None  # an order was already sent
+            return None  # an order is not acknowledged, or an agent is not connected
         successor = self._launch[0]
         assert successor.stream is not None
         successor.stream.send({"kind": "lead"})
@@ -448,7 +448,7 @@ class Nodes:
             preferred = hello["preferred_rank"]
             node.preferred_rank = None if preferred is None else int(preferred)
             node.launched = launched
-            # If the agent has already seen orders of this supervisor, its node was given up before.
+            # If this supervisor gave the node up before, the agent has already received orders.
             node.order_numbers = itertools.count(orders_seen + 1)
         if node.stream is not None:
             node.stream.close()
@@ -473,7 +473,7 @@ class Nodes:
         if launched is None and node.launched is not None and not is_ordered:
             if node.last_end is None or node.last_end[0] != node.launched:
                 node.last_end = node.launched, -9
-            self._launcher_ended(node)  # it ended while the agent was gone
+            self._launcher_ended(node)  # the launcher ended while the agent was gone
         elif launched is not None and launched != self._adopting and node not in self._launch:
             node.launched = launched  # the launch continued without this node
             node.end_launcher()
@@ -490,7 +490,7 @@ class Nodes:
             case "ping" if node.stream is not None:
                 node.stream.send({"kind": "pong"})
             case "states":
-                node.is_known = True  # it comes after all facts
+                node.is_known = True  # the agent sends `states` after all facts
                 self._listener.states(
                     {int(rank): state for rank, state in message["states"].items()}
                 )
@@ -533,7 +533,7 @@ class Nodes:
             node.ranks.add(peer.rank)
         at_monotonic_s = self._clock.monotonic_s() - max(0.0, float(envelope["age_s"]))
         node.stepped(peer, message)
-        # If a rank or shim repeats a message for a new agent, the message was received before.
+        # A message that a rank or shim repeats for a new agent was received before.
         again |= message.get("again") is True
         self._listener.received(peer, message, at_monotonic_s, again=again)
 

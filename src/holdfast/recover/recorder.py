@@ -272,8 +272,8 @@ class Recorder:
         ids = self._incident_ids if incident_id is None else [incident_id]
 
         def change(ledger: Ledger) -> None:
-            # By now the thread has added the incident. If there is no id, the ledger has refused
-            # the incident, which was reported.
+            # The thread has added the incident before this change. If there is no id, the ledger
+            # has refused the incident, and the refusal was reported.
             for one in ids:
                 ledger.set_incident(one, **changes)
 

@@ -165,7 +165,7 @@ def supervise(
             if not node.is_leading():  # the run continues, and another node leads
                 return replace(outcome, led=False)
             with contextlib.suppress(HoldfastError):
-                if ledger.run(run_id).state == "running":  # a supervisor that did not answer
+                if ledger.run(run_id).state == "running":  # the supervisor recorded no end
                     end = {"state": outcome.state, "exit_code": outcome.exit_code}
                     ledger.set_run(run_id, ended_at_s=time.time(), outcome=outcome.sentence, **end)
         except Superseded:
@@ -284,7 +284,7 @@ def stop_run(run_id: str, ledger: Ledger, home: Path, *, timeout_s: float) -> No
     try:
         with paths.stop_request.open("ab") as file:
             file.write(b"x")  # the supervisor counts the bytes
-    except OSError:  # the disk is full, but the request still works
+    except OSError:  # if the disk is full, send the request as a signal
         pid = holder_pid(paths.lock)
         if not is_here or pid is None:
             raise

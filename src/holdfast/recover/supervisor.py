@@ -174,7 +174,7 @@ class Supervisor:
         await self._nodes.start(listening, adopting=None if launch is None else launch.attempt)
         self._conduct.tasks.spawn(self._tick_forever())
         if over is not None:
-            await asyncio.sleep(REPORT_S)  # the agents must be connected for the end
+            await asyncio.sleep(REPORT_S)  # the agents must be connected to receive the end
             self._conduct.over(Outcome(*over))
         elif launch is not None and await self._adopt(launch):
             pass
@@ -401,7 +401,7 @@ class Supervisor:
             raise ValueError("an event that nests too deeply")
         json.dumps(data, allow_nan=False)
         if kind == SKIPPED and not self._view.is_first_to_skip(data):
-            return  # all ranks leave out the same
+            return  # all ranks leave out the same batches: one event is enough
         if kind == "restored" and self._view.start_step is None:
             self._losses.restored(int(data["step"]))
         if kind == "checkpoint":

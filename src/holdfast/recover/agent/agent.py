@@ -140,7 +140,7 @@ class Agent:
         try:
             ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in ended:
-                task.result()  # an error ends this process, and the node starts another one
+                task.result()  # raise its error: this process ends, and the node starts another one
         finally:
             # The ranks are still alive, so the end of their connections is no event to report.
             supervisor, self._supervisor = self._supervisor, None
@@ -269,7 +269,7 @@ class Agent:
             stream.send(self._checked)
         self._supervisor = stream
         if self._reported_launched is not None and self._launched is None:
-            self._report_end()  # since the hello
+            self._report_end()  # the launcher ended after the hello was sent
 
     def _report_end(self) -> None:
         if self._last_end is not None:
@@ -282,7 +282,7 @@ class Agent:
             return
         self._supervisor.send(message)
         if self._supervisor.waiting_bytes > WAITING_BYTES:
-            self._supervisor.close()  # it does not read; unacknowledged messages are kept
+            self._supervisor.close()  # supervisor does not read; unacknowledged messages are kept
 
     async def _obey_supervisor(self, stream: Stream) -> None:
         while True:
@@ -309,7 +309,7 @@ class Agent:
             case "port":
                 stream.send({"kind": "port", "port": free_ports(1)[0]})
             case "launch" if int(message["attempt"]) == self._launched:
-                pass  # the acknowledgement was lost: the launcher runs
+                pass  # a repeated order: the launcher runs, but the acknowledgement was lost
             case "launch" if self._last_end and self._last_end[0] == int(message["attempt"]):
                 self._report_end()
             case "check":
@@ -461,7 +461,7 @@ class Agent:
         if kind in REMEMBERED:
             key = envelope.peer, kind
             if kind != "hello":
-                self._facts.pop(key, None)  # keeps the order of the last messages
+                self._facts.pop(key, None)  # move the fact to the end: facts are sent in this order
             self._facts[key] = envelope
 
     @property
@@ -483,8 +483,8 @@ class Agent:
 
     def _is_news(self, rank: int, state: str | None) -> bool:
         before = self._states.get(rank, "running")
-        # Running and sleeping alternate from look to look, and mean the same, so that a change
-        # between them is not reported.
+        # A healthy process alternates between these states, so a change between them is not
+        # reported.
         return state != before and not {state, before} <= {"running", "sleeping", "idle"}
 
 

@@ -429,7 +429,7 @@ class Node:
         sign = await asyncio.to_thread(watch.gone, is_successor=is_successor)
         if sign is None:
             return
-        # The old supervisor, in the pod that ends, must end first.
+        # After a handover, wait longer for the lock, which the old supervisor holds until its end.
         lock_s = HAND_OVER_S if is_successor else LOCK_S
         taken = await asyncio.to_thread(self._take_over, sign, asyncio.get_running_loop(), lock_s)
         if taken is None:
@@ -451,7 +451,7 @@ class Node:
         async with self._starting:
             self._lock = lock
             if self._standby is not None:
-                self._standby.kill()  # it holds only this node's former lock
+                self._standby.kill()  # the standby holds only this node's former lock
                 self._standby = None
         self._tasks.spawn(self._supervisor.keep(self._is_over))
 

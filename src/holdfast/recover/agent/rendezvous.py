@@ -115,14 +115,14 @@ class Meeting:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             try:
                 probe.bind((address[0], 0))
-            except OSError:  # the address of another node
+            except OSError:  # the address belongs to another node
                 return None
         try:
             # Listen on all addresses, since the name of a host may resolve to its loopback address
             # on the host itself.
             return _listener("" if family == socket.AF_INET else "::", self.port)
         except OSError as error:
-            if error.errno == errno.EADDRINUSE:  # an agent of this node was faster
+            if error.errno == errno.EADDRINUSE:  # another agent of this node listens already
                 return None
             raise BadUse(f"Port {self.port} cannot be used: {error.strerror}.") from error
 
@@ -214,7 +214,7 @@ def meeting_of(
     if nnodes is None and "--nnodes" in own:
         nnodes = _number(own["--nnodes"], "torchrun --nnodes or PET_NNODES")
         if "JOB_COMPLETION_INDEX" in environment:
-            nnodes -= spares  # the number of all pods, some of which are spares
+            nnodes -= spares  # --nnodes counts all pods, including the spares
     in_step = int(environment.get("SLURM_STEP_NUM_NODES", "1"))
     if nnodes is not None and nnodes < 1:
         raise BadUse(f"--nnodes is {nnodes}. Give the number of nodes, at least 1.")

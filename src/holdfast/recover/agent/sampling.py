@@ -81,7 +81,7 @@ class Sampling:
     async def _feed(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None
         sent: dict[int, int] = {}
-        with contextlib.suppress(OSError):  # it is just ending
+        with contextlib.suppress(OSError):  # the sampler is just ending
             while True:
                 ranks = dict(self._ranks())
                 if ranks != sent:

@@ -76,7 +76,7 @@ class Stream:
 
     async def drained(self) -> None:
         """Wait until there is room to send more messages."""
-        with contextlib.suppress(OSError):  # `receive` returns None
+        with contextlib.suppress(OSError):  # the connection is lost: `receive` then returns None
             await self._writer.drain()
 
     @property

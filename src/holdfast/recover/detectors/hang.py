@@ -214,7 +214,8 @@ class HangDetector:
             self._sections.discard(rank)
         else:
             self._sections.add(rank)
-        # The other ranks may have waited for this rank, so their silence counts only from now on.
+        # At the end of a section, the silence of all ranks counts from now on, since the other
+        # ranks may have waited for this rank.
         for one in self._ranks.values() if not is_open else (seen,):
             one.sign(now_s)
 
@@ -340,7 +341,7 @@ class HangDetector:
                 seen.stopped_since_s = None
             elif seen.stopped_since_s is None:
                 seen.stopped_since_s = now_s
-        # With thousands of ranks, most have reported lately, and so cannot be overdue.
+        # Skip ranks that have reported lately and cannot be overdue: there may be thousands.
         shortest_s = self._shortest_limit_s
         overdue = [
             wait
@@ -361,7 +362,7 @@ class HangDetector:
             return None
         only_silence, _, limit_s, option = min(overdue, key=lambda one: one[:3])
         waited_s = max(one[1] for one in overdue)
-        if not self.in_section:  # the first look comes some time after the silence began
+        if not self.in_section:  # the silence began some time before the first look
             waited_s = max(now_s - seen.last_sign_s for seen in living.values())
         blamed, state, behind_at_step, why = _blame(living, process_states)
         if blamed is None and all_wait_s > 0:
@@ -428,7 +429,7 @@ def _idle(before: Look, now: Look, passed_s: float) -> bool:
         return False
     return (
         abs(now.cpu_s - before.cpu_s) <= IDLE_CPU_SHARE * passed_s + 0.02
-    )  # one or two ticks of the kernel's clock
+    )  # 0.02 s is one or two ticks of the kernel's clock
 
 
 def _since(known_s: float | None, before_s: float, *, holds: bool) -> float | None:

@@ -195,8 +195,8 @@ def _shares_of_group(
     shares = {}
     for rank, one in times.items():
         late_s = [max(0.0, own - other) for own, other in zip(one, middle, strict=True)]
-        # Before each step all ranks have waited for each other, so a delay at its first collective
-        # is new.
+        # Before each step all ranks have waited for each other, so a delay at the step's first
+        # collective began in this step.
         lost_s = [
             max(0.0, now - (0.0 if is_first else before))
             for (before, now), is_first in zip(itertools.pairwise(late_s), begins, strict=True)

@@ -232,8 +232,8 @@ async def _start_guard(
         env=variables,
         stdin=asyncio.subprocess.PIPE,
         stdout=None if echo else asyncio.subprocess.DEVNULL,
-        # The processes get a separate session, so that Ctrl-C in the terminal does not reach the
-        # ranks, because the supervisor must save their state first.
+        # A separate session keeps Ctrl-C in the terminal away from the ranks, because the
+        # supervisor must save their state first.
         start_new_session=True,
         pass_fds=(lock_fd,),
     )

@@ -178,8 +178,8 @@ class Pairing:
         most = len(self.priors) / 2
         nothing_passed = bool(self.tests) and not any(test.passed for test in self.tests)
         is_hopeless = len(judged) > most or sum(probabilities.values()) > most or nothing_passed
-        # There is only one node, or one of two nodes failed a solo check. A solo check needs no
-        # comparison.
+        # A solo check needs no comparison with other nodes. So a failed solo check is conclusive
+        # even with a single node, or for one of two nodes.
         can_tell = not is_hopeless or (0 < len(self.failed_solo) <= max(1.0, most))
         if is_hopeless:
             outcomes = {
@@ -225,7 +225,7 @@ class Pairing:
         alone: list[str] = []
         while left:
             first = left.pop(0)
-            # If the same two nodes failed together again, this would not show which one is faulty.
+            # A second failure of the same two nodes would not show which one is faulty.
             partners = [one for one in left if frozenset((first, one)) not in blamed]
             if not partners:
                 alone.append(first)

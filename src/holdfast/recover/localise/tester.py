@@ -139,7 +139,7 @@ class NodeTester:
             assert worker.stdin is not None
             assert worker.stdout is not None
             try:
-                async with asyncio.timeout(limit_s + MARGIN_S):  # else the worker answers
+                async with asyncio.timeout(limit_s + MARGIN_S):  # the worker answers by `limit_s`
                     worker.stdin.write(json.dumps({**order, "limit_s": limit_s}).encode() + b"\n")
                     await worker.stdin.drain()
                     line = await worker.stdout.readline()
@@ -236,7 +236,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     _kill(process)
     if process.stdin is not None:
         process.stdin.close()
-    with contextlib.suppress(TimeoutError):  # it is blocked in the kernel, and no signal ends it
+    with contextlib.suppress(TimeoutError):  # a process blocked in the kernel may not end
         async with asyncio.timeout(END_S):
             await process.wait()
 

@@ -133,8 +133,8 @@ def _hold(
     if after.phase is policy.Phase.RUNNING:
         return Verdict(after, held, ())  # the policy itself lets the training continue
     if held is not None and isinstance(event, policy.RankFailed | policy.NodeToLeave):
-        # The other finding is more urgent, because the rank has left for good, and any launch
-        # leaves the node.
+        # Keep the held finding. `event` is less urgent: a failed rank stays away, and the next
+        # launch leaves the node in any case.
         return Verdict(state, held, ())
     now_held = Held(finding=event)
     if held is not None and _is_same(held.finding, event):

@@ -43,7 +43,8 @@ def after_failure(
     in_doubt = (
         bool(state.roots_since_gain) and is_blind(state, failure) and lived_s < limits.window_s
     )
-    # Otherwise, the next attempt trains on other data, or finds the cause, and has not failed yet.
+    # After a skip or for a replay, the next attempt differs from this one, so that this failure
+    # does not count as a vain restart.
     counts = skip is None and not replays
     return replace(
         state,
@@ -65,8 +66,8 @@ def after_failure(
 def _rolled_back(state: State, failure: Diagnosed) -> State:
     """If newer checkpoints are lost, count gains from the start of the attempt."""
     restored, newest = failure.restored_step, state.best_checkpoint_step
-    # If checkpoints are lost down to the same step twice, the gains since the first time did not
-    # last.
+    # If checkpoints are lost down to the same step a second time, `best_step` stays: the gains
+    # since the first time did not last.
     if restored is None or newest is None or restored >= newest or restored == state.rolled_back_to:
         return state
     if failure.reached is not None and failure.reached + 1 >= (state.best_step or 0):

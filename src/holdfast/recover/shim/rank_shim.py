@@ -373,7 +373,7 @@ class RankShim:
 
 def _rank_environment(base: dict[str, str]) -> dict[str, str]:
     environment = {**base, **turned(base), "PYTHONUNBUFFERED": "1"}
-    environment.pop(ENV_PYTHON_EXEC, None)  # a torchrun of the rank itself starts no shim
+    environment.pop(ENV_PYTHON_EXEC, None)  # a torchrun that the rank starts must start no shim
     return environment
 
 

@@ -82,7 +82,7 @@ def main() -> None:
             os._exit(1)
         if has_device():
             os._exit(1)
-    # Without imports, a fork would save nothing.
+    # Without imports, a fork would save no time.
     order = _await_order(control, forks=bool(imports) and can_fork())
     if order is not None:
         _become(order, began)
@@ -145,14 +145,14 @@ def _become(order: Order, began: dict[str, str]) -> None:
     # signal discards it.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # the guard blocked it
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # the guard blocked SIGTERM
     for descriptor in (1, 2):
         os.dup2(order.output, descriptor)
     os.close(order.output)
     os.environ.clear()
     os.environ.update(began | order.environment)
     if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed()  # Python itself seeds its generator anew in each fork
+        numpy.random.seed()  # Python itself seeds `random` anew in each fork
     give_store_prefix(order.prefix)
 
 

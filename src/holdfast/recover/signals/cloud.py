@@ -130,7 +130,7 @@ class _Service:
         import urllib.error  # most hosts are in no cloud, and need no client
         import urllib.request
 
-        # A proxy would be answered for another machine.
+        # Use no proxy: the service would describe the proxy's machine instead of this one.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         request = urllib.request.Request(self._address + path, headers=named, method=method)
@@ -240,5 +240,5 @@ def _mail_date(moment: object) -> float | None:
 
     try:
         return parsedate_to_datetime(str(moment)).timestamp()
-    except ValueError:  # empty when the event has begun
+    except ValueError:  # the date is empty once the event has begun
         return None

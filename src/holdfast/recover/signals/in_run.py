@@ -169,7 +169,7 @@ class NodeHealth:
         key = (name, *signal.key)
         before = self._seen.get(key)
         if before is not None and (is_over or before.seen.signal == signal):
-            if not is_over:  # the signal still holds; a past signal counts for a while
+            if not is_over:  # the signal still holds; a past signal keeps its time
                 later = replace(before.seen, at_s=max(at_s, before.seen.at_s))
                 self._seen[key] = replace(before, seen=later)
             return
@@ -429,7 +429,7 @@ class NodeHealth:
             for source, why in sources.items():
                 if not why:
                     self._could_see.add((name, source))
-                elif (name, source) in self._could_see:  # a source never read is absent
+                elif (name, source) in self._could_see:  # ignore a source that was never read
                     hidden[f"{source} on {name}"] = why
         for detector, why in self._liveness.changes(hidden).items():
             self._records.event_soon("cannot_see", {"detector": detector, "why": why})

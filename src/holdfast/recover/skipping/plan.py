@@ -87,7 +87,8 @@ class Skipping:
 
     def _near(self, batches: tuple[int, int]) -> list[Skip]:
         first, last = batches
-        # A loss may break some steps later than before, so that its batches begin after the range.
+        # The same loss may break some steps later next time, and its batches then begin after the
+        # range that was left out.
         length = last - first + 1
         return [one for one in self.skips if first <= one.last + length and last >= one.first]
 

@@ -102,8 +102,8 @@ class Gpus:
                 self._xids[where, code] = self._xids.get((where, code), 0) + 1
             facts += self._of(reading.reader, where, gpu)
         for (where, code), count in self._xids.items():
-            # This has the form of a line of the driver, so that the rules of the diagnosis match
-            # it.
+            # The text has the form of a log line of the driver, so that the rules of the
+            # diagnosis match the text.
             text = f"NVRM: Xid (PCI:{where}): {code}, by {reading.reader}"
             facts.append(
                 NodeSignal(
@@ -203,16 +203,16 @@ class Gpus:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # a separate group with all its commands
+                start_new_session=True,  # a process group for the reader and its commands
             )
         except OSError as error:
             raise CannotSee(f"no process reads the GPUs: {error.strerror}") from error
         return self._process
 
     def _give_up(self, process: subprocess.Popen[bytes]) -> None:
-        os.killpg(process.pid, signal.SIGKILL)  # not reaped yet, so the group still belongs to it
+        os.killpg(process.pid, signal.SIGKILL)  # not reaped: no other group has this id
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.close()
         process.stdout.close()
-        self._process, self._stuck = None, process  # do not wait: it may hang
+        self._process, self._stuck = None, process  # do not wait: the process may hang

@@ -54,14 +54,14 @@ def _answer(
             if name not in opened:
                 before_s = _cpu_s()
                 opened[name] = open_reader()
-                began_s += _cpu_s() - before_s  # keep the reader open for later looks
+                began_s += _cpu_s() - before_s  # do not count the opening: the reader stays open
             reading = opened[name].read().to_json()
             return {**reading, "cpu_s": _cpu_s() - began_s}
         except CannotSee as error:
             missing.append(str(error))
         except Exception as error:  # a driver's library may fail in any way
             missing.append(f"{name}: {type(error).__name__}: {error}")
-        if name == "NVML":  # open it anew next time: a reload of the driver ends the session
+        if name == "NVML":  # open NVML anew next time: a reload of the driver ends the session
             opened.pop(name, None)
     return {"error": "; ".join(missing), "cpu_s": _cpu_s() - began_s}
 

@@ -74,7 +74,7 @@ class Smi:
             process.kill()
             assert process.stdout is not None
             process.stdout.close()
-            self._stuck = process  # do not wait: the kernel may block it
+            self._stuck = process  # do not wait: the process may hang in the kernel
             raise CannotSee(
                 f"{self._command[0]} did not answer within {self._timeout_s:g} s"
             ) from error
