@@ -70,7 +70,7 @@ class Adoption:
         Raises:
             BadUse: the script has changed since it was read.
         """
-        path = self.path.resolve()  # a link stays a link
+        path = self.path.resolve()  # a link stays a link: its target is replaced
         if path.read_bytes() != self.before:
             raise BadUse(f"{self.path} has changed since it was read. Run the command again.")
         with replacing(path) as temporary:
@@ -112,5 +112,5 @@ def _recognised(script: Script) -> tuple[Kind, Callable[[Script], str]]:
 
 
 def _lines(data: bytes) -> list[str]:
-    # Not str.splitlines, which also ends lines at characters that end none for `patch`.
+    # Not str.splitlines, which also splits lines at characters that are no line ends for `patch`.
     return [line.decode("utf-8") for line in io.BytesIO(data)]

@@ -216,7 +216,8 @@ def _plan_saves(
     report, save = _report(plan, count)
     plan.reporting.append(report)
     if plan.batches and isinstance(inner, ast.For) and _names_left(plan.script, inner, within):
-        # After a restart at the end of an epoch, the loop over its batches would set no names.
+        # After a restart at the end of an epoch, the loop over the epoch's batches would not run,
+        # and the code after the loop would read names that were not set.
         plan.reporting += [f"if {plan.batches}.position % len({plan.batches}):", f"    {save}"]
         plan.script.insert_after(epoch_end, [f"if len({plan.batches}) == 1:", f"    {save}"])
     else:

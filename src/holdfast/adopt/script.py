@@ -178,7 +178,7 @@ class Script:
         assert statement.end_lineno is not None
         at = self._starts[statement.end_lineno]
         text = self._indented(statement, lines)
-        if not self.data[:at].endswith((b"\n", b"\r")):  # the last line has no end
+        if not self.data[:at].endswith((b"\n", b"\r")):  # the script's last line has no newline
             text = self.newline + text.removesuffix(self.newline)
         self._edits.append(_Edit(at, at, text))
 
@@ -200,7 +200,7 @@ class Script:
         """Return the bytes of the script after all edits."""
         parts, at = [], 0
         edits = [*self._edits, *(self._arguments(*one) for one in self._added.items())]
-        for edit in sorted(edits, key=lambda edit: edit.start):  # equal starts: as they came
+        for edit in sorted(edits, key=lambda edit: edit.start):  # stable: ties keep their order
             assert edit.start >= at, "edits do not overlap"
             parts += [self.data[at : edit.start], edit.text.encode("utf-8")]
             at = edit.end
@@ -218,7 +218,7 @@ class Script:
         comma = "" if last[2] == "," else ","
         if self.data[self._starts[call.end_lineno - 1] : end].strip():
             return _Edit(last[1], last[1], f"{comma} {', '.join(added)}")
-        # The parenthesis that closes the call is alone on its line: one argument a line.
+        # The closing parenthesis has its own line, so each new argument gets its own line, too.
         given = [*call.args, *(keyword.value for keyword in call.keywords)]
         line = self._lines[min(one.lineno for one in given) - 1]
         indent = line[: len(line) - len(line.lstrip())]

@@ -140,7 +140,8 @@ def _models(script: Script, optimizer: str, step: ast.stmt) -> Iterator[str]:
             yield from models
             if models:
                 return
-    # The parameters come from elsewhere: a model is called, and is named or used as a model.
+    # The optimizer's call has no model. Look for names that the script calls and that are named or
+    # used like a model.
     used = {receiver for name in _OF_MODELS for _, receiver in _methods(script, name)}
     for call in script.calls(scope):
         if isinstance(call.func, ast.Name | ast.Attribute):
@@ -173,7 +174,7 @@ def _schedules(script: Script, optimizer: str) -> Iterator[str]:
         for target in node.targets
     }
     for call, receiver in _methods(script, "step"):
-        is_of_other = bool(call.args) and script.text(call.args[0]) == optimizer  # a scaler
+        is_of_other = bool(call.args) and script.text(call.args[0]) == optimizer  # by a scaler
         if receiver == optimizer or is_of_other:
             continue
         if receiver in made or "sched" in receiver.lower():
@@ -203,7 +204,7 @@ def _loss(script: Script, step: ast.stmt) -> str:
     for call, receiver in _methods(script, "backward", scope):
         if script.scope_of(call) is not scope:  # a closure, whose names the loop does not have
             continue
-        if call.args:  # of a library, such as `engine.backward(loss)`
+        if call.args:  # a library's own function, such as `engine.backward(loss)`
             return ""
         node = ast.parse(receiver, mode="eval").body
         while not isinstance(node, ast.Name):

@@ -54,7 +54,7 @@ def examine(
                 findings = [Finding(**one) for one in json.loads(_line(process, limit_s))]
             except _NoAnswer as error:
                 _end(process)
-                process = None  # the next one begins at the next check
+                process = None  # the next check starts a new process
                 findings = [unseen(f"The check {error}.")]
             yield from ((name, finding) for finding in findings)
     finally:
@@ -75,7 +75,7 @@ def _start(command: tuple[list[str], dict[str, str]]) -> subprocess.Popen[bytes]
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         bufsize=0,
-        start_new_session=True,  # its own group, with the commands that it runs
+        start_new_session=True,  # a process group for the checks and their commands
     )
 
 
@@ -96,7 +96,7 @@ def _line(process: subprocess.Popen[bytes], limit_s: float) -> bytes:
 def _end(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    # A process that the kernel holds ends later, and nothing waits for it.
+    # A process that is blocked in the kernel ends later; do not wait for this end.
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_LAST_WAIT_S)
     assert process.stdout is not None
