@@ -19,8 +19,8 @@ from torch import Tensor
 from holdfast.core.errors import BadUse, NotFound
 
 VOCABULARY_SIZE: Final = 256
-_VALIDATION_SHARE: Final = 20  # one file in so many
-# Tests are half of the library, and mostly tables. Installed packages differ between machines.
+_VALIDATION_SHARE: Final = 20  # one file in 20 is for validation
+# Tests are half of Python's library, and mostly tables. Packages differ between machines.
 _SKIPPED: Final = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
 
@@ -56,7 +56,7 @@ class Sampler:
         self._text = text
         self._batch_size = batch_size
         self._offsets = torch.arange(context + 1)
-        # A hash, since with seed + rank two runs of neighbouring seeds would share a rank's stream.
+        # Not seed + rank: with neighbouring seeds, two runs would draw the same data on some ranks.
         digest = hashlib.sha256(f"{seed}/{rank}".encode()).digest()
         self._generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
 

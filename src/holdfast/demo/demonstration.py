@@ -267,7 +267,7 @@ class Demonstration:
                 injected = faults.stepped(data["step"], pids)
                 if injected is not None:
                     if injected["fault"] == "Loss became NaN":
-                        # The script has damaged the batch after that step; the report is late.
+                        # The script damaged the batch right after the step; the report comes later.
                         at_s = data["at_s"]
                     event = Event(
                         run_id=name,

@@ -119,7 +119,7 @@ class PlannedFaults:
             return None
         fault = self._waiting[0]
         if fault.kind == "Loss became NaN":
-            # The script damages the batch. The job may have ended before this report of the step arrives.
+            # The script damages the batch. The job may have ended before this report arrives.
             del self._waiting[0]
             what = "its weight is NaN, and so are all gradients"
             detail = f"batch {fault.step + 1} of rank {fault.rank} is damaged: {what}"
@@ -139,7 +139,7 @@ class PlannedFaults:
         if fault.kind in INJECTED:
             injected = self._injector.inject(INJECTED[fault.kind], rank=fault.rank)
             if injected.took_effect_at_s is None:
-                return None  # the same
+                return None  # the rank is just being replaced, as above
             who = f"rank {fault.rank} on {injected.node} (pid {injected.pid})"
             detail = {
                 "Rank killed": f"{who} was killed with SIGKILL",

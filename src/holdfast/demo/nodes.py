@@ -105,7 +105,7 @@ class Nodes:
         words += [str(self._nnodes), self._rendezvous]
         if self._hosts is not None:
             words, place = self._hosts.command(name, words), self._hosts.environment(name)
-        place["HOLDFAST_HOME"] = str(self._home)  # by which the injector finds the node
+        place["HOLDFAST_HOME"] = str(self._home)  # the injector finds the node by this variable
         is_first = not self._processes
         with self._log.open("ab") as log:
             self._processes[name] = process = subprocess.Popen(

@@ -18,7 +18,7 @@ def final_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
     with warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", message="torch.distributed is disabled"
-        )  # as is right for one process
+        )  # expected, since this is a single process
         dcp.load(state, checkpoint_id=checkpoint)  # type: ignore[attr-defined]  # public, but not declared so
     weights: dict[str, torch.Tensor] = state["model"]
     return weights

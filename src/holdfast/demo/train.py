@@ -27,7 +27,7 @@ from holdfast.demo.corpus import VOCABULARY_SIZE, Sampler, load_corpus
 from holdfast.demo.model import GPT, GPTConfig
 
 BATCH_SIZE = 8  # windows of each rank
-EVAL_BATCHES = 4  # of each rank
+EVAL_BATCHES = 4  # batches of each rank
 LEARNING_RATE = 2e-3
 WARMUP_STEPS = 20
 WEIGHT_DECAY = 0.1
@@ -59,7 +59,7 @@ def train(args: argparse.Namespace, rank: int, world_size: int) -> None:
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(
         args.seed * world_size + rank
-    )  # of the dropout; DDP gives all ranks rank 0's weights
+    )  # seeds the dropout; DDP gives all ranks rank 0's weights
 
     config = GPTConfig(vocabulary_size=VOCABULARY_SIZE)
     corpus = load_corpus()
@@ -108,7 +108,7 @@ def train(args: argparse.Namespace, rank: int, world_size: int) -> None:
                 metrics["val_loss"] = evaluate(model, validation)
 
         run.step(step, loss=loss, **metrics)  # Holdfast (3)
-        ckpt.save(step, state, per_rank=position)  # and its other half: the state as of this step
+        ckpt.save(step, state, per_rank=position)  # Holdfast (3), continued: the state of this step
         if step % 10 == 0 or "val_loss" in metrics:
             say(progress_line(step, loss.item(), **metrics))
 
