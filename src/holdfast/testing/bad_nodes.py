@@ -123,7 +123,7 @@ def _change_collectives(module: ModuleType) -> None:
 
 
 def _change_parallel(module: ModuleType) -> None:
-    # The gradients are summed in C++ during the backward pass that follows.
+    # Change `forward`, since the gradients are summed in C++ during the backward pass.
     parallel = module.DistributedDataParallel
     parallel.forward = _failing(parallel.forward)
 

@@ -330,7 +330,7 @@ class Injector:
                         with contextlib.suppress(psutil.NoSuchProcess):
                             process.kill()
                 case "damaged checkpoint":
-                    for process in target.process.children():  # their memory has the whole state
+                    for process in target.process.children():  # their memory holds the whole state
                         with contextlib.suppress(psutil.NoSuchProcess):
                             process.kill()
                     target.process.kill()

@@ -521,7 +521,7 @@ class _Process:
         """Kill all processes of the Pod with SIGKILL."""
         if self._first.poll() is not None:
             return
-        # A stopped process starts no more children, and its children stay below it.
+        # A stopped process starts no more children, and stays the parent of its children.
         self._first.send_signal(signal.SIGSTOP)
         kill_descendants(self._first.pid, timeout_s=END_TIMEOUT_S)
         self._first.kill()

@@ -76,7 +76,7 @@ def pod_of(job: Mapping[str, Any], index: int, number: int) -> dict[str, Any]:
             "labels": {**given.get("labels", {}), **labels},
             "annotations": {**given.get("annotations", {}), INDEX: str(index)},
             "ownerReferences": [{"kind": "Job", "name": metadata["name"], "uid": metadata["uid"]}],
-            # Keeps a deleted Pod until its process has ended, as Kubernetes does.
+            # The finalizer keeps a deleted Pod until its process has ended, as in Kubernetes.
             "finalizers": ["batch.kubernetes.io/job-tracking"],
         },
         "spec": {**template["spec"], "hostname": hostname},
@@ -214,7 +214,7 @@ def variables_of(pod: Mapping[str, Any]) -> dict[str, str]:
         if "value" in one:
             found[one["name"]] = one["value"]
         elif "fieldRef" in (one.get("valueFrom") or {}):
-            # A label that is not there gives an empty variable, as in Kubernetes.
+            # A missing label gives an empty variable, as in Kubernetes.
             found[one["name"]] = fields.get(one["valueFrom"]["fieldRef"]["fieldPath"], "")
         else:
             raise ValueError(f"The variable {one['name']} has neither a value nor a fieldRef.")

@@ -182,7 +182,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def _cut(self, *, reset: bool) -> None:
-        if reset:  # without lingering, the close becomes a reset
+        if reset:  # with a linger time of 0, `close` sends a reset
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         else:
             self.wfile.write(b'HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n{"choices": [')

@@ -79,7 +79,7 @@ def nodes_of(home: Path, run_id: str) -> list[NodeProcesses]:
             children.setdefault(process.ppid(), []).append(process)
             words = process.cmdline()
             nodes[process.pid] = process, _is_run(words)
-            if _AGENT in words:  # another program may be a node, too
+            if _AGENT in words:  # any program that has started an agent is a node
                 with_agent.add(process.ppid())
     runs = []
     for pid, (process, is_run) in nodes.items():

@@ -166,7 +166,7 @@ class PrivateSlurm:
             controller_port, *node_ports = free_ports(len(self.node_names) + 1)
             self._write_configuration(controller_port, accounting_port, node_ports)
             self._start("slurmctld", ["slurmctld", "-D", "-f", str(self._conf)])
-            # Before sinfo, which would try for a long time to reach a slurmctld that has ended.
+            # Wait before calling sinfo, which would try for long to reach an ended slurmctld.
             self._await("slurmctld", lambda: _listens(("127.0.0.1", controller_port)))
             for node in self.node_names:
                 self._start_node(node)
@@ -188,7 +188,7 @@ class PrivateSlurm:
         """End every process of the cluster, and keep the folder; a second call does nothing."""
         if self._guard is None:
             return
-        self._guard.communicate(timeout=240)  # closes its standard input, for which it waits
+        self._guard.communicate(timeout=240)  # closes the guard's input, which ends the guard
         guard_exit_code, self._guard = self._guard.returncode, None
         for daemon in self._daemons.values():
             daemon.wait(timeout=60)
@@ -227,7 +227,7 @@ class PrivateSlurm:
         nodename=NAME state=down reason=dead` marks the node down at once. A requeued job waits 5 s
         (cred_expire) before its next start.
         """
-        # First slurmd and its step daemons, then tasks that have left them.
+        # First kill slurmd and its step daemons, then the tasks that are left.
         end_processes({"SLURM_CONF": str(self._conf), "HOLDFAST_SLURM_NODE": name})
         end_processes({"SLURM_CONF": str(self._conf), "SLURMD_NODENAME": name})
         self._daemons.pop(name).wait(timeout=60)
@@ -336,7 +336,7 @@ class PrivateSlurm:
         return port
 
     def _start_node(self, name: str) -> None:
-        # The step daemons inherit the variable, by which `kill_node` finds them.
+        # The step daemons inherit the variable; `kill_node` finds the daemons by the variable.
         self._start(
             name, ["slurmd", "-D", "-f", str(self._conf), "-N", name], HOLDFAST_SLURM_NODE=name
         )
