@@ -165,7 +165,7 @@ async def sock_receive(connection: socket.socket, size_bytes: int) -> bytes:
 
 def is_token(given: bytes, token: bytes) -> bool:
     """Return True if `given` equals the right token; compare in constant time."""
-    import hmac  # here, since a process without a token does not need the module
+    import hmac  # imported here, since a process without a token does not need the module
 
     return hmac.compare_digest(given, token)
 

@@ -123,7 +123,7 @@ def kill_descendants(
             try:
                 if passed_s > spared_s or spared not in child.cmdline():
                     child.kill()
-            except psutil.Error:  # it has ended, or belongs to another user
+            except psutil.Error:  # the child has ended, or belongs to another user
                 continue
         # Not psutil's own wait: psutil would reap a child whose exit code other code waits for.
         time.sleep(0.02)
@@ -306,7 +306,7 @@ def exit_as(returncode: int) -> None:
         sys.exit(returncode)
     import resource
 
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # only the other's core dump is of use
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # only the other process's core dump is of use
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {-returncode})
     if returncode != -signal.SIGKILL:
         signal.signal(-returncode, signal.SIG_DFL)

@@ -118,7 +118,7 @@ class LogTail:
             if self._file is not None:
                 while chunk := self._file.read(_CHUNK_BYTES):
                     yield chunk, self._part
-            # Only now: bytes appended to a part before its rotation were read above.
+            # Turn only after the loop above has read the rest of the present part.
             if not self._turn():
                 return
 

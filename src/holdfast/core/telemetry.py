@@ -148,7 +148,7 @@ def read_steps(path: Path, *, last_bytes: int | None = None) -> Iterator[StepRec
         start_bytes = 0 if last_bytes is None else os.fstat(journal.fileno()).st_size - last_bytes
         if start_bytes > 0:
             journal.seek(start_bytes - 1)
-            journal.readline()  # the rest of the line before, or its end alone
+            journal.readline()  # skip the rest of the previous line, or its newline
         for number, line in enumerate(journal, start=1):
             if not line.endswith(b"\n"):
                 return

@@ -268,7 +268,7 @@ class _Account:
             scale = min(1.0, booked_s / counted_s) if counted_s > 0 else 0.0
             for incident, seconds in own.items():
                 _add(common, incident, "steps_again", seconds * scale)
-            # The unfinished step that the fault interrupted.
+            # The rest of the time was spent in the unfinished step that the fault interrupted.
             rest_s = booked_s - counted_s * scale
             _add(common, self._number(number), "steps_again", rest_s)
 

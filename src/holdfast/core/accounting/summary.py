@@ -134,7 +134,7 @@ def latest_steps(ledger: Ledger, home: Path, run_id: str) -> list[StepRecord]:
     ledger.run(run_id)  # raises `NotFound`
     records = _by_attempt(read_steps(RunPaths(home, run_id).steps))
     attempts = _complete(run_id, ledger.attempts(run_id), records, ledger.events(run_id))
-    # Of a completed run no step is lost after the newest checkpoint.
+    # "completed": the steps after the newest checkpoint do not count as lost.
     executed = executed_steps("completed", attempts, records, ())
     found: dict[int, StepRecord] = {}
     for attempt in attempts:
@@ -222,7 +222,7 @@ def _with_start_step(attempt: Attempt, events: Sequence[Event]) -> Attempt:
 def _outages(costs: Sequence[IncidentSummary]) -> dict[int, Outage]:
     outages: dict[int, Outage] = {}
     for cost in costs:
-        # The first incident of an attempt ended it.
+        # The first incident of an attempt ended the attempt.
         outage = Outage(fault_at_s=cost.fault_at_s, detected_at_s=cost.incident.detected_at_s)
         outages.setdefault(cost.incident.attempt, outage)
     return outages

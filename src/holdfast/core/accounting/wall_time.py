@@ -110,7 +110,7 @@ def wall_time(
         elif last and running and any(steps.values()) and not steps.get(attempt):
             tape.pass_to(end_s, starting, attempt)  # the attempt has no first step yet
         elif last:
-            # A run without an incident at its end: the last save, then the exit of the processes.
+            # No incident ended the run: this time has the last save and the exit of the processes.
             seconds = tape.span_to(end_s)
             between_s += seconds
             tape.spend(seconds, "other", attempt, parts={})

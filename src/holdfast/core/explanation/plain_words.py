@@ -185,7 +185,7 @@ def _asked_by_a_person(event: Event) -> str | None:
         return _stop_requested(str(by))
     if event.kind == "not_rolled_back":
         return f"{by} asked to go back to an earlier checkpoint. {data.get('why')}"
-    if by is None:  # after a broken loss: a part of its incident
+    if by is None:  # a part of the incident of a broken loss
         return None
     return f"{by} had the training go back to the checkpoint of step {data.get('to_step')}."
 

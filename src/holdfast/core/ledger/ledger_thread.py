@@ -118,7 +118,7 @@ class LedgerThread:
             self._work.put(None)
             self._thread.join(self._close_s)
             if self._thread.is_alive():
-                # The None that ends the thread is in the queue in place of the present operation.
+                # The queue has the None that ends the thread, but lacks the operation in progress.
                 count = self._work.qsize()
                 self._errors.put(
                     LedgerError(

@@ -59,7 +59,7 @@ class NodeTable(ABC):
             cordons: the names of the nodes to cordon.
         """
         with self._write() as connection:
-            for verdict in sorted(verdicts, key=lambda one: one.name):  # one order: no deadlock
+            for verdict in sorted(verdicts, key=lambda one: one.name):  # a fixed order: no deadlock
                 row = {key: value for key, value in vars(verdict).items() if key != "name"}
                 known = _known(connection, verdict.name)
                 changes: dict[str, Any] = {
