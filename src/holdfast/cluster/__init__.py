@@ -88,7 +88,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Lazy: `python -m holdfast.cluster.leash` must find its module unloaded.
+    # Lazy: `python -m holdfast.cluster.leash` warns if its module is already loaded.
     from importlib import import_module
 
     if name not in _HOMES:

@@ -50,7 +50,7 @@ def cordons_here(environment: Mapping[str, str] = os.environ) -> Cordons | None:
     """Return the `Cordons` of the scheduler that started this process; None without a scheduler."""
     from holdfast.cluster.slurm_cordons import SlurmCordons, slurm_is_here
 
-    if slurm_is_here(environment):  # first: the nodes of a Slurm may be pods
+    if slurm_is_here(environment):  # Slurm first, since its nodes may be pods
         return SlurmCordons()
     if "KUBERNETES_SERVICE_HOST" in environment:
         return _of_kubernetes()

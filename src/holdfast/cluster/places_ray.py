@@ -230,7 +230,7 @@ class _Leashed:
     def wait(self) -> int:
         exit_code = self._leashed.wait()
         assert self._leashed.stdin is not None
-        # Close without a byte, as after a caller's death. The leash's process may have been killed
-        # by Ray, which also ends this actor because its owner died.
+        # Close the leash's input without a byte, as a caller's death would. Ray may have killed the
+        # leash's process, and also ends this actor because the actor's owner died.
         self._leashed.stdin.close()
         return exit_code

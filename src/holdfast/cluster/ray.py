@@ -93,7 +93,7 @@ def _run_task(
     command: Sequence[str], result: str, log: str, environment: dict[str, str], working_folder: str
 ) -> int:
     """Run a task on a worker, with the driver's environment instead of the worker's."""
-    if Path(result).exists():  # the worker died after the command's end
+    if Path(result).exists():  # a retry: the first worker died after the command's end
         return 0
     return run_on_leash(
         command, Path(log), environment=environment, working_folder=Path(working_folder)
@@ -113,7 +113,7 @@ def connected(limit: int | None) -> Iterator[Any]:
         BadUse: no Ray answers at RAY_ADDRESS, or none starts here.
     """
     previous = os.environ.get("RAY_USAGE_STATS_ENABLED")
-    # Read on import, and by the processes that `init` starts.
+    # Ray reads the variable on import, and in the processes that `init` starts.
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     try:
         import ray

@@ -196,7 +196,7 @@ class SlurmWorkers:
         records.mkdir(parents=True)
         logs = [log_of(task, folder) for task in tasks]
         for log in logs:
-            log.write_bytes(b"")  # a requeued element appends
+            log.write_bytes(b"")  # a requeued element appends to its log
         manifest = Manifest(
             elements=elements,
             records=str(records),
@@ -253,7 +253,7 @@ class SlurmWorkers:
         while outstanding:
             self.sleep(poll_s)
             poll_s = min(poll_s * _POLL_GROWTH, _LONGEST_POLL_S)
-            # Before the records: an element that ends in between then has left a record.
+            # Read the queue before the records: an element that ends in between has left a record.
             queued = self._queued_elements(array)
             for number, task in list(outstanding.items()):
                 exit_code = read_record(array.records, number)
@@ -262,7 +262,7 @@ class SlurmWorkers:
                     unexplained_since_s.pop(number, None)  # the element had left, and was requeued
                     continue
                 if exit_code is not None and exit_code < 0 and not left:
-                    continue  # a signal may be Slurm's, about to requeue the element
+                    continue  # Slurm may have sent the signal, to requeue the element
                 why = None
                 if not exit_code and not task.result.exists():
                     # The exit code is 0 or unknown, and a network file system may show the result

@@ -151,7 +151,7 @@ class SlurmJobs:
             argv.append("--requeue")
         if after is not None:
             argv.append(f"--dependency=afterany:{after}")
-        if exclude:  # the last --exclude holds
+        if exclude:  # sbatch uses only the last --exclude
             own = [option.partition("=")[2] for option in options if is_exclude(option)]
             argv.append(f"--exclude={','.join([*own, *sorted(exclude)])}")
         argv += ["--export=ALL", f"--chdir={working_folder}"]

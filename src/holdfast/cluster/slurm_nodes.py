@@ -118,7 +118,7 @@ def _parse(line: str) -> SlurmNode | None:
     for word in state[1].upper().split("+"):
         words.add(word.rstrip("".join(_FLAGS) + "#!-"))
         words.update(_FLAGS[sign] for sign in _FLAGS if sign in word)
-    # The reason is free text: it ends before the next field of this name and form.
+    # The reason is free text, which ends before one of these fields or at the end of the line.
     reason = re.search(r"\bReason=(.*?)(?=\s(?:Comment|Extra|ReservationName)=|$)", line)
     stated = "" if reason is None else reason[1].strip()
     by = _SET_BY.fullmatch(stated)
