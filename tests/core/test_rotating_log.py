@@ -87,6 +87,28 @@ def test_a_tail_reads_every_line_once_and_in_order_over_rotations(tmp_path, seed
         assert by_part[newest - older] == part_path(tmp_path / "rank-0.log", older).read_bytes()
 
 
+def test_a_tail_reads_the_bytes_that_were_written_just_before_a_rotation(tmp_path, monkeypatch):
+    """The part is filled after the tail has read all of it, and before the tail looks for more."""
+    log = RotatingLog(tmp_path / "rank-0.log", max_bytes=400)
+    lines = [b"line %06d\n" % number for number in range(20)]
+    with closing(LogTail(tmp_path / "rank-0.log")) as tail:
+        log.write(lines[0])
+        assert list(tail.read()) == [(lines[0], 0)]
+        look, later = tail._following, lines[1:]
+
+        def look_after_a_rotation():
+            while later:
+                log.write(later.pop(0))
+            return look()
+
+        monkeypatch.setattr(tail, "_following", look_after_a_rotation)
+        read = list(tail.read())
+    log.close()
+    assert b"".join(data for data, _ in read) == b"".join(lines[1:])
+    assert log.dropped_bytes == 0
+    assert read[-1][1] > 0, "a rotation was between"
+
+
 def test_a_log_that_outran_its_reader_is_read_from_the_oldest_part_on(tmp_path):
     log = RotatingLog(tmp_path / "rank-0.log", max_bytes=400)
     with closing(LogTail(tmp_path / "rank-0.log")) as tail:

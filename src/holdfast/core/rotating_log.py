@@ -115,12 +115,14 @@ class LogTail:
             OSError: the log cannot be read.
         """
         while True:
-            if self._file is not None:
-                while chunk := self._file.read(_CHUNK_BYTES):
-                    yield chunk, self._part
-            # Turn only after the loop above has read the rest of the present part.
-            if not self._turn():
+            yield from self._rest()
+            following = self._following()
+            if following is None:
                 return
+            # The writer may have filled the part between the last read and the rotation.
+            yield from self._rest()
+            self.close()
+            self._file, self._part = following
 
     def close(self) -> None:
         """Close the file."""
@@ -128,8 +130,13 @@ class LogTail:
             self._file.close()
             self._file = None
 
-    def _turn(self) -> bool:
-        """Open the next part of the log; return False if there is none.
+    def _rest(self) -> Iterator[tuple[bytes, int]]:
+        """Yield the unread bytes of the current part."""
+        while self._file is not None and (chunk := self._file.read(_CHUNK_BYTES)):
+            yield chunk, self._part
+
+    def _following(self) -> tuple[BinaryIO, int] | None:
+        """Open the next part of the log; return the part and its number, None if there is none.
 
         If the current part was deleted, the oldest existing part is opened.
         """
@@ -139,15 +146,13 @@ class LogTail:
             inodes = [part.stat().st_ino for part in parts]
             at = inodes.index(reading) + 1 if reading in inodes else 0
             if at == len(parts):
-                return False
+                return None
             following = parts[at].open("rb")
         except FileNotFoundError:
-            return False  # rotated just now; the next call finds the part
+            return None  # rotated just now; the next call finds the part
         if os.fstat(following.fileno()).st_ino != inodes[at]:
             following.close()
-            return False
-        if reading is not None:
-            self._part += 1 if reading in inodes else PARTS
-        self.close()
-        self._file = following
-        return True
+            return None
+        if reading is None:
+            return following, self._part
+        return following, self._part + (1 if reading in inodes else PARTS)
