@@ -194,8 +194,8 @@ def _parse(words: list[str]) -> str:
             break
         context, command, words = click.Context(below, parent=context), below, words[1:]
     try:
-        # An example may name files that only the reader has, so invalid values are accepted. Unknown
-        # options are errors.
+        # An example may name files that only the reader has, so invalid values are accepted.
+        # Unknown options are errors.
         with contextlib.suppress(click.BadParameter, HoldfastError):
             command.make_context(command.name, list(words), parent=context)
     except click.UsageError as error:
