@@ -1,7 +1,9 @@
-# The commands a newcomer runs. `make demo` and `make test` need Python 3.11+ with venv, make and git, nothing else.
+# The commands for newcomers. `make demo` and `make test` need only Python 3.11+ with venv, make and
+# git.
 #
-# pip's own environment variables choose where packages come from. The build of torch is the one pip picks for
-# `torch` of constraints.txt; README.md tells how to choose the CPU or a GPU build.
+# pip's own environment variables choose where packages come from. pip installs its default build of
+# the `torch` that constraints.txt names; README.md explains how to choose the CPU build or a GPU
+# build.
 
 PYTHON ?= python3
 VENV := .venv
@@ -9,7 +11,8 @@ BIN := $(VENV)/bin
 DEMO_FLAGS ?=
 PYTEST_FLAGS ?=
 
-# Where no bytecode is written, every process that the tests start compiles anew what it imports.
+# Without bytecode files, every process that the tests start would compile all modules that it
+# imports.
 unexport PYTHONDONTWRITEBYTECODE
 
 # Five workers for two cores, since tests wait for more than half of their time. Files come in the order of their
@@ -30,11 +33,12 @@ coverage: $(VENV)/.dev $(VENV)/.debian $(VENV)/.trackers
 test-slow: $(VENV)/.dev $(VENV)/.debian $(VENV)/.trackers
 	$(BIN)/python -m pytest -m slow $(PARALLEL) $(PYTEST_FLAGS)
 
-# On a machine with one, or more; elsewhere they are skipped.
+# These tests need at least one GPU; without a GPU they are skipped.
 test-gpu:
 	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest tests/checkpoint/test_gpu_copy.py tests/checkpoint/test_gpu_plan.py tests/checkpoint/test_xxh3_kernel.py $(PYTEST_FLAGS)
 
-# Executes the blocks of the README and of a newcomer's pages, and lists what a block needs that is not here.
+# Executes the code blocks of the README and of the pages for newcomers. Blocks that need more than
+# CI has, such as Slurm, are only checked and listed.
 docs-test: $(VENV)/.dev
 	$(BIN)/python .ci/docs_blocks.py
 
@@ -49,7 +53,7 @@ lint: $(VENV)/.dev
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 
-# Compiles the tests once, which each worker would do by itself.
+# Compiles the tests once; otherwise each worker would compile them.
 collect: $(VENV)/.dev
 	$(BIN)/python -m pytest --collect-only -qq -p no:cacheprovider
 
@@ -68,7 +72,8 @@ example-%: $(VENV)/.dev
 bench: $(VENV)/.dev
 	for bench in benchmarks/*.py; do $(BIN)/python $$bench --json benchmarks/results/$$(basename $$bench .py).json || exit 1; done
 
-# All but the demonstration with several seeds: tests/e2e has one, and what the benchmark makes of it.
+# All benchmarks except demo_seeds: tests/e2e runs the demonstration once and checks the rows that
+# demo_seeds derives.
 bench-quick: $(QUICK)
 
 quick-%: $(VENV)/.dev
@@ -83,7 +88,7 @@ profile-cases: $(VENV)/.dev
 picture: $(VENV)/.dev $(VENV)/.debian
 	$(BIN)/python docs/images/make_pictures.py
 
-# The longest ones, which come first: at the end nobody waits for one of them alone.
+# The longest targets start first, so that none of them runs alone at the end.
 LONGEST := quick-checkpoint quick-chaos quick-recover quick-evaluate quick-overhead example-integrations
 
 # A failed test, page, example or quick benchmark runs once more, alone; lint, the site and the collection do not.
@@ -95,20 +100,23 @@ ci:
 clean:
 	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
 
-# What is installed is remembered by stamp files, renewed when the project's own lists change.
+# Stamp files record the installations. make installs again when one of the project's package lists
+# changes.
 
 $(VENV)/bin/pip:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Holdfast needs Python 3.11 or newer: make PYTHON=python3.11 …")'
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "python3 -m venv failed; on Debian: apt-get install python3-venv"; exit 1; }
-# The pip of Python 3.11 looks for a package in twice the time.
+# The pip that comes with Python 3.11 takes twice as long to find a package.
 	-$(BIN)/pip install --quiet --upgrade pip
 
-# pip compiles what it installs on one core, which is a third of its time. Here only what every training process
-# imports is compiled, for where Python may not write beside its modules; the rest is when it is first imported.
+# pip spends a third of its time compiling the installed modules on one core. Instead, compile only
+# the packages that every training process imports, in case Python cannot write beside its modules
+# later. Python compiles all other modules when they are first imported.
 PIP := $(BIN)/pip install --quiet --no-compile
 INSTALL := $(PIP) --constraint constraints.txt --editable
-# Since all versions are pinned, two processes can install one half each, with nothing to resolve. The next command
-# installs what is missing: this project, and what the pinned packages need on another platform.
+# All versions are pinned, so two processes can install one half each without resolving
+# dependencies. The next command installs this project, and the packages that the pinned packages
+# need on another platform.
 AHEAD := for half in 0 1; do \
 	awk "!/^\#/ && NR % 2 == $$half" constraints.txt | $(PIP) --no-deps --requirement /dev/stdin & done; wait
 SITE := $(VENV)/lib/python*/site-packages
@@ -122,12 +130,13 @@ $(VENV)/.train: pyproject.toml constraints.txt | $(VENV)/bin/pip
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/pip
 	@$(AHEAD)
 	$(INSTALL) '.[dev]'
-# Without what it asks for: an older datasets than the rest of this works with, wandb, tensorboard.
+# torchtitan is installed without its dependencies: a datasets release too old for the other
+# packages, wandb, tensorboard.
 	$(PIP) --constraint constraints.txt --no-deps torchtitan
 	@$(COMPILE)
 	@touch $@ $(VENV)/.train
 
-# Not beside another installation into the same environment.
+# Must not run at the same time as another installation into the same environment.
 $(VENV)/.docs: pyproject.toml constraints.txt | $(VENV)/bin/pip
 	$(INSTALL) '.[docs]'
 	@touch $@

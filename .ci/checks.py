@@ -105,7 +105,7 @@ def _junit_name(node_id: str) -> str:
 def _make(target: str, limit_s: float) -> bool:
     """Run one target to its end or its limit, then print its output in one piece; return whether it passed."""
     began_s = time.monotonic()
-    # Into a file: a descendant that outlives the target may hold a pipe open.
+    # Write to a file: a descendant that outlives the target could keep a pipe open.
     output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with this call's last reference
     process = subprocess.Popen(
         ["make", "--no-print-directory", target],

@@ -194,7 +194,8 @@ def _parse(words: list[str]) -> str:
             break
         context, command, words = click.Context(below, parent=context), below, words[1:]
     try:
-        # The files of an example are the reader's: a value may be refused, an option may not.
+        # An example may name files that only the reader has, so invalid values are accepted.
+        # Unknown options are errors.
         with contextlib.suppress(click.BadParameter, HoldfastError):
             command.make_context(command.name, list(words), parent=context)
     except click.UsageError as error:
@@ -237,7 +238,7 @@ def _execute(command: Sequence[str], folder: Path) -> str:
     except subprocess.TimeoutExpired:
         end = f"killed after {LIMIT_S:g} s, the limit of a block"
     finally:
-        code = release(leashed)  # which also kills what the command has started
+        code = release(leashed)  # also kills all processes that the command has started
     if code == 0:
         return ""
     return f"{end}\n{output.read_text(errors='replace')[-3000:]}"

@@ -118,7 +118,7 @@ def verify(place: Place, path: Path | None, *, as_json: bool) -> int:
         for one in found:
             try:
                 checked.append(_verify(one, progress))
-            except NotFound:  # the job whose folder this is has deleted it, as it is to
+            except NotFound:  # the job that owns the folder has pruned this checkpoint
                 if one == path:
                     raise
     checkpoint_view.print_checkpoints(path, checked, as_json=as_json)
@@ -177,9 +177,9 @@ def diff(a: Path, b: Path, *, as_json: bool) -> int:
                 open_for_reading(b),
                 progress=lambda done, total: progress("comparing", done, total),
             )
-    except BadUse:  # which leaves with 2 by itself
+    except BadUse:  # its exit code is already 2
         raise
-    except HoldfastError as error:  # whose own exit code, 1, says here that they differ
+    except HoldfastError as error:  # its exit code 1 would mean that the checkpoints differ
         raise BadUse(str(error)) from error
     checkpoint_view.print_comparison(a, b, compared, as_json=as_json)
     return 0 if compared.is_same else 1

@@ -71,7 +71,7 @@ def print_checkpoints(folder: Path, found: "Sequence[Row]", *, as_json: bool) ->
         for o in found
     ]
     columns = ["step", "state", "line", "MiB", "saved", "path", "marks", ""]
-    if not any(map(_line, found)):  # then there is one
+    if not any(map(_line, found)):  # no checkpoint belongs to an abandoned line
         place = columns.index("line")
         columns, rows = (
             columns[:place] + columns[place + 1 :],

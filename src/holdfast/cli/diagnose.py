@@ -162,7 +162,7 @@ def _print_each(paths: Iterable[str], wanted: DiagnoseOptions) -> int:
             fields = error_object(f"{error}.", "Check that path and its permissions.")
         except HoldfastError as error:
             fields = error_object(str(error))
-        # No bar is shown meanwhile: it would draw what is printed to itself.
+        # Print after the progress bar has ended: the bar redirects standard output to itself.
         _print_object({"path": path, **fields})
     return 0 if answered else BadUse.exit_code
 
@@ -224,7 +224,7 @@ def _beyond_rules(
 
         show("Asking the model", 0, None)
         similar = None
-        if wanted.known is not None:  # what was confirmed before counts more than a model's opinion
+        if wanted.known is not None:  # a confirmed incident counts more than a model's opinion
             diagnosis = wanted.known.recall(diagnosis, lambda: compressed.lines)
             similar = wanted.known.memory.similar
         result = consultation(

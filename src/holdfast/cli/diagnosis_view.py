@@ -55,9 +55,8 @@ def print_diagnosis(study: Study, *, why: bool = False) -> None:
         markup=False,
         emoji=False,
     )
-    with (
-        console.capture() as written
-    ):  # lines are padded to the width, which nobody wants in a file
+    # Capture the output, since rich pads each line to the full width.
+    with console.capture() as written:
         _print(console, study, why=why)
     click.echo("\n".join(line.rstrip() for line in written.get().splitlines()))
 
@@ -212,7 +211,7 @@ def _root(study: Study) -> Table | None:
 
 def _followed(study: Study) -> Iterator[tuple[str, Text]]:
     """Yield the consequences of the root: one row for each rule, with the number of ranks."""
-    if not study.by_rules:  # then only the diagnosis itself knows
+    if not study.by_rules:  # memory or a model decided: only the diagnosis has evidence
         for one in study.diagnosis.evidence:
             if one.role == "cascade":
                 yield "", _one_line(_place(study, one))
@@ -226,7 +225,7 @@ def _followed(study: Study) -> Iterator[tuple[str, Text]]:
             and not cluster.first.recovered
         ):
             by_rule.setdefault(cluster.first.rule.id, []).append(cluster)
-    by_rule.pop(root.first.rule.id, None)  # its other lines say the same of other ranks
+    by_rule.pop(root.first.rule.id, None)  # the root's other lines report the same for other ranks
     for clusters in by_rule.values():
         first = clusters[0].first
         yield (

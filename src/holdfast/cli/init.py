@@ -50,7 +50,7 @@ def command(script: Path, *, write: bool, as_json: bool) -> None:
         click.echo(f"{script} uses Holdfast already. Nothing was changed. Start it: {start}")
         return
     click.echo(adoption.diff(), nl=False)
-    # On standard error, so that standard output is a diff that `git apply` reads.
+    # Print on standard error: standard output is a diff for `git apply`.
     click.echo(f"{script} is {KINDS[adoption.kind]}.", err=True)
     if adoption.remark:
         click.echo(adoption.remark, err=True)

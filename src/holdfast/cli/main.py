@@ -92,7 +92,7 @@ class _Commands(click.Group):
             return None
         command = importlib.import_module(COMMANDS[cmd_name][0]).command
         assert isinstance(command, click.Command)
-        command.name = cmd_name  # else the name of its function, in the reference of the site
+        command.name = cmd_name  # otherwise the site's reference shows the function's name
         _keep_summaries_whole(command)
         return command
 
@@ -140,9 +140,8 @@ def _open_closed_streams() -> None:
         try:
             os.fstat(fd)
         except OSError:
-            os.set_inheritable(
-                os.open(os.devnull, os.O_RDWR), True
-            )  # the lowest free number, which is this one
+            # `os.open` returns the lowest free number, which is `fd`.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(fd, "w" if fd else "r", closefd=False))
 
@@ -187,7 +186,7 @@ def _exit_code(as_json: bool) -> int:
         print_error(error.format_message(), f"See: {path} --help", as_json=True)
         return error.exit_code
     except (click.Abort, KeyboardInterrupt) as error:
-        said = str(error.__cause__ or error)  # click raises its own from what interrupted it
+        said = str(error.__cause__ or error)  # click raises Abort from the original exception
         if said or as_json:
             print_error(said or "Interrupted.", as_json=as_json)
         return 130

@@ -67,7 +67,7 @@ def check(
     def finish(report: "Report", missing: int) -> Any:
         from holdfast.recover import Joined
 
-        # Printed first: a report is of use also where the ledger cannot be written.
+        # Print the report first: it is useful even if the ledger cannot be written.
         _print_report(report, missing, cordons=cordons, as_json=as_json)
         try:
             with Ledger.open(place.ledger) as ledger:

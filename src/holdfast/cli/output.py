@@ -70,7 +70,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
 
     cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
-    edges = 2 + 3 * (len(columns) - 1)  # of the box: a blank at both ends, three between columns
+    edges = 2 + 3 * (len(columns) - 1)  # blanks: one at each end, three between columns
     widths = _widths(list(zip(columns, *cells, strict=True)), console.width - edges)
     if widths is None:
         _print_blocks(columns, cells)

@@ -38,7 +38,7 @@ def check_output(path: Path) -> None:
     while not folder.exists():
         folder = folder.parent
     try:
-        # Permissions prove nothing: root has all, also on a file system that takes no files.
+        # Permissions prove nothing: root has all of them, even on a read-only file system.
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise BadUse(

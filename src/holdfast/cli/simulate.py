@@ -33,7 +33,7 @@ def command() -> None:
     """
 
 
-# A command of its own, since the reference of the site reads names from commands.
+# A copy with its own name, since the site's reference reads names from commands.
 evaluate = copy(plan_evaluation)
 evaluate.name = "evaluate"
 command.add_command(evaluate)

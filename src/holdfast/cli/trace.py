@@ -49,9 +49,8 @@ class _Interruptible(click.Group):
 def _of_the_engine(error: Exception) -> BaseException | None:
     """Convert an error of DuckDB to an error for the user; None if DuckDB's own text suffices."""
     message = str(error).partition("\n")[0]
-    if (
-        isinstance(error, RuntimeError) and message == "Query interrupted"
-    ):  # its word for whatever a signal raised
+    # DuckDB raises this error if a signal handler raised any exception.
+    if isinstance(error, RuntimeError) and message == "Query interrupted":
         return KeyboardInterrupt()
     if not type(error).__module__.endswith("duckdb"):
         return None
@@ -124,7 +123,7 @@ def command() -> None:
 @click.option("--workers", type=click.IntRange(1), help="With --on: most parts read at once.")
 @click.option(
     "--parts",
-    type=FOLDER,  # written with --on alone
+    type=FOLDER,  # written only with --on
     default=Path("report-parts"),
     show_default=True,
     help="With --on: a folder shared by all workers, for the results of parts; reruns reuse them.",

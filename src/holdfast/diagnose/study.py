@@ -188,7 +188,7 @@ def surroundings(root: LogLine, show: Progress) -> list[tuple[int, str]]:
     ):
         beyond = first + block.count(b"\n")
         for number, raw in enumerate(block.split(b"\n"), first) if beyond >= wanted.start else ():
-            # If a line was redrawn, its last state is shown; but for the root, the state that the
+            # Show the last state of a line that was redrawn. For the root, show the state that the
             # scan read.
             for part in raw.split(b"\r") if number in wanted else ():
                 if part.strip():

@@ -138,8 +138,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Lazy: the processes between a node and its ranks record nothing, and a rank opens no source
-    # of the GPUs.
+    # Import on first use: the processes between a node and its ranks record nothing, and a rank
+    # opens no source of GPU metrics.
     from importlib import import_module
 
     if name not in _HOMES:

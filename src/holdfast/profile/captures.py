@@ -204,7 +204,7 @@ class Captures:
             request, kind = arguments[:2]
             try:
                 result = write(*arguments)
-            except Exception as error:  # PyTorch's own forms may change; the training goes on
+            except Exception as error:  # PyTorch's own formats may change; training continues
                 result = self._refused(kind, f"{type(error).__name__}: {error}"[:300])
             name = f"{request.id}-rank{self._rank}-{kind}.json"
             with contextlib.suppress(OSError):
@@ -229,7 +229,7 @@ class Captures:
             self._left -= 1
             if self._left == 0:
                 self._end(request)
-        except Exception as error:  # another profiler runs, for example; the training goes on
+        except Exception as error:  # another profiler runs, for example; training continues
             self._request, self._profiler, self._left, self._has_history = None, None, 0, False
             result = f"{type(error).__name__}: {error}"[:300]
             for kind in request.kinds:
@@ -294,7 +294,7 @@ class Captures:
         temporary = self._folder / f".{name}"
         events = len(profiler.profiler.kineto_results.events())
         try:
-            # A name that ends in .gz has PyTorch compress the trace.
+            # PyTorch compresses the trace, because the name ends in .gz.
             profiler.export_chrome_trace(str(temporary))
             temporary.replace(self._folder / name)
         finally:
@@ -371,7 +371,7 @@ class Captures:
         if self._has_seen_oom:
             return
         self._has_seen_oom = True
-        with contextlib.suppress(Exception):  # the user's error is the one that counts
+        with contextlib.suppress(Exception):  # must not hide the out-of-memory error
             self._folder.mkdir(parents=True, exist_ok=True)
             if (place := self._free_place()) is not None:
                 name = f"{place.name}-rank{self._rank}-{os.getpid()}.pickle"
@@ -415,8 +415,8 @@ def write_snapshot(file: Path, snapshot: dict[str, Any], *, max_bytes: int) -> i
             f"the snapshot of {blocks} blocks and {entries} allocations would have about {predicted_bytes >> 20} MiB, "
             f"and the limit is {max_bytes >> 20} MiB"
         )
-    content = pickle.dumps(snapshot, protocol=4)  # memory_viz reads no newer one
-    if len(content) > max_bytes:  # long names, of files or of functions
+    content = pickle.dumps(snapshot, protocol=4)  # memory_viz reads no newer protocol
+    if len(content) > max_bytes:  # some names of files or functions are long
         raise HoldfastError(
             f"the snapshot has {len(content) >> 20} MiB, and the limit is {max_bytes >> 20} MiB"
         )

@@ -122,7 +122,7 @@ class DeviceTimes:
 
     @staticmethod
     def _is_complete(phases: Sequence[Marked]) -> bool:
-        # Events of one stream complete in their order, so the last one stands for all.
+        # The events of a stream complete in order, so it suffices to query the last event.
         last = max((one.end for one in phases), key=lambda mark: mark.host_ns, default=None)
         return last is None or last.event is None or last.event.query()
 
@@ -151,7 +151,8 @@ class DeviceTimes:
         return [(one.phase, times[id(one.start)], times[id(one.end)]) for one in phases]
 
     def _renew_reference(self, marks: Sequence[Mark], device_ns: dict[int, int]) -> None:
-        # A float of milliseconds is exact to less than a microsecond for some seconds only.
+        # Elapsed times are floats of milliseconds, which are exact to a microsecond for some
+        # seconds only.
         former = self._reference
         for mark in marks:
             if id(mark) not in device_ns or mark.event is None:

@@ -95,7 +95,7 @@ class LocalSampler:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C in the terminal ends the job first
+            start_new_session=True,  # Ctrl-C must not end the sampler before the job
         )
         if self._pids:
             self._send()
@@ -103,7 +103,7 @@ class LocalSampler:
 
     def _send(self) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # it ends just now
+        with contextlib.suppress(OSError):  # the process is ending
             self._process.stdin.write(json.dumps({"ranks": self._pids}).encode() + b"\n")
             self._process.stdin.flush()
 

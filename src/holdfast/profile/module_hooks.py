@@ -76,7 +76,7 @@ def _keep_out_of_pickles() -> Callable[[], None]:
 
     def restore() -> None:
         if vars(module_class).get("__reduce_ex__") is not reduce:
-            return  # another one has wrapped it since
+            return  # another wrapper has replaced `reduce`
         if was_own:
             module_class.__reduce_ex__ = original
         else:
@@ -99,7 +99,7 @@ def _has_hook(table: Any) -> bool:
 
 
 def _keep_out_of_scripts() -> Callable[[], None]:
-    # PyTorch has no public function that all ways to a script go through.
+    # PyTorch scripts every module with this private function; there is no public one.
     recursive: Any = sys.modules.get("torch.jit._recursive")
     original = getattr(recursive, "create_script_module", None)
     if original is None:

@@ -140,7 +140,7 @@ class PhaseRecorder:
         self._spans.append((phase, start_ns, end_ns))
 
     def _extend(self, phase: str, start_ns: int, end_ns: int) -> None:
-        with self._lock:  # threads of one evaluation
+        with self._lock:  # an evaluation has several threads
             last = self._open_span
             if (
                 last is not None
@@ -241,7 +241,7 @@ class PhaseRecorder:
         writer: RecordingWriter | None = None
         while True:
             is_last = self._closed.wait(WRITE_EVERY_S)
-            # A disk that fails, or is full, costs what is recorded meanwhile.
+            # While the disk fails or is full, recorded data may be lost; training continues.
             with contextlib.suppress(OSError):
                 writer = writer or self._open_writer()
                 self._write(writer)
@@ -303,7 +303,7 @@ def start_phases(
 def start_from_environment(rank: int, attempt: int) -> None:
     """Start recording the phases of this process if its launcher has set `$HOLDFAST_PROFILE`."""
     if _recorder is None and (folder := os.environ.pop(ENV_PROFILE, "")):
-        # A program that this rank starts is not the rank.
+        # Remove the variable: programs that this rank starts must not record as this rank.
         start_phases(Path(folder), rank=rank, node=own_node(), attempt=attempt)
 
 
@@ -453,7 +453,7 @@ class _Hooks:
         _BaseDataLoaderIter.__next__ = timed  # type: ignore[method-assign]
 
         def restore() -> None:
-            if _BaseDataLoaderIter.__next__ is timed:  # else another one has wrapped it since
+            if _BaseDataLoaderIter.__next__ is timed:  # else wrapped again by other code
                 _BaseDataLoaderIter.__next__ = original  # type: ignore[method-assign]
 
         self._removals.append(restore)
@@ -466,7 +466,7 @@ class _Hooks:
             self._recorder.device = DeviceTimes(make_event, self._recorder.now_ns)
 
 
-# Functions of the module, not methods: a copy of a hooked model then holds no recorder.
+# Module functions instead of methods: a copy of a hooked model then contains no recorder.
 
 
 @_guarded
@@ -477,7 +477,7 @@ def _forward_begins(_module: Any, _args: Any) -> None:
     if _hooks.depth == 1:
         _recorder.between_steps()
         _hooks.use_device()
-        _hooks.backward = None  # of a backward that raised
+        _hooks.backward = None  # left by a backward pass that raised
         _hooks.forward = _mark()
 
 

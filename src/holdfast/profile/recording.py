@@ -302,8 +302,8 @@ class _Spans:
     def add(
         self, phase: str, start_ns: int, end_ns: int, step: int | None, rank: int, node: str
     ) -> None:
-        array("q", (start_ns, end_ns, rank, step or 0))  # raises before any column is longer
-        # Nearly all rows come in order, so that the search ends at once.
+        array("q", (start_ns, end_ns, rank, step or 0))  # raises before any column grows
+        # Nearly all rows come in order, so the search usually ends at once.
         at = _place(len(self._ranks), self._key, (rank, start_ns, -end_ns))
         self._starts_ns.insert(at, start_ns)
         self._ends_ns.insert(at, end_ns)
@@ -338,7 +338,7 @@ class _Memory:
         self._sizes = array("q"), array("q"), array("q")
 
     def add(self, at_ns: int, step: int | None, rank: int, node: str, *sizes: int) -> None:
-        array("q", (at_ns, rank, step or 0, *sizes))  # raises before any column is longer
+        array("q", (at_ns, rank, step or 0, *sizes))  # raises before any column grows
         at = _place(len(self._ranks), self._key, (rank, at_ns))
         self._at_ns.insert(at, at_ns)
         self._ranks.insert(at, rank)
@@ -421,7 +421,8 @@ class _Reader:
                 )
                 self.clocks.append(one)
                 new_ns = one.unix_ns - one.monotonic_ns
-                # Else spans that touch would overlap by the error of the reading.
+                # Ignore a change within the reading error: adjacent spans would overlap by this
+                # error.
                 if abs(new_ns - offset_ns) >= STEADY_NS:
                     self._offsets_ns[self._node] = new_ns
             case "series" if line["metric"] in METRICS:
@@ -479,7 +480,7 @@ def _lines(file: Path) -> Iterator[Any]:
         for text in stream:
             if not text.endswith(b"\n"):
                 return
-            with contextlib.suppress(ValueError):  # of a disk that fails
+            with contextlib.suppress(ValueError):  # a failing disk may damage lines
                 yield json.loads(text)
 
 

@@ -145,7 +145,7 @@ class Gpus:
             self._fail(now_s, f"the reader ended with code {process.returncode}")
         elif self._owes_since_s is None:
             assert process.stdin is not None
-            with contextlib.suppress(OSError):  # it ends just now
+            with contextlib.suppress(OSError):  # the reader is ending
                 os.write(process.stdin.fileno(), b"\n")
                 self._owes_since_s = now_s
         elif now_s - self._owes_since_s > (SILENT_S if self._is_open else OPEN_S):
@@ -165,7 +165,7 @@ class Gpus:
                 assert stream is not None
                 with contextlib.suppress(OSError):
                     stream.close()
-            self._stuck.append(process)  # not waited for: the kernel may hold it
+            self._stuck.append(process)  # no wait: the process may be stuck in the kernel
 
     def _answers(self) -> list[dict[str, Any]]:
         assert self._process is not None
@@ -244,7 +244,7 @@ def _run(sampler: Sampler, interval_ns: int) -> None:
     due_ns = time.monotonic_ns()
     while True:
         sampler.sample(time.monotonic_ns())
-        # A late sample moves no later one: the times stay on one grid.
+        # A late sample does not delay later samples: the times stay on one grid.
         due_ns += interval_ns * max(1, -(-(time.monotonic_ns() - due_ns) // interval_ns))
         while (wait_ns := due_ns - time.monotonic_ns()) > 0:
             if select.select([0], [], [], wait_ns / 1e9)[0]:

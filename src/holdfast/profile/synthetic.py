@@ -150,7 +150,7 @@ def write_three_d(folder: Path, *, steps: int = 4, cluster: Cluster | None = Non
             ends_s.append((begin_s + max(one.end_s for one in own), exchange_s))
         end_s = max(end + exchange for end, exchange in ends_s)
         for track, (last_s, _) in zip(tracks, ends_s, strict=True):
-            # The norm of the gradients is of all stages, so each waits for the slowest.
+            # The norm of the gradients covers all stages, so each stage waits for the slowest.
             track.spans.append(("communication", last_s, end_s, step, cluster.exchanging))
             track.spans.append(
                 ("optimizer", end_s, end_s + cluster.optimizer_s, step, cluster.computing)
@@ -346,7 +346,7 @@ def main() -> None:
         "evaluation": write_evaluation,
     }
     for name, write in cases.items():
-        # A recording is appended to, so an earlier one would be there twice.
+        # Remove an earlier recording, because writing appends to a recording.
         shutil.rmtree(folder / name, ignore_errors=True)
         write(folder / name)
 

@@ -109,7 +109,7 @@ class TrainedModules:
 
     def _hook(self, root: "Module") -> None:
         if root in self._removals or root._compiled_call_impl is not None:
-            return  # compiled in place: a hook would have the model compiled again
+            return  # compiled in place: a hook would cause a recompilation
         self._removals[root] = [
             root.register_forward_pre_hook(ModuleHook(self._begins), prepend=True).remove,
             root.register_forward_hook(ModuleHook(self._ends)).remove,

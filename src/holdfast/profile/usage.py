@@ -75,7 +75,7 @@ def _curve(metric: str, series: Sequence[Series], most_points: int) -> UsageCurv
             key = max(0, (at_ns - first_ns) // width_ns)  # a clock may have been set back
             low, high, total, count = points.get(key, (value, value, 0.0, 0))
             points[key] = min(low, value), max(high, value), total + value, count + 1
-    # A clock that was set forward has left the newest points at the end.
+    # If a clock was set forward, there may be too many points; the last ones are the newest.
     keys = sorted(points)[-most_points:]
     return UsageCurve(
         metric=metric,

@@ -201,7 +201,7 @@ class RecordingWriter:
         return start_bytes + len(text)
 
     def _begin_part(self) -> None:
-        self.close()  # the next call opens what then has the name
+        self.close()  # the next call opens the file that then has this name
         parts = sorted(_parts_of(self.path))
         number = parts[-1] + 1 if parts else 1
         self.path.rename(f"{self.path}.{number}")

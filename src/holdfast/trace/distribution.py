@@ -116,5 +116,6 @@ class Distribution:
         reach = 1.5 * (q3 - q1)
         inside = self.values[(self.values >= q1 - reach) & (self.values <= q3 + reach)]
         low, high = (inside[0], inside[-1]) if len(inside) else (np.nan, np.nan)
-        # With few data a quartile may lie between two data, beyond the last datum in reach.
+        # With few values, a quartile is interpolated and may lie beyond the last value within
+        # reach.
         return np.array([min(low, q1), q1, median, q3, max(high, q3)])

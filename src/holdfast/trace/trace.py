@@ -253,7 +253,7 @@ class Trace:
         except duckdb.OutOfMemoryException:
             raise
         except duckdb.Error as error:
-            # Cut off the copy of the query that follows, underlined.
+            # Cut off the copy of the query, with a marker below it, that ends the message.
             message = " ".join(str(error).partition("\n\nLINE ")[0].split())
             if _NO_SAMPLES.search(message):
                 raise BadUse(

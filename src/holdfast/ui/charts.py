@@ -35,7 +35,8 @@ def loss_chart(summary: RunSummary, *, name: str, narrow: bool) -> str | None:
     figure = new_figure(4.3, 3.5) if narrow else new_figure(9.6, 3.9)
     axes = _axes(figure)
     for segment in curve.lost:
-        # Broad and faint: a job that repeats its steps exactly draws its surviving line over them.
+        # Broad and faint: if a job repeats its steps exactly, the surviving line covers the lost
+        # line.
         _line(axes, segment.points, colour="lost", width=5.0, opacity=0.45)
     _line(axes, curve.surviving, colour="productive", width=1.3, opacity=1.0)
     points = [point for point in _thinned(curve.validation) if math.isfinite(point.value)]

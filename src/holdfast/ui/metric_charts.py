@@ -106,7 +106,7 @@ def _svg(label: str, places: Sequence[Place]) -> Markup:
             f'r="3"/><text class="end" x="{_WIDTH:g}" y="12">step {place.step:,}: '
             f"{_shown(place.value)}{spread}</text></g>"
         )
-    return Markup("".join([*parts, "</svg>"]))  # numbers, and a label that is escaped
+    return Markup("".join([*parts, "</svg>"]))  # safe: only numbers and an escaped label
 
 
 def _shown(value: float) -> str:

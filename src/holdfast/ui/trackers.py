@@ -129,7 +129,7 @@ def _to_tensorboard(curves: Curves, folder: Path) -> str:
     if target.exists():
         raise BadUse(f"{target} exists already. Delete that folder, or name another with --output.")
     partial = target.with_name(f".{curves.run_id}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of an export that was killed
+    shutil.rmtree(partial, ignore_errors=True)  # left by an export that was killed
     writer = EventFileWriter(str(partial))
     try:
         for point in curves.points:

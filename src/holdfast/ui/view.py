@@ -142,7 +142,7 @@ def _both_widths(draw: Any, summary: RunSummary, name: str) -> Sequence[tuple[st
     for width in ("wide", "narrow"):
         svg = draw(summary, name=f"{name}-{width}", narrow=width == "narrow")
         if svg is not None:
-            drawings.append((width, Markup(svg)))  # from matplotlib, its label escaped in `charts`
+            drawings.append((width, Markup(svg)))  # drawn by matplotlib; `charts` escapes the label
     return drawings
 
 

@@ -195,7 +195,7 @@ def plan(
     holdfast eval plan --suite gsm8k,mmlu:0.1 --model ./llama --nodes 4
     holdfast simulate evaluate --suite gsm8k --model ./llama --nodes 4
     """
-    _check_installed()  # `holdfast simulate evaluate` is this command too
+    _check_installed()  # also called as `holdfast simulate evaluate`
     from holdfast.simulate.plan import plan as make_plan
 
     options = options_from(place, how)

@@ -160,7 +160,7 @@ def _parser() -> argparse.ArgumentParser:
 
     def refuse(message: str) -> NoReturn:
         what, is_invalid, kind_and_value = message.partition(": invalid ")
-        if is_invalid:  # the kind is Python's name of a function
+        if is_invalid:  # argparse names the kind by a Python function
             message = f"{what} cannot be {kind_and_value.rpartition('value: ')[2]}"
         raise BadUse(f"lm-eval rejects these options: {message}. See lm-eval run --help.")
 

@@ -273,7 +273,7 @@ def options_from(place: "Place", how: Mapping[str, Any], **more: Any) -> "Evalua
     if judge and "url" not in judge:
         raise BadUse("A judge's limits are given, but no judge. Give --judge-url URL too.")
     how["include_paths"] = tuple(str(path.absolute()) for path in how.get("include_paths", ()))
-    if "output" in how:  # a resume may be called from elsewhere
+    if "output" in how:  # a resume may start in another folder
         how["output"] = how["output"].absolute()
     return EvaluateOptions(
         home=place.home,

@@ -88,9 +88,8 @@ def _as_it_is(one: EvaluationRecord, ledger: Ledger) -> EvaluationRecord:
     """Return the record with the evaluation's actual state."""
     from holdfast.evaluate import state_of
 
-    if (
-        state := state_of(one)
-    ) != one.state:  # its command is gone, and may have recorded its end since we looked
+    # A command that is gone may have recorded its end after `one` was read.
+    if (state := state_of(one)) != one.state:
         one = ledger.evaluation(one.evaluation_id)
         state = state_of(one)
     return replace(one, state=state)

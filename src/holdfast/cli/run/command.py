@@ -249,7 +249,7 @@ def command(
     _check_use(job, resume, name, fresh=fresh)
     check_slurm_use(on, nodes, sbatch_options, rendezvous, spares)
     wish = _wish(eval_suite, eval_drop_stale, eval_options)
-    # Taken out of the environment: the ranks inherit that, and run the user's code.
+    # Remove the URLs from the environment, because the ranks inherit it and run the user's code.
     urls = [*notify, *os.environ.pop(ENV_NOTIFY, "").split()]
     check_urls(urls)
     kept_settings: dict[str, float | str | bool | None] = {
@@ -360,7 +360,7 @@ def _lead(paths: RunPaths, ledger: Ledger, place: Place, **options: Any) -> "Out
     try:
         outcome = supervise(paths.run_id, ledger, place.home, observer=observe, **options)
         if not outcome.led:
-            return outcome  # another node leads the run, which goes on
+            return outcome  # another node leads the run, which continues
         if evaluation is not None:
             evaluation.finish()
         settle(paths, outcome, narrator.say)

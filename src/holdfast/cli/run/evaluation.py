@@ -111,7 +111,7 @@ class RunEvaluation:
         )
         self._before = [*holdfast, "--ledger", ledger]
         self._over = paths.root / "evaluation.over"
-        self._over.unlink(missing_ok=True)  # of the attempt that is resumed
+        self._over.unlink(missing_ok=True)  # left by the attempt that is resumed
         self._watched: Path | None = None
         self._child: subprocess.Popen[bytes] | None = None
 
@@ -190,7 +190,7 @@ class RunEvaluation:
                 environment={**os.environ, "HOLDFAST_HOME": str(self._paths.home)},
                 working_folder=self._working_folder,
             )
-        except OSError as error:  # training goes on; the next checkpoint tries again
+        except OSError as error:  # training continues; the next checkpoint tries again
             self._print(f"the evaluation cannot be started: {error}")
 
 

@@ -152,7 +152,7 @@ def run_on_slurm(
     screen = _Screen(echo=wanted.echo)
     screen.say(f"run {run.run_id} is queued as Slurm job {job_id}")
     following = Following(paths, submission, jobs, say=screen.say, show=screen.show)
-    # A terminal that is closed and a SIGTERM end this command alone: the run goes on.
+    # A closed terminal or a SIGTERM ends only this command; the run continues.
     former = signal.signal(signal.SIGINT, lambda *_: following.stop())
     try:
         following.until_over()
@@ -201,7 +201,7 @@ def settle(paths: RunPaths, outcome: Outcome, say: Callable[[str], None]) -> Non
     """
     try:
         ended = settle_jobs(paths, is_queued=outcome.state == "queued")
-    except HoldfastError as error:  # the run has ended all the same
+    except HoldfastError as error:  # the run has ended nevertheless
         say(f"{error} See: squeue --me")
         return
     if ended:

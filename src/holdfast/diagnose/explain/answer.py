@@ -62,7 +62,7 @@ def answer(explanation: Explanation, everything: Sequence[Event], first: FirstEn
     )
     stating = stating[::-1][:ROOT_LINES]
     if root.line == 0:
-        stating = []  # the supervisor observed it; log lines may be unrelated
+        stating = []  # the supervisor observed the root; log lines may be unrelated
     lines = tuple(LogLine(file=event.file, line=event.line, text=event.cited) for event in stating)
     decided_by = [root.rule.id]
     if first.rank is not None and first.rank == rank_of(root) and first.rule_id != root.rule.id:

@@ -64,7 +64,7 @@ def scope_of(root: Cluster, same: Sequence[Event], everything: Sequence[Event]) 
     wider = _named(same, ranks_by_pid)
     found = {name: values or wider[name] for name, values in found.items()}
     if found["rank"] and len(alike) == sum(event.rule is rule for event in everything):
-        for event in alike:  # the scan keeps only some of equal events
+        for event in alike:  # the scan keeps only some of many equal events
             found["rank"] |= (
                 set() if rule.kind in OF_PEERS else event.log.reporters.get(rule.id, {}).keys()
             )

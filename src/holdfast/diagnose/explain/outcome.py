@@ -157,7 +157,7 @@ def _by_logs(events: Sequence[Event]) -> End | None:
     done = _work_done(events)
     stops = [one for one in troubles if one.rule.kind == "scheduler" and stopped_by(one)]
     if done is None and stops:
-        return End(outcome="failed")  # `stopped_by(root)` separates a stop later
+        return End(outcome="failed")  # a stop counts as a failure here; see `stopped_by`
     job = _latest(_stating(events, "job_succeeded"))
     if job is not None and not any(
         one.rule.ending == "job_failed"

@@ -114,7 +114,7 @@ class Event:
     def recovered(self) -> bool:
         """True if the rank made new steps after the event, or the job made enough new steps."""
         if self.log.clock.is_before(self.log.last_step_s, self.time_s):
-            return False  # the steps are of an earlier log that was concatenated
+            return False  # the steps belong to an earlier log that was concatenated
         if self.own_progress or self.log.steps.went_on(self.before):
             return True
         return self.log.steps.total < STEPS_SURVIVED and self.log.counters.went_on(self.before)
@@ -492,7 +492,7 @@ def _scan_line(log: _Log, file: LogFile, line: Line) -> bool:
 def _note_open(log: _Log, key: StreamKey, stream: Stream) -> None:
     log.open.pop(key, None)
     if stream.tracebacks.is_open:
-        log.open[key] = log.lines  # moves it to the end: the first is silent longest
+        log.open[key] = log.lines  # moves the key to the end; the first key is silent longest
     oldest = next(iter(log.open), key)
     if log.lines - log.open.get(oldest, log.lines) > _TORN_LINES:
         log.streams[oldest].tracebacks.is_open = False

@@ -248,7 +248,7 @@ def read_blocks(path: Path, reading: Reading | None = None) -> Iterator[tuple[by
                 lambda count: os.read(file.fileno(), count), status.st_size if regular else None
             )
             yield from _whole_lines(_unpacked_if_need_be(raw, path, reading), reading)
-    except OSError as error:  # such as a log on a broken disk: the part before is used
+    except OSError as error:  # such as a broken disk: the part before the error is used
         reading.notes.append(
             f"{path}: not readable to its end ({error.strerror}); used up to that point."
         )

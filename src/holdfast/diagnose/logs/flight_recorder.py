@@ -160,8 +160,8 @@ def _behind(
     sequence, name, _ = max(waiting.values())
     late = sorted(rank for rank in members if last.get(rank, (0,))[0] < sequence)
     silent = [rank for rank in late if rank not in path_of]
-    # If only a few ranks have no dump, they are probably dead; if most have none, their dumps were
-    # not given to us.
+    # If only a few ranks have no dump, they are probably dead. If most have none, their dumps were
+    # left out of the input.
     if silent and 3 * len(silent) <= len(members):
         for rank in silent:
             text = (

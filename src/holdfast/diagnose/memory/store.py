@@ -312,7 +312,7 @@ def _add(ledger: Ledger, memory: Memory) -> tuple[int, tuple[str, ...]]:
         try:
             vector = embedder.embed([memory.roots[0]])[0]
             memory = replace(memory, embedding=packed(vector), embedding_model=embedder.model)
-        except EmbeddingsFailed as error:  # stored without one; full-text search finds it
+        except EmbeddingsFailed as error:  # full-text search still finds the incident
             notes = (str(error),)
     return ledger.add_memory(memory), notes
 

@@ -140,7 +140,7 @@ def stage_memory(model: Model, layout: Layout, stage: int) -> StageMemory:
     layers_a_chunk = model.layers / (layout.pipeline * layout.chunks)
     activations = in_flight * layers_a_chunk * activation_bytes_per_layer(model, layout)
     if layout.recompute == "full":
-        # The layer that is computed again holds all of its activations for a moment.
+        # A layer that is being recomputed holds all of its activations for a moment.
         activations += _whole_layer(model, layout)
     gathered = (
         2 * WEIGHT_BYTES * model.layer_parameters / layout.tensor if layout.zero == 3 else 0.0

@@ -95,7 +95,7 @@ def activity(
         ]
         for series in devices
     ]
-    # Steps may be shorter than the time between two samples; then the phases stand alone.
+    # Steps may be shorter than the time between two samples; then only the phases are drawn.
     bare = max(map(len, drawn)) < MIN_POINTS
     figure = page.new_figure(*_size(narrow, 0.75 + (0.5 if bare else 1.15) * len(devices)))
     figure.patch.set_alpha(0)

@@ -369,7 +369,7 @@ def _utilization(
 ) -> tuple[Utilization | None, list[str]]:
     stated = job.gpu.peak_tflops if peak_tflops is None else peak_tflops
     if peak_tflops is not None:
-        peak_of(None, peak_tflops)  # raises for a peak that cannot be
+        peak_of(None, peak_tflops)  # raises if the peak is impossible
     try:
         peak = peak_of(job.gpu.name, stated)
     except BadUse as error:

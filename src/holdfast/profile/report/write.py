@@ -94,7 +94,7 @@ def _both(draw: Any, name: str, *arguments: Any, **options: Any) -> list[tuple[s
     for width, narrow in (("wide", False), ("narrow", True)):
         svg = draw(*arguments, name=f"{name}-{width}", narrow=narrow, **options)
         if svg is not None:
-            drawn.append((width, Markup(svg)))  # from matplotlib, its label escaped
+            drawn.append((width, Markup(svg)))  # safe: drawn by matplotlib, with an escaped label
     return drawn
 
 

@@ -88,7 +88,7 @@ class Dcgmi:
         fields = ",".join(map(str, FIELDS))
         words = [command, "dmon", "-e", fields, "-d", str(max(100, round(interval_s * 1000)))]
         try:
-            # A reader that hangs is killed, and its `dcgmi` with the reader.
+            # A reader that hangs is killed; `dcgmi` then ends, too.
             self._process = subprocess.Popen(
                 words,
                 stdin=subprocess.DEVNULL,
@@ -141,7 +141,7 @@ class Dcgmi:
         self._process.kill()
         assert self._process.stdout is not None
         self._process.stdout.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel may hold it
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it may be stuck in the kernel
             self._process.wait(LAST_WAIT_S)
 
     def _id(self, metric: str, device: int) -> SeriesId:
@@ -171,7 +171,7 @@ class Dcgmi:
             yield from (line.decode(errors="replace") for line in lines)
 
     def _ending(self) -> str:
-        # A command that closed its output and lives on is ended: nothing follows.
+        # A command that has closed its output sends no more values, even if the command still runs.
         try:
             returncode = self._process.wait(LAST_WAIT_S)
         except subprocess.TimeoutExpired:

@@ -55,7 +55,7 @@ class Host:
             )
         except OSError as error:
             raise CannotRead(f"{error.filename}: {error.strerror}") from error
-        except (ValueError, LookupError) as error:  # of a kernel or a container with other forms
+        except (ValueError, LookupError) as error:  # other kernels may use other formats
             raise CannotRead(f"/proc has an unknown form: {error!r}") from error
 
     def close(self) -> None:
@@ -148,5 +148,5 @@ class Host:
             text = (self._proc / str(pid) / "stat").read_text()
         except OSError:
             return None
-        words = text.rpartition(")")[2].split()  # the name before may hold spaces and brackets
+        words = text.rpartition(")")[2].split()  # the name may contain spaces and brackets
         return (int(words[11]) + int(words[12])) / _TICKS_S, int(words[21]) * _PAGE_BYTES

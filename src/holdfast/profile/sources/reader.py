@@ -37,7 +37,7 @@ def serve(sources: dict[str, Open]) -> None:
         except SourceEnded as error:
             ended = source.name
             source.close()
-            if not has_given:  # opened again, the source would end again
+            if not has_given:  # a source without values would end again
                 sources = {name: one for name, one in sources.items() if name != ended}
             source, missing = probe(sources)
             if source is None or source.name != ended:

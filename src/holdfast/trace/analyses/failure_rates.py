@@ -147,9 +147,8 @@ def failure_rate_by_size(trace: "Trace", *, confidence: float = CONFIDENCE) -> R
             if kind == "infrastructure" and not events.any():
                 continue
             low, high = poisson_interval(events, confidence=confidence)
-            with np.errstate(
-                divide="ignore", invalid="ignore"
-            ):  # Jobs of a size may all have ended when they began.
+            # The GPU time is 0 if all jobs of a size ended when they began.
+            with np.errstate(divide="ignore", invalid="ignore"):
                 rate, low, high = (1000 * count / jobs.gpu_time_h for count in (events, low, high))
                 pooled = 1000 * events.sum() / jobs.gpu_time_h.sum()
             per_node = rate / node_days_per_gpu_hour

@@ -105,7 +105,7 @@ def integrals(
         for values in (step, rest_s)
     )
     before = np.cumsum(steps, axis=1) - steps
-    # Sums of thousands of fractions of GPUs end a rounding error above or below 0.
+    # Rounding may leave the sum of thousands of GPU fractions slightly below 0.
     return np.maximum(rests + HOUR_S * before, 0.0)
 
 

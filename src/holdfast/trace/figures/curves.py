@@ -34,7 +34,7 @@ def plan_curves(panel: charts.Lines, look: Look, *, width_in: float) -> Plan:
         heights += [part for part in (series.y, series.low, series.high) if part is not None]
     x = plan_axis(panel.x, np.concatenate(every), length_pt=width_in * 62, gap_pt=38)
     y = plan_axis(panel.y, np.concatenate(heights), length_pt=PLOT_HEIGHT_IN * 72, gap_pt=26)
-    if not y.category:  # A curve along the edge keeps its full stroke.
+    if not y.category:  # Leave room for the full width of a curve along the edge.
         y = replace(
             y, high=y.high + 0.012 * (y.high - y.low) if y.scale == "linear" else y.high * 1.12
         )

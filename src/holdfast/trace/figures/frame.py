@@ -63,7 +63,7 @@ def frame(plan: Plan, look: Look, *, width_in: float, letter: str = "") -> Frame
     else:
         lines = max((text.count("\n") + 1 for _, text in plan.x.ticks), default=0)
         bottom = lines * size * 1.2 + 5
-        if plan.x.ticks:  # The last label reaches over the end of its axis.
+        if plan.x.ticks:  # The first and last labels reach beyond the ends of the axis.
             end, overhang = plan.x.place(plan.x.ticks[-1][0]), below[-1] / 2
             right = max(right, overhang - (1 - end) * (width - left - right) + 2)
             left = max(

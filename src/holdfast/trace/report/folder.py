@@ -46,12 +46,11 @@ def replaced(folder: Path) -> Iterator[Path]:
         fsync_folder(folder.parent)
     except OSError as error:
         if error.errno and error.filename is None:
-            error.filename = str(
-                folder
-            )  # A write by a descriptor, as on a full disk, has no file name.
+            # The error of a write by a descriptor, as on a full disk, has no file name.
+            error.filename = str(folder)
         raise
     finally:
-        # After a failure this is the new folder, after a replacement the old one; else nothing.
+        # This is the new folder after a failure, the old folder after a replacement; else nothing.
         shutil.rmtree(temporary, ignore_errors=True)
 
 

@@ -124,7 +124,7 @@ def _key_figures(read: Read, report: Report, known: Known) -> list[KeyFigure]:
     note = ""
     months = _rows(report, "months", read)
     if lost_h is None and any(row["lost_gpu_time_h"] == 0 for row in months):
-        lost_h, note = 0.0, "no failed job held a GPU"  # months without states are not a number
+        lost_h, note = 0.0, "no failed job held a GPU"  # months without job states have NaN
     if lost_h is not None and failed is not None:
         share = lost_h * 3600 / read.gpu_time_s if read.gpu_time_s else 0.0
         note = f"{words.percent(share)}, by {words.plainly(round(failed), 'failed job')}"

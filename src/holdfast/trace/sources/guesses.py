@@ -90,7 +90,7 @@ def guess_of(path: Path) -> Guess | None:
     try:
         with opened(path) as file:
             first = file.read(8192)
-    except (OSError, EOFError, zlib.error):  # cut off, or not to be read
+    except (OSError, EOFError, zlib.error):  # truncated or unreadable
         return None
     if first.startswith((b"\xff\xfe", b"\xfe\xff")) or (
         first and first.count(b"\0") > len(first) // 4
@@ -149,7 +149,7 @@ def _csv(path: Path, text: str) -> Guess | None:
             names, second = (
                 next(csv.reader([line], delimiter=delimiter), []) for line in lines[:2]
             )
-        except csv.Error:  # no text, or lines that end by carriage returns
+        except csv.Error:  # not text, or lines that end in carriage returns
             continue
         if (
             len(names) > 2
@@ -164,7 +164,7 @@ def _csv(path: Path, text: str) -> Guess | None:
             what = "a table whose columns have other names"
             if delimiter == ",":
                 return Guess(what, "", after)
-            # A column map reads commas alone.
+            # Convert to commas, the default delimiter of a column map.
             convert = (
                 "python3 -c 'import csv, sys; csv.writer(sys.stdout).writerows(csv.reader(sys.stdin, "
                 f"delimiter={json.dumps(delimiter)}))' < {_quoted(path)} > {_quoted(f'{path.stem}-commas.csv')}"

@@ -11,9 +11,7 @@ from holdfast.trace.sources.plain_text import opened_text
 
 CHUNK_CHARACTERS: Final = 1 << 20
 LONGEST_OBJECT_CHARACTERS: Final = 256 << 20
-_DECODER: Final = json.JSONDecoder(
-    strict=False
-)  # control characters in a text are the writer's fault, not ours
+_DECODER: Final = json.JSONDecoder(strict=False)  # accepts control characters in strings
 _SPACE: Final = " \t\r\n,"
 _TORN: Final = re.compile(r"[\w.+-]*\s*$")
 

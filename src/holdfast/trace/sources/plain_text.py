@@ -138,7 +138,7 @@ def line_at(path: Path, byte: int) -> int:
         while byte > 0 and (block := file.read(min(byte, _BLOCK_BYTES))):
             line += block.count(b"\n")
             byte -= len(block)
-        # In files with \r\n the database's position is that of the \n.
+        # In files with \r\n, the database returns the position of the \n.
         return line + (file.read(1) == b"\n")
 
 

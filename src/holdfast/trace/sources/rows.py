@@ -68,7 +68,7 @@ def read_rows(
 
 def _write(batch: Path, rows: Iterator[Sequence[Any]], lists: Sequence[int]) -> int:
     count = 0
-    # A text that UTF-8 cannot encode (half a surrogate pair) loses that character only.
+    # Half a surrogate pair, which UTF-8 cannot encode, is replaced; the rest of the text is kept.
     with batch.open("w", encoding="utf-8", errors="replace", newline="") as file:
         writer = csv.writer(file, quoting=csv.QUOTE_ALL, lineterminator="\n")
         for row in rows:

@@ -176,7 +176,7 @@ def summary_of_long(
         ).fetchall()
     ]
     devices = [device_named(name, source.metric) for name in names]
-    # A unique name: the rows stay in use in a view when another file of the metric is read.
+    # The name is unique: a view still reads these rows when another file of the metric is read.
     table = f"names_of_{source.metric.name.lower()}_{secrets.token_hex(4)}"
     connection.execute(f"CREATE TABLE {table} (name VARCHAR, device INTEGER)")
     columns = {
@@ -247,7 +247,7 @@ def _notes_of_values(
         f"WHERE value IS NOT NULL AND NOT isnan(value))"
     ).fetchall()[0]
     if not rows:
-        return [empty_note(f"{file}, {metric.name}", cluster)]  # of a file that may hold others
+        return [empty_note(f"{file}, {metric.name}", cluster)]  # the file may hold other metrics
     between = f"{metric.low:g} to {metric.high:g} {metric.unit}"
     found = [
         (

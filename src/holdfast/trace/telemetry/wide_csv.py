@@ -258,7 +258,7 @@ def _read_block(
     lengths = ends - starts
     stamps = slice(None, None, columns)
     at_us, offsets = _times(wide, buffer, starts[stamps], ends[stamps], begins)
-    # The stamps pass the dictionary as empty fields, which is cheaper than cutting them out.
+    # Look up the time stamps as empty fields, which is cheaper than removing them from the arrays.
     lengths[stamps] = 0
     try:
         table, ids = fields.look_up(buffer, starts, lengths)

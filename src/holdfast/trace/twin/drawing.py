@@ -55,7 +55,7 @@ class _Draw:
 
     def jobs(self) -> TwinJobs:
         known = self.calibration
-        # Not of the seed: every draw of a size has the same counts.
+        # A generator that does not depend on the seed: all draws of a size have the same counts.
         cells, seconds = rounded_cells(
             known.cells,
             known.seconds,
@@ -104,14 +104,15 @@ class _Draw:
             np.maximum.at(ends, batches, offsets + lasting)
             return retried(first, ends, sessions.retries, sessions.pauses_s)
 
-        # Queues follow the load, and retries follow failures, which queues put off.
+        # Queue times depend on the load. A retry follows a failure, which comes later by the queue
+        # time.
         queues = self._queues(
             types, gpus, durations, sessions, with_retries(durations)[batches] + offsets
         )
         runs = durations - queues if known.counts_queue else durations
         moments = with_retries(queues + runs)
         users = self._users(sessions, np.bincount(batches))
-        # A job that still runs was not submitted with others: it gets its own moment.
+        # A job that still runs was not submitted with others, so it becomes a batch of its own.
         running = np.flatnonzero(names == "RUNNING")
         moments = np.concatenate([moments, moments[batches[running]]])
         batches[running] = batches.max() + 1 + np.arange(len(running))
@@ -158,7 +159,7 @@ class _Draw:
             of_type = np.flatnonzero(types == known.longest[0])
             if len(of_type) and self.factor >= 1:
                 longest = int(of_type[np.argmax(bins[of_type])])
-                # Only where the bin is the limit's own can the job be as long.
+                # The job can have the longest duration only if this duration lies in the job's bin.
                 longest = (
                     longest
                     if 2.0 ** (bins[longest] - 1) < known.longest[1] <= 2.0 ** bins[longest]
@@ -218,7 +219,8 @@ class _Draw:
         )
         values = self._with_medians(values, bins, gpu_of_type[own_types].astype(np.int64), "queue")
         ceiling = durations if known.counts_queue else None
-        # Pretraining has its own quota, and waits for itself; the others wait for all.
+        # Pretraining has its own quota, so only pretraining jobs delay it. All jobs delay the
+        # others.
         reserved = self._reserved(types)
         load = np.zeros(len(types))
         for waiting, counted in ((reserved, reserved), (~reserved, gpus >= 0)):
@@ -295,7 +297,7 @@ class _Draw:
     def _cpus(self, types: Ints, places: Ints) -> Ints:
         cpus = self.calibration.cpus[types, places]
         alone = self.calibration.gpu_nums[places] == 0
-        # A CPU job asks for its usual cores, half or twice as many.
+        # A CPU job requests the usual number of cores, half of this number, or twice this number.
         scale = np.where(alone, 2.0 ** self.rng(9).integers(-1, 2, size=len(types)), 1.0)
         return np.maximum(np.rint(cpus * scale), 1).astype(np.int64)
 
@@ -340,7 +342,7 @@ def dealt_queues(
         + 0.5 * places / longest[batches]
     )
     dealt = np.empty_like(queues)
-    # By type and score the jobs, by type and length the times.
+    # Within each type, the jobs with the highest scores get the longest queue times.
     dealt[np.lexsort((score, types))] = queues[np.lexsort((queues, types))]
     if ceiling is not None:
         for type_ in np.unique(types).tolist():

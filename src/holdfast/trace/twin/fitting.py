@@ -153,7 +153,7 @@ def _cleaned(jobs: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]
     gpus = np.ceil(numbers["gpu_num"][good]).astype(np.int64)
     type_ = np.where(gpus == 0, CPU, _words(jobs.get("type"), count, "Other")[good])
     names, counts = np.unique(type_, return_counts=True)
-    # `Other` may be rare itself; then it goes to the most usual type.
+    # `Other` may itself be rare. Its jobs then get the most frequent type.
     rare = names[(counts < SMALLEST_CELL) & (names != CPU)]
     type_ = np.where(np.isin(type_, rare), "Other", type_)
     if 0 < (type_ == "Other").sum() < SMALLEST_CELL:
@@ -360,7 +360,7 @@ def _drift(submit_s: Floats, types: Ints, count: int) -> Floats:
     """
     parts = (submit_s - submit_s.min()) / max(float(np.ptp(submit_s)), 1.0)
     mean = np.bincount(types, parts, minlength=count) / np.bincount(types, minlength=count)
-    # The mean of u is drift / (1 + drift) where the part u**drift has come by u.
+    # If the share of jobs submitted by time u is u**drift, the mean of u is drift / (1 + drift).
     return np.asarray(np.clip(mean / np.maximum(1 - mean, 1e-9), 1 / 3, 3.0))
 
 
@@ -428,7 +428,8 @@ def jobs_of(trace: "Trace") -> tuple["Cluster", dict[str, npt.NDArray[Any]]]:
     )
     columns = dict(table.columns)
     for name in numbers.values():
-        # A node count that nobody knows is left to the reader's default, which it has for the column alone.
+        # If any value is unknown, drop the column: the reader has a default only for a missing
+        # column.
         if name in columns and np.isnan(columns[name].astype(float)).any():
             del columns[name]
     return trace.clusters[names[0]], columns

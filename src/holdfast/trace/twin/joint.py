@@ -286,11 +286,11 @@ def conditions_of(margins: JointMargins, gpu_num: dict[str, Any]) -> Conditions:
                 conditions.append(Condition(weights=weights, target=jobs, scale=0.1 + 0.001 * jobs))
         table = margins.tables[name]
         if "box_gpu_num" not in table:
-            allowed[number] = (
-                margins.values <= 8
-            )  # Nothing is published of these few; they are small.
+            # No GPU counts are published for the few jobs of this type; they are small.
+            allowed[number] = margins.values <= 8
             continue
-        # Within a type the durations are given, so what moves its GPU time is how they go with the GPU count.
+        # The durations of a type are given. Its GPU time therefore depends only on how the
+        # durations vary with the GPU count.
         feature = flat(log_s * np.log(values) * own) / 10
         percent = table["gpu_time_pct"]
         conditions.append(
@@ -361,7 +361,7 @@ def write_solutions(folder: Path) -> None:
         lines = ["type,gpu_num," + ",".join(f"bin_{number}" for number in range(_CARRIED_BINS))]
         for name, of_type in zip(margins.types, table, strict=True):
             for gpus, cells in zip(margins.values, of_type, strict=True):
-                # Fewer than one job in ten thousand draws is none.
+                # Fewer than one job in ten thousand draws counts as 0.
                 kept = [f"{cell:.4g}" if cell >= 1e-4 else "0" for cell in cells[:_CARRIED_BINS]]
                 if any(cell != "0" for cell in kept):
                     lines.append(f"{name},{gpus:g},{','.join(kept)}")

@@ -87,7 +87,8 @@ def published_states(
     # long run on hundreds of GPUs meets hardware failures (Table 3: infrastructure has 82% of the
     # GPU time of failures).
     prior[..., 1] = 0.06 * log_s + 0.10 * log_size
-    # Of Kalos' 641 pretraining jobs 183 completed (counted in its converted form, tethys): fewer than of other types.
+    # Of Kalos' 641 pretraining jobs, 183 completed (counted in tethys, its converted form). This
+    # share is lower than that of the other types.
     prior[types.index("Pretrain"), ..., 0] = -0.8
     prior[..., 2] = (
         -0.12 * log_s + 0.10 * log_size + 0.02 * np.maximum(log_s, 0) * np.maximum(log_size - 5, 0)
@@ -195,7 +196,7 @@ def dealt_states(
         if not len(members):
             continue
         counts = largest_remainder(model.totals[row], len(members))
-        # In the order of size and duration, so that every region of the table gets its part.
+        # Order the jobs by size and duration, so that every region of the table gets its share.
         members = members[
             np.lexsort((rng.random(len(members)), types[members], bins[members], places[members]))
         ]

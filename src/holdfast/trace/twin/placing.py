@@ -83,7 +83,8 @@ def placed(
     begins, ends = demand.begins_s[order], demand.ends_s[order]
     edges = np.searchsorted(batches, np.arange(count + 1))
     held = np.add.reduceat(gpus * (ends - begins), edges[:-1]) if count else np.array([])
-    # First what has no choice, then what has its own quota, in the order of its arrival; the rest by falling GPU time.
+    # The order: fixed batches, then batches with their own quota by arrival, then the others by
+    # falling GPU time.
     falling = np.argsort(-held, kind="stable")
     rank = falling.tolist()
     rank.sort(
@@ -99,7 +100,7 @@ def placed(
     placed_part = np.empty(count)
     placed_part[falling] = (np.cumsum(held[falling]) - held[falling]) / max(float(held.sum()), 1.0)
     usual = np.floor(capacity_gpus * (_LONG_JOBS + (1 - _LONG_JOBS) * placed_part))
-    # A few moments near the wanted one, then the nearest that there is.
+    # Try a few starts near the wanted one, then search for the nearest free start.
     away_s = rng.normal(size=(_TRIES, count)) * _NEAR_S * 2.0 ** np.arange(_TRIES)[:, None]
     away_s[0] = 0.0
     tries = np.clip(starts + away_s, 0, latest_s).astype(np.int64)
@@ -182,11 +183,12 @@ class _Grid:
 
         If there is no such start, the result is as described for `placed`.
         """
+        # A batch that starts inside a bucket touches one more bucket.
         first, use = self.use(0, gpus, begins, ends)
         length, peak = (
             len(use) + 1,
             int(use.max()),
-        )  # one more: a start within a bucket touches one more
+        )
         until = min(latest // BUCKET_S, len(self.held) - length - first - 1) + 1
         begin = first + np.arange(max(until, 1))
         for bound in (most, self.capacity):

@@ -68,7 +68,8 @@ def _made(tables: dict[str, Any]) -> Calibration:
     limit_s[-1] = 2.0**21
     counts_queue = tables["duration_from"] == "submit"
     start_s, end_s = (_unix_s(text, tables["zone"]) for text in tables["window"])
-    # The released Seren file has medians of its own, in its curves; those of its summary are of the larger trace.
+    # The released Seren file has separate medians, in its curves. The medians in its summary belong
+    # to the larger trace.
     medians = {
         f"{kind}_{ours}": float(summary[f"{kind}_{theirs}_median_s"])
         for kind in ("gpu", "cpu")
@@ -124,13 +125,14 @@ def _gpu_time(cells: Floats, margins: JointMargins, gpu_num: dict[str, Any]) -> 
     by_type = np.array([margins.tables[name].get("gpu_time_pct", 0.0) for name in margins.types])
     own_s = (margins.durations * margins.means_s).sum(axis=1)
     for _ in range(400):
-        # What no share is published of (Kalos' 8 SFT jobs) stays as it is.
+        # Types without a published share (Kalos' 8 SFT jobs) keep their GPU time.
         known = by_type > 0
         total = margins.gpu_time_s - gpu_time[~known].sum()
         gpu_time[known] *= (by_type[known] / by_type.sum() * total / gpu_time[known].sum(axis=1))[
             :, None
         ]
-        # GPU time over GPUs is the jobs' own time, and that is given too: it moves GPU time between few and many GPUs.
+        # GPU time divided by the GPU count is the jobs' own time, which is also given. To match the
+        # own time, move GPU time between few and many GPUs.
         missing_s = own_s - (gpu_time / margins.values).sum(axis=1)
         slope_s = np.maximum((gpu_time / margins.values**2).sum(axis=1), 1e-9)
         gpu_time *= np.exp(np.clip(0.5 * missing_s / slope_s, -0.2, 0.2)[:, None] / margins.values)
@@ -154,7 +156,7 @@ def _queues(tables: dict[str, Any], types: tuple[str, ...]) -> tuple[Floats, Flo
         jobs = float(table["jobs"])
         if "queue" in table:
             known = np.array(table["queue"], dtype=float)
-            # The curves end at 32,768 s; the few that waited longer thin out by bins.
+            # The curves end at 32,768 s. The few longer waits are spread over three more bins.
             rest = np.round((jobs - known.sum()) * np.array([0.65, 0.9]))
             tail = np.diff([0.0, *rest, jobs - known.sum()])
             cells[number] = padded([*known, *tail])
@@ -216,7 +218,8 @@ def published_users(types: tuple[str, ...]) -> Floats:
     rng = np.random.default_rng(2403)
     for number, name in enumerate(types):
         ranks = 1.0 / np.arange(1, _USERS[name] + 1) ** _ZIPF
-        # Ranks start at another user for each type, so that the busiest evaluator is no pretrainer.
+        # Each type ranks the users from another start, so that the busiest evaluator is no
+        # pretrainer.
         who = (7 * number + rng.permutation(everyone)[: _USERS[name]]) % everyone
         shares[number, who] = ranks / ranks.sum()
     return shares

@@ -161,14 +161,15 @@ class _Dealing:
 
     def dealt(self, rng: np.random.Generator) -> Ints:
         """Return the index of each job's reason; -1 for no reason."""
-        # Largest jobs first: they are the scarce ones.
+        # Deal reasons of large jobs first, because large jobs are scarce.
         mean_gpus = np.nan_to_num(
             np.divide(self.wanted[0], self.counts, where=self.counts > 0, out=self.wanted[0] * 0)
         )
         order = np.argsort(-mean_gpus, kind="stable")
         for reason in order[self.counts[order] > 0].tolist():
             free = np.flatnonzero(self.of < 0)
-            # Small or unknown: as the failed jobs are, which are mostly small.
+            # If the mean is small or unknown, choose mostly small jobs, as most failed jobs are
+            # small.
             chance = np.where(self.gpus[free] < _SMALL_GPUS, 1.0, 0.01)
             if mean_gpus[reason] >= _SMALL_GPUS:
                 chance = np.exp2(-np.abs(np.log2(self.gpus[free] / mean_gpus[reason])))
@@ -181,7 +182,7 @@ class _Dealing:
         for _ in range(_SWEEPS):
             if not sum([self._improved(reason, part, rng) for reason in order.tolist()]):
                 break
-        # What single swaps cannot mend, a new deal of a part of one reason among fewer jobs may.
+        # Where single swaps bring no improvement, drawing some jobs of one reason again may.
         for _ in range(_NEW_DEALS):
             before, sums, costs = self.of.copy(), self.sums.copy(), self._costs()
             if costs.sum() < _GOOD * len(costs):
@@ -219,7 +220,8 @@ class _Dealing:
         offered = np.flatnonzero(rng.random(len(self.of)) < part)
         moves = 0
         own = np.flatnonzero(self.of == reason)
-        # Large and long jobs first, by chance: it is they that make the sums.
+        # Try large and long jobs first, in part by chance, because they contribute most to the
+        # sums.
         part_of_sums = (self.values[:2, own] / self.sums[:2, reason, None]).sum(axis=0)
         for job in own[np.argsort(-part_of_sums * rng.random(len(own)))][:_TRIED].tolist():
             now = self._cost(reason, self.sums[:, reason])

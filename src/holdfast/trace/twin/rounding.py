@@ -49,7 +49,7 @@ def rounded_table(table: Floats, rows: Ints, columns: Ints, rng: np.random.Gener
             factor = np.divide(margin, held, out=np.zeros(len(held)), where=held > 0)
             raked *= factor[:, None] if axis == 1 else factor[None, :]
     whole = np.floor(raked + 1e-9).astype(np.int64)
-    # Where raking has not converged a margin may be exceeded by a unit.
+    # If raking has not converged, a row or column may exceed its margin by a unit.
     for axis, margin in ((1, rows), (0, columns)):
         for line in np.flatnonzero(whole.sum(axis=axis) > margin):
             cells = whole[line] if axis == 1 else whole[:, line]
@@ -81,7 +81,8 @@ def _add_unit(whole: Ints, table: Floats, row: int, column: int) -> None:
     increased instead, and the cell in the other row and column of these two is decreased.
     """
     if table[row, column] <= 0:
-        # Another row gives a unit in a column where this one may have it, and takes it in the column that lacks it.
+        # Another row gives up a unit in a column that this row may use, and gets a unit in the
+        # column that lacks one.
         corner = (table[row] > 0)[None, :] & (table[:, column] > 0)[:, None] & (whole > 0)
         corner[row] = False
         if corner.any():
@@ -188,7 +189,7 @@ def _swap_to_time(
         worst = open_[np.argmax(np.abs(error[open_]))] if len(open_) else 0
         if not len(open_) or abs(error[worst]) < 0.3:
             break
-        # A job of `worst` goes from bin b to bin c, one of `other` the other way.
+        # A job of `worst` moves from bin b to bin c, and a job of `other` from c to b.
         mine = error[worst] + unit[worst] * gain_s
         theirs = error[:, None, None] - unit[:, None, None] * gain_s[None]
         cost = mine[None] ** 2 - error[worst] ** 2 + theirs**2 - (error**2)[:, None, None]

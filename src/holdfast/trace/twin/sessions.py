@@ -181,7 +181,8 @@ def _chain(
     own = rhythm.alike * length[number] + (1 - rhythm.alike**2) ** 0.5 * rng.normal(
         size=len(number)
     )
-    # The sizes, and within each size the durations, go to the positions by rank, so that every count stays.
+    # Assign the sizes, and within each size the durations, to the positions by rank. All counts are
+    # kept.
     gpus = np.empty(len(members), dtype=np.int64)
     gpus[np.lexsort((rng.random(len(number)), size[number]))] = np.sort(gpu_nums[members])
     jobs = np.empty(len(members), dtype=np.int64)

@@ -293,7 +293,7 @@ def _metrics(
         return known[name].at(again)
 
     yield "GPU_UTIL", known["GPU_UTIL"].at(order).astype(np.int64)
-    # Percent, as released; what DCGM itself gives is a part of one.
+    # Percent, as in the released data; DCGM itself reports a number from 0 to 1.
     sm = together("SM_ACTIVE", 0.15)
     yield "SM_ACTIVE", np.round(sm, 3)
     yield "PIPE_TENSOR_ACTIVE", np.round(together("PIPE_TENSOR_ACTIVE", 0.2), 3)

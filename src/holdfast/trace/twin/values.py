@@ -54,7 +54,7 @@ def drawn_values(
     for _ in range(26):
         bend = (low + high) / 2
         moved = start * np.exp(reach * np.exp(np.exp(bend)[own] * log_place))
-        # A larger bend presses values to the lower edge.
+        # A larger bend moves values towards the lower edge.
         too_much = np.bincount(own, moved, minlength=len(target_s)) > wanted
         low, high = np.where(too_much, bend, low), np.where(too_much, high, bend)
     free = np.isnan(target_s)[own]
@@ -118,7 +118,7 @@ def with_median(values: Ints, bins: Ints, median_s: float) -> Ints:
     middle = {(len(values) - 1) // 2, len(values) // 2}
     bin_ = int(np.ceil(np.log2(max(median_s, 1))))
     if any(bins[order[place]] != bin_ for place in middle) or bin_ < 2:
-        return values  # The counts by bin have their median elsewhere.
+        return values  # By the counts of the bins, the median lies in another bin.
     lower, upper = 2.0 ** (bin_ - 1), 2.0**bin_
     moved = values.copy()
     members = order[bins[order] == bin_]

@@ -226,8 +226,8 @@ class Acting:
             with contextlib.suppress(RuntimeError):  # the console has ended meanwhile
                 loop.call_soon_threadsafe(done.set_result, result)
 
-        # A daemon thread: a console that ends does not wait an hour for a stop; the run stops
-        # anyway.
+        # A daemon thread, so that the console can exit during a stop, which may take an hour. The
+        # run stops anyway.
         threading.Thread(target=carry_out, name=f"action-{action_id}", daemon=True).start()
         return done
 
@@ -249,7 +249,7 @@ class Acting:
             self._backend.ledger.end_action(action_id, state, outcome)
         except HoldfastError as error:
             outcome += f" The result could not be recorded: {error}"
-        self._announce(order.target)  # a browser may have been sent on meanwhile
+        self._announce(order.target)  # the browser may already have its response
         return state, outcome
 
     def _state(self, what: str, target: str) -> tuple[str, str]:

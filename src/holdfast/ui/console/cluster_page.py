@@ -96,7 +96,7 @@ class ClusterPages:
         try:
             time.sleep(max(0.0, self._next_at_s - time.monotonic()))
             began_s = time.monotonic()
-            with contextlib.suppress(LedgerError):  # the pages state that the ledger is away
+            with contextlib.suppress(LedgerError):  # the pages report an unavailable ledger
                 self._made = self._next()
             took_s = time.monotonic() - began_s
             self._next_at_s = time.monotonic() + max(self._rest_s, REST_SHARE * took_s)

@@ -70,7 +70,7 @@ class Series:
     def _read(self, journal: Any) -> None:
         state = os.fstat(journal.fileno())
         if state.st_ino != self._inode or state.st_size < self._read_bytes:
-            self._begin(state.st_ino)  # another journal took the place of the one before
+            self._begin(state.st_ino)  # the file was replaced or truncated
         journal.seek(self._read_bytes)
         data = journal.read(READ_BYTES)
         whole = data.rfind(b"\n") + 1
@@ -81,7 +81,7 @@ class Series:
             try:
                 record = decode_step(line)
             except (ValueError, KeyError, TypeError, AttributeError):
-                self.damaged_lines += 1  # a failing disk hides no incident
+                self.damaged_lines += 1  # a failing disk must not hide an incident
                 continue
             self._add(record)
         self.unread_bytes = max(0, state.st_size - self._read_bytes - (len(data) - whole))
@@ -103,7 +103,7 @@ class Series:
             merged: OrderedDict[tuple[int, int], list[float]] = OrderedDict()
             for (attempt, _), values in self.buckets.items():
                 _put(merged, (attempt, int(values[0]) // self.width), values)
-            if len(merged) == len(self.buckets):  # an attempt a bucket: the oldest attempts go
+            if len(merged) == len(self.buckets):  # one bucket per attempt: drop the oldest
                 merged.popitem(last=False)
             self.buckets = merged
 

@@ -133,7 +133,7 @@ def _run_counts(page: Mapping[str, Any], states: Mapping[str, int]) -> Metric:
     """Return the number of runs in each state; the lost ones are among those that go on."""
     numbers = {**dict.fromkeys(STATES, 0), **states}
     for one in page["lost"]:
-        # The ledger does not know that the supervisor is gone, so it has the run as running.
+        # The supervisor ended without a record, so the ledger still counts the run as running.
         numbers["running"] = max(0, numbers["running"] - 1)
         numbers[one["state"]] += 1
     return _labelled(

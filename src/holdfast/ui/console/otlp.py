@@ -62,7 +62,7 @@ class EventExport:
         """
         from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
 
-        # This class reports a failure once; the library would at each try.
+        # This class reports a failure once; the library would report each attempt.
         logging.getLogger("opentelemetry").addHandler(logging.NullHandler())
         logging.getLogger("opentelemetry").propagate = False
         self._ledger = ledger
@@ -98,8 +98,8 @@ class EventExport:
 
         with self._ledger.bounded_reading(LIMIT_S) as connection:
             newest = _newest(connection)
-            # A row with a lower id may appear after a row with a higher id, when two transactions
-            # end in the other order. So each row waits from one look to the next.
+            # A row with a lower id may appear after a row with a higher id, if two transactions end
+            # in the other order. So export a row only one pass after it was first seen.
             until, self._seen = self._seen, newest
             position = self._position(newest)
             if until is None:
@@ -129,7 +129,7 @@ class EventExport:
         except (FileNotFoundError, ValueError):
             self._write(newest)
             return newest
-        if event_id > newest[0] or incident_id > newest[1]:  # of another ledger
+        if event_id > newest[0] or incident_id > newest[1]:  # the file belongs to another ledger
             self._write(newest)
             return newest
         return event_id, incident_id

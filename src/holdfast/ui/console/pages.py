@@ -218,7 +218,7 @@ class Pages:
         accept = request.headers.get("accept", "")
         try:
             body, kind = await asyncio.to_thread(exposition_of, self._backend, accept)
-        except HoldfastError as error:  # a failed scrape is seen; half of the metrics would not be
+        except HoldfastError as error:  # a failed scrape is visible; missing metrics are not
             return Response(f"{error}\n", status_of(error), media_type="text/plain")
         return Response(body, headers={"Content-Type": kind, "Cache-Control": "no-store"})
 

@@ -144,7 +144,8 @@ def _send_events(backend: Backend, complain: Callable[[str], None]) -> "asyncio.
     try:
         export = EventExport(backend.ledger, backend.home, complain)
     except ImportError:
-        # The variable may be meant for other programs: the console serves without the sending.
+        # The variable may be meant for other programs, so the console starts without sending
+        # events.
         complain(
             "OTEL_EXPORTER_OTLP_ENDPOINT is set, but no event is sent. Run: pip install 'holdfast[otel]'"
         )

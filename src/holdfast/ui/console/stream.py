@@ -70,7 +70,7 @@ class Hub:
             try:
                 change = await asyncio.to_thread(self._look)
             except HoldfastError as error:
-                change, trouble = None, str(error)  # the next look finds what this one missed
+                change, trouble = None, str(error)  # the next look finds the missed changes
             except Exception:  # the streams must not go silent: their pages would look up to date
                 traceback.print_exc()
                 change = None
@@ -105,7 +105,7 @@ class Hub:
         try:
             with self._ledger.bounded_reading(LIMIT_S) as connection:
                 return changes.since(connection, position)
-        except HoldfastError:  # what the browser missed is not known
+        except HoldfastError:  # the changes since `position` are unknown
             return Change(position, frozenset(), is_snapshot=True)
 
     def _is_past(self, sent: int, trouble: str) -> bool:

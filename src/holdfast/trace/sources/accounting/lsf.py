@@ -117,7 +117,8 @@ def _row(cluster: str, line: str) -> tuple[Any, ...]:
 
 
 def _gpus(fields: list[str], *, hosts: int, tasks: int) -> float:
-    # Of the record's fields only those that hold requirements: a command may hold `num=100` for reasons of its own.
+    # Search only the fields that hold requirements: a command may hold `num=100` with another
+    # meaning.
     for form, texts in ((_GPUS, reversed(fields)), (_ASKED, reversed(fields))):
         for text in texts:
             if match := form.search(text):

@@ -100,7 +100,8 @@ def _jobs(path: Path, findings: Findings, *, drop: bool) -> dict[str, _Job]:
                 if not drop:
                     raise fault from None
                 findings.add("unreadable-row", str(fault))
-    # An array that began has records of its own, and each of its tasks has too: only the tasks are jobs.
+    # An array that has begun has its own records, and so has each of its tasks. Only the tasks are
+    # jobs.
     begun = {
         _TASK.sub("[]", job_id)
         for job_id, job in jobs.items()

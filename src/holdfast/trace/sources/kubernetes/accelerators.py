@@ -96,7 +96,7 @@ def of_extended(resources: Mapping[str, Any]) -> tuple[float, frozenset[str]]:
             gpu_num += amount * share
         elif _LIKE_GPUS.search(name) and not _NO_GPUS.search(name):
             uncounted.add(name)
-    if gpu_num:  # The other resources give the part of these GPUs, and no further GPUs.
+    if gpu_num:  # Memory and core resources state a share of these GPUs; they are not further GPUs.
         uncounted = {name for name in uncounted if not _PART.search(name)}
     return gpu_num, frozenset(uncounted)
 
@@ -120,7 +120,7 @@ def _share_of(name: str, amounts: Mapping[str, float]) -> float | None:
     if _WHOLE.fullmatch(name):
         return 1.0
     if name in _PERCENT:
-        # Koordinator's two names are of the same GPU.
+        # Both names of Koordinator refer to the same GPU, which counts once.
         doubled = name == "koordinator.sh/gpu-core" and "koordinator.sh/gpu" in amounts
         return 0.0 if doubled else 0.01
     if partition := _AMD_PARTITION.fullmatch(name):

@@ -65,7 +65,8 @@ _GPU_INDEX: Final = re.compile(r"\d+$")
 
 
 def _cluster(time_resolution_s: float) -> Cluster:
-    # GPUs: the study's section 2. Hours: daylight saving time holds for most of the trace.
+    # Number of GPUs: section 2 of the study. Offset: daylight saving time, as for most of the
+    # trace.
     return Cluster(
         name="Philly", source="philly", gpu_num=2490, utc_offset_h=-7.0, time_resolution_s=time_resolution_s,
         citation=CITATION,

@@ -39,7 +39,7 @@ _STATES: Final = {
     "BOOT_FAIL": "NODE_FAIL",
     "OUT_OF_MEMORY": "OUT_OF_MEMORY",
     "PREEMPTED": "PREEMPTED",
-    "REQUEUED": "PREEMPTED",  # Ended to run again, without a failure of its own.
+    "REQUEUED": "PREEMPTED",  # Ended in order to run again; the job did not fail.
     "RUNNING": "RUNNING",
     "SUSPENDED": "RUNNING",
     "COMPLETING": "RUNNING",

@@ -337,7 +337,7 @@ def _read(reader: Callable[[str], Any], text: str) -> Any:
     try:
         return reader(text)
     except ValueError:
-        return None  # Found again below: NULL for a text.
+        return None  # `_jobs_sql` marks the row as bad, since the text has no value.
 
 
 def _jobs_sql(table: str, source: str, present: frozenset[str], zone: tzinfo) -> str:
@@ -408,7 +408,7 @@ def _never_started_sql(present: frozenset[str]) -> str:
         nothing = f"coalesce(nodes, '') IN ({none})"
     else:
         nothing = "starts_with(state, 'CANCELLED')"
-    # Without ends, a job that spent no time is one that ended as it started.
+    # Without a column of ends, a job that took no time counts as ended when it started.
     at_once = "start_raw IS NOT NULL AND elapsed IN ('0', '00:00:00')"
     ended = "start_raw = end_at" if "end" in present else at_once
     return f"{nothing} AND {ended}"

@@ -156,7 +156,7 @@ def read_sacct(
     source, raw = export.lines_sql(), f"{table}_records"
     steps = None if export.is_quoted else _steps_of_regular(connection, path, source)
     if steps is None:
-        # Names with separators or line breaks, or damage: split by hand.
+        # Names contain separators or line breaks, or the file is damaged: split it in Python.
         read_rows(connection, raw, dict.fromkeys(FIELDS, "VARCHAR"), export.texts(findings))
         source = raw
     elif steps[0]:
@@ -209,7 +209,7 @@ def _steps_of_regular(
         OSError,
         EOFError,
         zlib.error,
-    ):  # not UTF-8, or too many fields: the split by hand reports it
+    ):  # not UTF-8, or too many fields: the split in Python reports the place
         return None
     return (steps, examples or []) if ended and not irregular and count == lines - 1 else None
 
@@ -243,7 +243,7 @@ class _Export:
             (index, _EXACT[name]) for index, name in enumerate(self._fields) if name in _EXACT
         ]
         before = min(self._free, default=len(self._fields))
-        # A line begins a record if the ids and the state before any free text have their form.
+        # A line begins a record if the ids and the state before any free text have a valid form.
         needed = ("JobIDRaw", "JobID", "State")
         self._leading = [
             (index, form)

@@ -118,7 +118,7 @@ def _jobs(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             "meta",
             "errors",
             "warnings",
-        }:  # These belong to an answer without any job.
+        }:  # Output without any job has these keys.
             raise BadTrace(path, "expected a job with a `job_id`.", line=line, next_step=NEXT_STEP)
 
 
@@ -154,7 +154,7 @@ def _texts(job: dict[str, Any], path: Path, findings: Findings) -> tuple[str, ..
         start_s = end_s - elapsed_s - suspended_s
         findings.add("slurm-eligible-as-start", shown_id)
     exit_code = _exit_code(job.get("exit_code"))
-    if exit_code == "0:0" and "FAILED" in current:  # also if it is a list
+    if exit_code == "0:0" and "FAILED" in current:  # `current` is a string or a list
         findings.add("slurm-exit-code-lost", shown_id)
         exit_code = ""
     return (
