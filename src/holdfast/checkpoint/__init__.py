@@ -241,6 +241,6 @@ def __getattr__(name: str) -> Any:
 
     if name not in _HOMES:
         raise AttributeError(f"module 'holdfast.checkpoint' has no attribute {name!r}")
-    if name == "Checkpointer":  # before anything imports torch.distributed.nn
+    if name == "Checkpointer":  # before torch.distributed.nn is imported
         from holdfast.checkpoint.distributed import no_default_group  # noqa: F401
     return getattr(import_module(f"holdfast.checkpoint.{_HOMES[name]}"), name)

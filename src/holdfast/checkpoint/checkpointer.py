@@ -357,7 +357,7 @@ class Checkpointer(NotPicklable):
                 checkpoint.path,
             )
             if self._pusher is not None:
-                self._pusher.start()  # the newest may not be in storage, and no save may follow
+                self._pusher.start()  # push the newest checkpoint even if no save follows
             link.emit("restored", restored_event(checkpoint, passed_over, restore_s=restore_s))
         if strict:
             return checkpoint.manifest.step
@@ -398,7 +398,7 @@ class Checkpointer(NotPicklable):
         Raises:
             NotFound, StorageFailed: `dir` has none, and storage cannot be reached.
         """
-        if self._fresh and is_of_others(self._folder, self._identity):  # these are to be set aside
+        if self._fresh and is_of_others(self._folder, self._identity):  # a save moves these aside
             return False
         return bool(scan(self._folder)) or has_any(
             self._pusher, FetchChoice(self._identity.run, self._fresh)
@@ -492,7 +492,7 @@ class Checkpointer(NotPicklable):
             is_due = saved is None
         link = job_link()
         stopping = link.stop_due(step)
-        if not stopping and not is_last:  # before a stop, save first
+        if not stopping and not is_last:  # an earlier failure must not prevent the last save
             self._outcomes.raise_unseen()
         handle = SaveHandle(None, self._outcomes.unseen, self._outcomes.unmade)
         if not stopping and not is_last and not is_due:

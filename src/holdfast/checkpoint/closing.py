@@ -126,7 +126,7 @@ class Work:
         if self._holds_in == os.getpid():
             return
         if self.is_fresh and not ranks.first(lambda: is_own(self.folder, self.identity)):
-            self.begin_writing()  # a save of an older Checkpointer must not follow the setting aside
+            self.begin_writing()  # closes an older Checkpointer, so that no save follows the move
         self.engine.lease = ranks.first_at_length(self._acquire)
         self.engine.run = self.identity.run
         self._holds_in = os.getpid()

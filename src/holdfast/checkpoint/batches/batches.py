@@ -148,7 +148,7 @@ class Batches:
         if number > self._taken + 1:
             self._report(self._before + number)
         self._taken, self._has_begun = number, True
-        if self._is_saved:  # else no later attempt finds the batch by its number
+        if self._is_saved:  # otherwise, the number may mean another batch in a later attempt
             note_batch(self._before + number)
 
     def _warn_unless_placed(self) -> None:

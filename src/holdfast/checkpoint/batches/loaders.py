@@ -301,7 +301,7 @@ class StatefulLoader:
 
     def _settle(self) -> None:
         if getattr(getattr(self._loader, "sampler", None), "replacement", False):
-            return  # the sampler draws throughout the epoch
+            return  # such a sampler draws random numbers throughout the epoch
         if self._drawn is None:
             self._drawn = Order.of_next(self._loader).to_plain()
         else:
@@ -338,7 +338,7 @@ class AnyIterable:
         del state
         with order.put_back(self._loader):
             batches = iter(self._loader)
-            # An iterator does not start again with a new epoch.
+            # A loader that is an iterator never restarts: skip the batches of earlier epochs, too.
             gone = taken + before if batches is self._loader else taken
             for _ in itertools.islice(batches, gone):
                 pass

@@ -35,7 +35,7 @@ from holdfast.core.errors import HoldfastError, NotFound
 State = Literal["written", "verified", "incomplete", "damaged"]
 Progress = Callable[[int, int], None]
 """A function `progress(done_bytes, total_bytes)`."""
-_METADATA_NAME = ".metadata"  # as in `format.dcp_metadata`, which needs torch
+_METADATA_NAME = ".metadata"  # repeated from `format.dcp_metadata`, which imports torch
 _logger = logging.getLogger("holdfast")
 
 
@@ -129,7 +129,7 @@ def inspect_checkpoint(path: Path) -> CheckpointInfo:
     step = checkpoint_step(path)
     if step is None or not is_folder(path):
         if step is not None and (target := _target(path)) is not None:
-            # Not read, since the storage behind the link may come back.
+            # The damage is not final, since the storage behind the link may come back.
             reason = f"it is a link to {target}, where there is no folder"
             return CheckpointInfo(step=step, path=path, state="damaged", reason=reason, unread=True)
         raise NotFound(f"{path} is not a checkpoint. Give a folder of the name step-NUMBER.")
@@ -151,7 +151,7 @@ def inspect_checkpoint(path: Path) -> CheckpointInfo:
 def _target(path: Path) -> Path | None:
     try:
         return path.readlink()
-    except OSError:  # no link, or gone
+    except OSError:  # not a link, or deleted meanwhile
         return None
 
 
@@ -190,7 +190,7 @@ def checkpoint_step(path: Path) -> int | None:
     except OSError:
         return None
     except DAMAGED_JSON:
-        return 0  # the manifest is damaged, and `read_manifest` reports that for any step
+        return 0  # any number will do: `read_manifest` rejects the damaged manifest
 
 
 def verify(
@@ -288,7 +288,7 @@ def verify_and_note(
             marks = note_damaged(
                 info.path, info.reason or info.state, by=by, now_s=now_s, still=is_still_that
             )
-    except (OSError, HoldfastError) as error:  # the verification itself is valid
+    except (OSError, HoldfastError) as error:  # the verdict is valid, although it is not recorded
         _logger.warning(
             "The verdict on %s (%s) could not be recorded there: %s", info.path, info.state, error
         )

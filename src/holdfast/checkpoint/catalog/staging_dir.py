@@ -81,7 +81,7 @@ class Staging:
         fsync_folder(self.path)
         with contextlib.ExitStack() as held:
             with contextlib.suppress(NotFound):  # the step is new
-                # A concurrent pin comes before the lock, or is set on the new checkpoint.
+                # A concurrent pin is set before the lock is taken, or later on the new checkpoint.
                 held.enter_context(locked(self._final))
             # `lexists`, because a link may be broken.
             former = [path for path in (self._final, replaced) if os.path.lexists(path)]
@@ -95,7 +95,7 @@ class Staging:
                 now_s=self.path.stat().st_mtime,
             )
             if os.path.lexists(self._final):
-                # After a crash there may be two: hide the one that is damaged, else the older.
+                # A crash may leave both folders: hide the damaged one, or else the older one.
                 if os.path.lexists(replaced):
                     hidden = hide(self._final if final_is_damaged else replaced)
                 if os.path.lexists(self._final):
@@ -270,7 +270,7 @@ def remove_leftovers(
                 continue
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:  # its process lives, or this file system locks no folders
+            except OSError as error:  # its process is alive, or the file system cannot lock folders
                 _logger.debug("left %s alone: %s", path, error)
             else:
                 discard(path, progress)

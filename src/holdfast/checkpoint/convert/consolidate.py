@@ -139,7 +139,7 @@ def _save(state: dict[Any, Any], path: Path) -> None:
     try:
         with path.open("wb") as file:
             torch.save(state, file)
-    except RuntimeError as error:  # torch wraps the errors of the file
+    except RuntimeError as error:  # torch wraps the file's OSError
         origin: BaseException | None = error
         while origin is not None and not isinstance(origin, OSError):
             origin = origin.__cause__ or origin.__context__

@@ -291,14 +291,14 @@ class _One:
     def _wait(self, *, is_first: bool) -> None:
         where, waited_s, looked_s = "", 0.0, time.monotonic()
         pause_s, has_warned = _MIN_PAUSE_S, False
-        # Only the rank that arrived first asks the missing ranks. The others ask if that rank is
-        # late.
+        # Only the rank that arrived first queries the missing ranks. The others do so only if that
+        # rank is late.
         limit_s = self._limit_s * (1.0 if is_first else 1.2)
         look_at_s = min(WARN_AFTER_S, limit_s / 2)
         while not self._lobby.store.check([f"{self._key}/end"]):
             now_s = time.monotonic()
-            # Of a long pause, only a part is counted: this process was suspended, and maybe other
-            # ranks were, too.
+            # Count only a part of a long pause: this process was suspended, and perhaps other ranks
+            # were, too.
             waited_s, looked_s = waited_s + min(now_s - looked_s, _LONGEST_LOOK_S), now_s
             if waited_s > min(limit_s, look_at_s if is_first else limit_s) and (
                 missing := self._missing()
@@ -381,8 +381,8 @@ class _One:
         place, since_s = self._stuck.get(rank, ("", waited_s))
         since_s = since_s if reply["place"] == place else waited_s
         self._stuck[rank] = reply["place"], since_s
-        # After a call of `save`, the rank's background thread comes even if its main thread is
-        # waiting.
+        # A rank that has called `save` comes in its background thread, even while its main thread
+        # waits.
         may_come = not self._is_in_call and step >= (self._step or 0)
         if reply["is_waiting"] and not may_come and waited_s - since_s >= STUCK_S:
             return f"rank {rank} waits in {reply['where']}, for the ranks that wait here"

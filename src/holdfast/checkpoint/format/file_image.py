@@ -225,7 +225,7 @@ def template(dtype: torch.dtype, shape: tuple[int, ...]) -> Template:
 
     The function does not allocate memory of the tensor's size.
     """
-    with os.fdopen(os.memfd_create("holdfast-template"), "w+b") as file:  # its data is a hole
+    with os.fdopen(os.memfd_create("holdfast-template"), "w+b") as file:  # the data is a hole
         with skip_data():
             torch.save(_hollow(dtype, shape), file)
         file.flush()

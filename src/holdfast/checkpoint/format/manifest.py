@@ -212,7 +212,7 @@ def check_sizes(folder: Path, files: Iterable[FileEntry]) -> None:
         try:
             found = file.resolve(strict=True)
             size_bytes = found.stat().st_size
-        except RuntimeError as error:  # before Python 3.13
+        except RuntimeError as error:  # how Python before 3.13 reports a link in a circle
             raise ManifestError(f"{entry.path} is a link in a circle") from error
         except OSError as error:
             raise unread(entry.path, error) from error

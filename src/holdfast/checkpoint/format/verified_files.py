@@ -153,7 +153,7 @@ class VerifiedFiles:
         path = self._folder / entry.path
         if has_blocks(entry.checksum):
             digests = read_sidecar(path, entry.checksum)
-            if digests is None:  # the sidecar is lost or damaged; a whole file yields the digests
+            if digests is None:  # no valid sidecar: compute the digests from the whole file
                 self.bytes_read += entry.size_bytes
                 try:
                     digests = file_digests(path, entry.size_bytes)
@@ -214,7 +214,7 @@ def _tasks(
         until = min((last + 1) * BLOCK_BYTES, size_bytes)
         for begin in range(first * BLOCK_BYTES, until, _TASK_BYTES):
             end = min(begin + _TASK_BYTES, until)
-            # Parts that begin before the stretch may reach into it.
+            # Parts that start before `begin` may extend beyond it.
             near = parts[bisect_right(offsets, begin - longest) : bisect_right(offsets, end)]
             yield (
                 begin,

@@ -129,7 +129,7 @@ class HoldfastCallback(TrainerCallback):
                 "Pass resume_from_checkpoint=saves.resume(trainer) to train(), also where "
                 "nothing is saved yet."
             )
-        self._replaced.close()  # a replacement from a training that was interrupted
+        self._replaced.close()  # undo replacements that an interrupted training left
         self._saved_step = state.global_step
         self._has_saved_end = False
         self._reporter.begin(state.global_step)
@@ -189,7 +189,7 @@ class HoldfastCallback(TrainerCallback):
     ) -> None:
         """At the start of an epoch, restore the generators if training resumes here, and save."""
         self._reporter.leave()
-        # Otherwise, the state was saved within the epoch, before a step.
+        # If the state was saved within an epoch, `on_step_begin` restores the generators instead.
         if state.epoch is None or state.epoch == int(state.epoch):
             self._generators.put_back()
         self._save(state)
@@ -201,7 +201,7 @@ class HoldfastCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """At the start of a step, restore the generators if training resumes here, and save."""
-        self._reporter.step(state.global_step)  # a step that was not logged after all
+        self._reporter.step(state.global_step)  # report a step that was due to log but did not
         self._reporter.leave()
         self._generators.put_back()
         self._save(state)
@@ -349,7 +349,7 @@ def _check(trainer: Trainer) -> None:
             "HoldfastCallback does not resume a model that model_init makes. Pass the Trainer "
             "the model itself."
         )
-    if getattr(trainer.args, "group_by_length", False):  # a setting of older versions
+    if getattr(trainer.args, "group_by_length", False):  # a setting of older transformers
         raise BadUse(
             "The order of group_by_length cannot be restored within an epoch. Leave it out."
         )
@@ -364,7 +364,7 @@ def _check(trainer: Trainer) -> None:
             "use_seedable_sampler is off, so the order of an epoch cannot be restored. "
             "Leave it on in accelerator_config."
         )
-    if trainer.args.auto_find_batch_size:  # a second try would not be restored
+    if trainer.args.auto_find_batch_size:  # the restarted training would not be restored
         raise BadUse(
             "auto_find_batch_size restarts the training if memory runs out. Set the batch "
             "size instead."

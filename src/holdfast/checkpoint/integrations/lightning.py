@@ -158,9 +158,9 @@ class HoldfastCheckpoint(Checkpoint):
         """If training resumes between epochs, restore the generators and draw the order again."""
         if self._generators.are_held:
             loop = trainer.fit_loop
-            # Lightning restores the loaders' positions only if training resumes within an epoch, or
-            # else before the generators are restored. Here, the saved positions are at the end of
-            # an epoch, so the loaders begin the next epoch in this call.
+            # Between epochs, Lightning restores the loaders' positions either not at all, or before
+            # the generators are restored. The saved positions are at the end of an epoch, so the
+            # loaders begin the next epoch in this call.
             loop._combined_loader._load_state_dicts(self._loader_states)
             iter(loop._combined_loader)
             loop._resuming_from_checkpoint = False

@@ -63,13 +63,13 @@ class HoldfastDataLoader(BaseDataLoader):
             return
         own = {name: value for name, value in state_dict.items() if name != self._name}
         packed = state_dict.get(self._name)
-        if packed is None:  # of the other loader alone: no batch has a number before this place
+        if packed is None:  # saved by the wrapped loader alone: earlier batches were not counted
             self._loader.load_state_dict(own)
             return
         counted = _unpacked(packed)
         if counted["loader"] is not None:
             counted["loader"] = {**counted["loader"], "loader": own}
-        else:  # saved before a batch, where the loader may have a position of its own
+        else:  # saved before the first batch; the wrapped loader may have a position
             self._loader.load_state_dict(own)
         self._batches.load_state_dict(counted)
 

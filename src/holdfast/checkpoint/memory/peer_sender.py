@@ -89,9 +89,9 @@ class Sender:
                     self._log_failure(
                         snapshot, f"rank {self._peer.rank} cannot be reached ({error})"
                     )
-                else:  # the holder found blocks of a newer snapshot
+                else:  # the buffer no longer holds this snapshot
                     self._log_failure(snapshot, _OVERTAKEN)
-            # This process ends, or the trainer's state has another shape.
+            # The arena was closed: this process ends, or the trainer's state has a new shape.
             except (ValueError, AttributeError):
                 continue
             else:

@@ -66,7 +66,7 @@ class Engine:
         )
         self.optimizers = OptimizerTensors()
         self._shape = PlanCache(config, self._writer, self._seats, self.optimizers)
-        self._training: Ranks | None = None  # the ranks of `_ranks`, in the group of the training
+        self._training: Ranks | None = None  # the same ranks, in the training's process group
         self._ranks: Ranks | None = None
         self._session = ""
         self._named = ParameterNames()
@@ -171,9 +171,10 @@ class Engine:
         try:
             job.contents = collect(ranks.rank, state, per_rank, self._named)
             job.snapshot = self._shape.snapshot(job.contents)
-            # After the early copies on these streams, so that later copies read those.
+            # Called after the early copies were queued on these streams: later copies read them.
             job.began_on(current_streams(job.contents.tensors))
-            # A save that must happen is not skipped because its plan is out of date.
+            # A save that must happen waits for the copy in this call. Otherwise, the staging thread
+            # would skip the save if its plan is out of date.
             must_wait = (
                 (job.must and self._shape.is_on_gpus)
                 or not self.fence.was_passed
@@ -182,7 +183,7 @@ class Engine:
             job.blocking = not self._shape.take(job, overlaps=not must_wait) or must_wait
         except Exception as error:  # raised later, on all ranks together
             job.error, job.blocking = error, True
-        except BaseException:  # Ctrl-C, and another save may follow
+        except BaseException:  # Ctrl-C: end the copy, since another save may follow
             job.release()
             raise
 
@@ -194,7 +195,7 @@ class Engine:
         self.fence.close()
         self.optimizers.close()
         self.thread.wait()
-        self.meeting.close()  # not earlier: other ranks may still wait in it
+        self.meeting.close()  # after the saves, since other ranks may wait in their meetings
         self.thread.close()
         self._shape.close(in_good_order=in_good_order)
         self._writer.close(in_good_order=in_good_order)

@@ -260,7 +260,7 @@ class Outcomes:
                 self.retry.succeeded()
                 self.damaged.discard(saved.path)
                 self.newest = saved.path
-                if ranks.rank == 0:  # the interval, too, goes by rank 0's measurements only
+                if ranks.rank == 0:  # as for the interval, only rank 0's measurements count
                     self._emit(
                         saved,
                         self.lost.slowdown_s - slowdown_before_s if self.lost.can_tell else None,
@@ -294,7 +294,7 @@ class Outcomes:
                 self._unmade = number
             if in_a_row <= TRIES:
                 _logger.warning("%s The next call of save tries again.", error)
-            elif in_a_row.bit_count() == 1:  # 4, 8, 16 and so on: each would fill the log
+            elif in_a_row.bit_count() == 1:  # 4, 8, 16 and so on, to keep the log short
                 _logger.warning(
                     "%s %d saves in a row have failed; the next due save is tried.", error, in_a_row
                 )

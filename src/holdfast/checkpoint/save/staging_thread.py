@@ -130,7 +130,7 @@ class SaveThread:
             self._shape.digest_rest(job)
             seat = self._seats.take(plan)
             generation = seat.arena.begin(job.order.step)
-            if job.digests is not None:  # GPUs write the digests before these
+            if job.digests is not None:  # these follow the digests that GPUs write
                 end = len(plan.pieces) * DIGEST_BYTES
                 seat.arena.notes[end - len(job.digests) : end] = job.digests
             replicas = self._digest_replicas(job)

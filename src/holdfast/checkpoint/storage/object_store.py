@@ -232,9 +232,8 @@ class Objects:
         if first in there:
             self._delete([f"{folder}/{first}"])
         self._delete([f"{folder}/{path}" for path in there if path != first])
-        if (
-            self.folder is not None
-        ):  # also unfinished files of a killed process, which are not listed
+        if self.folder is not None:
+            # Also delete unfinished files of a killed process, which are not listed.
             shutil.rmtree(self.folder / folder, ignore_errors=True)
 
     def _delete(self, paths: Sequence[str]) -> None:

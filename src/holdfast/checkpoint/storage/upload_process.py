@@ -111,7 +111,7 @@ class Pushing:
             with self._warned_of(
                 f"The checkpoints to push from {self._folder} cannot be listed yet"
             ):
-                # Checked before the scan, so that the scan sees a save that ends in between.
+                # Check before the scan, so that the scan finds a save that ends in between.
                 is_saving = is_gone and has_unfinished(self._folder)
                 newest = self._newest_unpushed() if is_gone or self._may_have_changed() else None
                 is_idle = is_gone and newest is None
@@ -158,7 +158,7 @@ class Pushing:
         """Push a checkpoint; return False if the push should be tried again."""
         self._nothing_in = None
         began_s, save = time.monotonic(), _save_of(info.path)
-        # Recorded before the push; else a kill after the push would leave it unrecorded.
+        # Record before the push; else a kill after the push would leave the push unrecorded.
         with (
             self._warned_of(f"The push of step {info.step} cannot be recorded in {self._folder}"),
             contextlib.suppress(FileNotFoundError),  # a newer save replaced the checkpoint
@@ -271,7 +271,7 @@ class Pushing:
         ended = readable([stdin_fd, *self._trainer], timeout_s)
         if not ended and (self._trainer or os.getppid() == self._trainer_pid):
             return False
-        if not (stdin_fd in ended and os.read(stdin_fd, 1)):  # not in good order
+        if not (stdin_fd in ended and os.read(stdin_fd, 1)):  # the trainer did not end normally
             self._settled_s = _SETTLED_S
         _release(2)  # a reader of the trainer's stderr must not wait for this process
         return True

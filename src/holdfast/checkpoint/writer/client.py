@@ -249,7 +249,7 @@ class Writer:
             if self._socket is not None:
                 if in_good_order:
                     self._send({"closed": True})
-                with contextlib.suppress(OSError):  # it has just died
+                with contextlib.suppress(OSError):  # the process has just died
                     self._socket.shutdown(socket.SHUT_RDWR)
             process = self._process
         if process is not None and in_good_order:
@@ -337,7 +337,7 @@ class Writer:
         # A closed client lets the process delete old checkpoints, or keep its snapshot.
         if not self._closed:
             process.send_signal(signal.SIGKILL)
-        with self._lock:  # held for all of it, else a concurrent save would start a process, too
+        with self._lock:  # held throughout, else a concurrent save would also start a process
             line.close()
             self._socket = None
             ended = (
@@ -373,8 +373,8 @@ class Writer:
         while True:
             has_said = bool(readable([line.fileno()], _LOOK_EVERY_S))
             now_s = time.monotonic()
-            # A much larger difference means that this process was suspended, and the other one
-            # possibly, too. So at most two intervals are counted.
+            # A much larger difference means that this process was suspended, and perhaps the
+            # writing process, too. So at most two intervals are counted.
             ran_s += min(now_s - looked_s, 2 * _LOOK_EVERY_S)
             looked_s = now_s
             if not self._outstanding:

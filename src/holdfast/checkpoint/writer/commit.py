@@ -316,7 +316,7 @@ def _leave_behind(order: SaveRequest, parent: Save | None) -> None:
     if parent not in abandoned and all(step <= beyond for step in steps):  # in nearly all cases
         return
     left = left_behind(scan(order.folder), abandoned, step=order.step, parent=parent)
-    # A checkpoint of the same step that the state comes from is not abandoned.
+    # A checkpoint of the same step is not abandoned if the state descends from it.
     left -= {each for each in order.ancestors if each.step == order.step}
     if left != abandoned:
         note_abandoned(order.folder, left)

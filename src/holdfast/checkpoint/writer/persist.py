@@ -240,7 +240,7 @@ def _see_through(part: RankWrite) -> Differing:
             leave_note(order, layout.rank, _write(part), part.replicas)
         if staging is None:
             await_commit(order, part.wait)
-            fsync_folder(order.folder)  # rank 0 renames the folder before the rename is durable
+            fsync_folder(order.folder)  # rank 0's rename may not be durable yet
             return Differing()
         return commit(
             order,
@@ -255,7 +255,7 @@ def _see_through(part: RankWrite) -> Differing:
     except BaseException as error:
         if isinstance(error, Exception):
             leave_failure(order, layout.rank, layout.world_size, error)
-        if staging is not None:  # after the failure note: without the folder, other ranks fail
+        if staging is not None:  # after the failure note, since other ranks fail without the folder
             staging.abandon()
         if layout.rank:
             retract(order, layout.rank, [name for shard in layout.shards for name in _names(shard)])

@@ -15,7 +15,7 @@ from holdfast.evaluate.coordinator.engine_slots import SPARE, EngineSlot, Node
 from holdfast.evaluate.coordinator.models import Model
 from holdfast.evaluate.wire.messages import Serving
 
-_TOLERANCE = 1e-4  # in free mode, where batches change floats; exact engines must be equal
+_TOLERANCE = 1e-4  # in free mode, where batching changes floats; exact engines must be equal
 
 
 def unfit(model: Model, report: Serving, *, is_exact: bool) -> str:
@@ -38,9 +38,8 @@ def _agree(canary: list[float], reference: list[float], allowed: float) -> bool:
     )
 
 
-_BLOCKED_S = (
-    10.0  # a cut connection returns sooner, and nodes receive a model at slightly different times
-)
+# Long enough for a cut connection to return, and for all nodes to receive a model.
+_BLOCKED_S = 10.0
 
 
 class Certifying:

@@ -77,7 +77,7 @@ class Commits:
                 self._samples.answered(model, key)
         waiting = {peer for peer, _ in early}
         for peer, message in ripe:
-            if peer not in waiting:  # one number acknowledges all before it
+            if peer not in waiting:  # a number also acknowledges all earlier messages
                 peer.send(messages.Acked(number=message.number))
         for sample, _records, measured in metrics:
             self._samples.measured(sample, measured)

@@ -76,7 +76,7 @@ class Dealing:
         assert manifest is not None
         crowded = {number for number, node in nodes.items() if self._is_crowded(node, model)}
         readers = sorted(nodes.keys() - crowded - model.refusals.keys())
-        if not readers:  # until a node has room or reconnects
+        if not readers:  # wait until a node has room or reconnects
             if not model.folders:
                 model.owners = []
             return
@@ -116,9 +116,8 @@ class Dealing:
         if failure.beside:
             node.crowded[model.number] = failure.beside
             node.sent_fetches.pop(model.number, None)
-            for (
-                number
-            ) in failure.beside:  # the release may be on its way, or was lost with the connection
+            # The release may be on its way, or was lost with the connection.
+            for number in failure.beside:
                 if not self._is_open(number):
                     node.peer.send(ReleaseModel(model=number))
             return ""

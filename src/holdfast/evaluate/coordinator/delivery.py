@@ -11,7 +11,7 @@ from holdfast.evaluate.types.requests import decode_answer
 from holdfast.evaluate.wire import messages
 from holdfast.evaluate.wire.server import Connection
 
-_MESSAGE_BYTES = 8 * 1024 * 1024  # a target for the answers in one message; a sample is never cut
+_MESSAGE_BYTES = 8 * 1024 * 1024  # the target size of a message's answers; no sample is split
 
 
 class Delivery:
@@ -25,9 +25,8 @@ class Delivery:
     def __init__(self, open_requests: OpenRequests, models: Models) -> None:
         self._open_requests, self._models = open_requests, models
         self._clients: dict[tuple[int, int], Connection] = {}  # keyed by model and task
-        self._outbox: dict[
-            tuple[int, int], list[tuple[int, AnsweredSample]]
-        ] = {}  # each with its approximate size in bytes
+        # Samples to send, each with its approximate size in bytes.
+        self._outbox: dict[tuple[int, int], list[tuple[int, AnsweredSample]]] = {}
         self.count = 0
         """The number of samples delivered so far."""
 

@@ -11,8 +11,8 @@ from holdfast.evaluate.policy import events
 from holdfast.evaluate.wire import messages
 from holdfast.evaluate.wire.server import Connection
 
-_MAX_REFUSALS = 3  # by running engines: then the request itself is at fault
-_NO_ENGINE = -1  # for the policy: an answer without a known engine
+_MAX_REFUSALS = 3  # after as many refusals by running engines, the request itself is at fault
+_NO_ENGINE = -1  # reported to the policy for an answer without a known engine
 
 
 class Dispatcher:
@@ -69,9 +69,8 @@ class Dispatcher:
                     )
                 )
                 continue
-            if (
-                former := slot.sent.get(request.key, number)
-            ) != number:  # held for a request that was closed
+            # The engine may still hold the key for an earlier request that was closed.
+            if (former := slot.sent.get(request.key, number)) != number:
                 self._policy.put(
                     events.Recalled(
                         now_s=self._clock.monotonic_s(), engine=action.engine, requests=(former,)
@@ -108,9 +107,8 @@ class Dispatcher:
         slot = self._pool.slots.get(peer.hello.name)
         for done in message.done:
             request = self._open_requests.request_of(message.model, done.key)
-            if not done.error and (
-                request is None or not request.is_planned
-            ):  # plan the request only after the commit
+            # Plan the request only after the commit.
+            if not done.error and (request is None or not request.is_planned):
                 self._resumed.came_early(message.model, done.key)
             else:
                 self._resumed.came(message.model, done.key)
@@ -121,7 +119,8 @@ class Dispatcher:
                 if slot is not None and slot.serving == message.model
                 else None
             )
-            if slot is None or request is None:  # not requested (yet), but kept
+            # Without a request, the answer is only kept, since a request may follow.
+            if slot is None or request is None:
                 if slot is not None and slot.number is not None and requests is not None:
                     self._over(slot.number, requests, done)
                 continue

@@ -39,11 +39,11 @@ from holdfast.evaluate.wire.messages import (
 )
 from holdfast.evaluate.wire.server import Connection
 
-_ORDER_AGAIN_S = 30.0  # for an engine that has not connected
-_ORDERS_OF_ONE = 10  # before the process is ended: it connects before it loads anything large
+_ORDER_AGAIN_S = 30.0  # when to order the start of an unconnected engine again
+_ORDERS_OF_ONE = 10  # then the process is ended; it should connect before it loads anything large
 _CUT_GRACE_S = 1.0  # time to reconnect after a cut; a death is reported sooner by the agent
-_MAX_FAILURES = 5  # in a row, before the engine served once; then the slot is removed
-_MAX_FAILED_LOADS = 3  # of a model that no engine served yet; then the model itself is at fault
+_MAX_FAILURES = 5  # failures in a row of an engine that never served; then its slot is removed
+_MAX_FAILED_LOADS = 3  # of a model that no engine has served; then the model is at fault
 
 _log = logging.getLogger(__name__)
 
@@ -138,11 +138,10 @@ class EnginePool:
         if spare is None and self._config.is_stream and self._certifying.is_beside():
             self._orders.ensure(SPARE, node)
         elif spare is not None and spare.node != node.number:
-            node.peer.send(StopEngine(name=SPARE))  # a leftover from before the node was away
+            node.peer.send(StopEngine(name=SPARE))  # left over from before the node's absence
         elif spare is not None and spare.peer is None:
-            self._orders.ensure(
-                SPARE, node
-            )  # the order, or the report of the process's end, was lost with the connection
+            # The order, or the report of the process's end, was lost with the connection.
+            self._orders.ensure(SPARE, node)
 
     def node_left(self, peer: Connection) -> None:
         """Remove a node; its engines have connections of their own and are removed separately."""
@@ -249,12 +248,12 @@ class EnginePool:
     def engine_joined(self, peer: Connection) -> None:
         """Connect an engine's worker, for the first time or after a cut."""
         slot = self.slots.get(peer.hello.name)
-        if slot is None:  # its node reports later after our restart, or the slot was removed
+        if slot is None:  # we restarted and its node has not reported, or the slot was removed
             slot = self._orders.new_slot(peer.hello.name, peer.hello.node)
         if slot.is_spare and slot.node != peer.hello.node:
             peer.send(Refused(why="Its place was given to another node."))
             return
-        self.need_engines()  # an engine from before our restart is at work
+        self.need_engines()  # do not rest: an engine from before our restart is at work
         same_process = slot.pid == peer.hello.pid
         peer.send(Welcome())
         slot.peer, slot.node, slot.pid = peer, peer.hello.node, peer.hello.pid
@@ -340,7 +339,7 @@ class EnginePool:
             model.digest = (
                 f"unknown, of evaluation {self._config.evaluation_id} model {model.number}"
             )
-        if slot.serving is not None:  # a swap begins now; a load began with its process
+        if slot.serving is not None:  # a swap is timed from now, a load from its process's start
             slot.ordered_s = self._clock.monotonic_s()
         slot.loading = model.number
         slot.peer.send(
@@ -353,7 +352,7 @@ class EnginePool:
         slot, model = self._slot_of.get(engine), self._models.get(number)
         if slot is None or model is None:
             return
-        if slot.peer is None:  # its connection is cut; on reconnecting it would continue
+        if slot.peer is None:  # after the cut, the engine would continue with its former model
             self._vacate(slot)
             return
         self._record_served(slot)
@@ -391,21 +390,20 @@ class EnginePool:
             return
         self._note(slot, model, report)
         if slot.is_spare:  # ready for the next model at once
-            for other in self._certifying.waiting(model):  # they repeat their canaries
+            for other in self._certifying.waiting(model):  # these engines repeat their canaries
                 other.serving = None
                 self._serve(other, model)
             self.serve_idle()
             return
-        if (
-            slot.number is not None
-        ):  # the model changed during the cut: its previous requests are sent again
+        # The model changed during the cut: the engine's previous requests are sent again.
+        if slot.number is not None:
             self._vacate(slot)
         slot.serving, model.is_begun = model.number, True
-        self.serve_idle()  # a model from before the first engine has no reference yet
+        self.serve_idle()  # models added before the first engine served lack a reference
         if report.how == "swap" and model.canary is None:
             if not self._certifying.is_beside():  # only its own fresh load can certify it
                 self._restart(slot, meant_for=model.number)
-            return  # until the spare engine certifies
+            return  # wait until the spare engine certifies the model
         self._slot_ready(slot, report)
 
     def _note(self, slot: EngineSlot, model: Model, report: Serving) -> None:
@@ -423,7 +421,7 @@ class EnginePool:
             )
         model.numerics = model.numerics or report.numerics
         model.max_length = model.max_length or report.max_length
-        for one in self._models.open():  # they lacked only the numerics
+        for one in self._models.open():  # some may have lacked only the numerics
             self.identify(one)
 
     def _slot_ready(self, slot: EngineSlot, report: Serving) -> None:
@@ -459,7 +457,7 @@ class EnginePool:
             return
         _log.warning("Engine %s cannot serve %s: %s", slot.name, model.added.name, failure.why)
         if not failure.restart:
-            slot.loading = slot.serving = slot.meant_for = None  # may serve the next model
+            slot.loading = slot.serving = slot.meant_for = None  # free for the next model
             self._listener.model_failed(
                 None if failure.any_model else model, failure.why, wrong_use=True
             )
@@ -547,7 +545,7 @@ class EnginePool:
             for model in self._models.open():
                 self.identify(model)
                 if model.answers is not None and not len(model.answers):
-                    self.need_engines()  # its journal was removed
+                    self.need_engines()  # the model's journal was removed
             return
         for node in list(self.nodes.values()):
             if node.report is not None and not node.has_engines:
@@ -563,9 +561,8 @@ class EnginePool:
         for slot in list(self.slots.values()):
             if slot.peer is None and now_s - max(slot.ordered_s, slot.heard_s) > _ORDER_AGAIN_S:
                 slot.orders += 1
-                if (
-                    slot.orders % _ORDERS_OF_ONE == 0
-                ):  # the process exists but hangs before it connects
+                # The process exists but hangs before it connects.
+                if slot.orders % _ORDERS_OF_ONE == 0:
                     self._orders.end(slot)
                 self._orders.start_again(slot)
             if slot.cut_s is not None and now_s - slot.cut_s > _CUT_GRACE_S:

@@ -106,9 +106,8 @@ class Orders:
         """Start an engine on a node, unless the engine runs there already."""
         slot = self._slots.get(name) or self.new_slot(name, node.number)
         slot.node = node.number
-        if (
-            slot.peer is None
-        ):  # the last engine's requests are sent again when the next engine is ready, or soon
+        # The former engine's requests are sent again when the next engine connects, or soon.
+        if slot.peer is None:
             slot.ordered_s, slot.failures = self._clock.monotonic_s(), 0
         self._start(slot, node)
 

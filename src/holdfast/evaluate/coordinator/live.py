@@ -141,9 +141,8 @@ class Live:
         match peer.hello.role:
             case "command":
                 self._command = peer
-                peer.send(
-                    messages.Welcome(epoch=self._epoch)
-                )  # the command adds its models again and receives their outcomes
+                # The command then adds its models again and receives their outcomes.
+                peer.send(messages.Welcome(epoch=self._epoch))
             case "node":
                 self._pool.node_joined(peer)
             case "host":
@@ -203,9 +202,8 @@ class Live:
             return
         waiting = [model for model in self._models.open() if not model.is_begun]
         if new := self._models.add(added):
-            if (
-                self._config.drop_stale and self._samples.is_settled()
-            ):  # before, it is not known which models have begun
+            # Before the samples are settled, it is unknown which models have begun.
+            if self._config.drop_stale and self._samples.is_settled():
                 for model in waiting:
                     self._end_model(
                         model, "a newer checkpoint came before it was begun", is_stale=True
@@ -387,9 +385,8 @@ class Live:
         self._timeline.flush()
         self._samples.take_early()
         self._samples.plan_settled()
-        for (
-            model
-        ) in self._models.open():  # the coordinator died between its last task's end and its own
+        # A former coordinator may have died after a model's last task ended, before the model did.
+        for model in self._models.open():
             if model.answers is not None and self._tasks.are_all_ended(model.number):
                 self._end_model(model)
         self._tasks.start(self._models.open(), self._now_s())

@@ -13,7 +13,7 @@ from holdfast.evaluate.policy import events
 from holdfast.evaluate.types.suite import Suite
 from holdfast.evaluate.wire import messages
 
-_MAX_LOSSES = 3  # of one sample's metric: its process would die again
+_MAX_LOSSES = 3  # lost processes of one sample's metric: the next one would die, too
 
 
 @dataclass
@@ -52,9 +52,8 @@ class Measurements:
         self._clock, self._policy, self._open_requests = clock, policy, open_requests
         self._models, self._tasks, self._delivery, self._suite = models, tasks, delivery, suite
         self._running: dict[bytes, _Running] = {}
-        self._granted: dict[
-            int, int
-        ] = {}  # sample to node, while it waits for the commit of its answers or for a host
+        # Sample to node, while the sample waits for the commit of its answers or for a host.
+        self._granted: dict[int, int] = {}
         self._losses: dict[bytes, int] = {}
         self._kept = KeptMetrics()
 

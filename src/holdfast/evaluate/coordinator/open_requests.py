@@ -232,7 +232,8 @@ def measured_key(metric_key: bytes, bodies: Sequence[bytes]) -> bytes:
     return digest.digest()
 
 
-_COMMIT = "the commit"  # marks an answer that came before its request, until its commit
+# The mark of an answer that came before the policy had its request, until the answer's commit.
+_COMMIT = "the commit"
 
 
 class ResumedRequests:

@@ -64,9 +64,8 @@ class SampleQueue:
         self._measurements, self._delivery, self._counts = measurements, delivery, counts
         self._rescore, self._settled_s = rescore, settled_s
         self._need_engines = need_engines
-        self._early: dict[
-            tuple[int, int], list[messages.Submit]
-        ] = {}  # of models without a journal yet
+        # Submissions for models that have no journal yet.
+        self._early: dict[tuple[int, int], list[messages.Submit]] = {}
 
     # Submissions
 

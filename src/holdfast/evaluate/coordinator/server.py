@@ -119,7 +119,7 @@ def _begin(files: CoordinatorFiles, now_s: float) -> tuple[float, int]:
 
 
 def _state(config: CoordinatorConfig, files: CoordinatorFiles) -> State:
-    # Start from the learned history, which includes the earlier one.
+    # Prefer the learned history, which includes the initial one.
     known = next((path for path in (files.learned, files.history) if path.exists()), None)
     history = decode_history(known.read_bytes()) if known else []
     expected = PolicyConfig(engines=config.nodes * config.engines_per_node)

@@ -15,12 +15,8 @@ _RESERVED_SHARE = 0.1
 vLLM's default gpu_memory_utilization of 0.9 reserves the same share.
 """
 _DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
-_FILE_DTYPE_BYTES = {
-    "F64": 8,
-    "F32": 4,
-    "F16": 2,
-    "BF16": 2,
-}  # dtypes of safetensors that a dtype setting converts
+# Only those dtypes of safetensors that a dtype setting converts.
+_FILE_DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _LENGTH_NAMES = ("n_positions", "max_position_embeddings", "n_ctx")
 _DEFAULT_LENGTH = 2048
 

@@ -241,7 +241,7 @@ class OpenAIEngine:
                 f"{self._url} does not serve {self._model or 'one model alone'}. It has {names}; "
                 "name one."
             )
-        limit = models.get(self._model, {}).get("max_model_len")  # vLLM's and SGLang's
+        limit = models.get(self._model, {}).get("max_model_len")  # reported by vLLM and SGLang
         if limit and not self._spec.max_length:
             self._max_length = int(limit)
 

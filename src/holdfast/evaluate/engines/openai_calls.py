@@ -14,11 +14,8 @@ from holdfast.evaluate.types.requests import Answer, Request, keyed, pack_tokens
 
 _MAX_TOKENS = 100_000_000  # tokens of a prompt; a larger stated number is wrong
 _CHAT_STOPS = 4  # lm-eval's limit, and OpenAI's own
-_NOT_FOR_A_SERVER = {
-    "do_sample",
-    "use_cache",
-    "num_beams",
-}  # transformers' options without meaning for a server
+# Options of transformers that have no meaning for a server.
+_NOT_FOR_A_SERVER = {"do_sample", "use_cache", "num_beams"}
 
 Tokenize = Callable[[str], Sequence[int]]
 
@@ -97,7 +94,7 @@ def _echoed(request: Request, max_length: int) -> tuple[list[int] | str, int]:
     if not request.prompt:
         return request.text + request.continuation_text, -1
     tokens = list(unpack_tokens(request.prompt + request.continuation))
-    cut = max(0, len(tokens) - (max_length - 1))  # one token is generated, too
+    cut = max(0, len(tokens) - (max_length - 1))  # the limit includes one generated token
     return tokens[cut:], len(request.prompt) // 4 - cut
 
 

@@ -32,10 +32,10 @@ _OPTIONS: dict[str, Scalar] = {
     "step_sequence_s": 0.0002,
     "load_s": 0.0,
     "swap_s": 0.0,
-    "new_tokens": 0,  # of every generation; 0 for 1 to the allowed most, by the request's hash
+    "new_tokens": 0,  # per generation; 0 for a number from 1 to the limit, by the request's hash
     "by_model": False,  # True if answers depend on the weights, too
-    "hang_after": _NEVER,  # answers
-    "crash_after": _NEVER,  # answers
+    "hang_after": _NEVER,  # number of answers
+    "crash_after": _NEVER,  # number of answers
     "refuse_swap": False,
     "wrong_canary": False,  # after a swap
 }
@@ -75,9 +75,8 @@ class SimulatedEngine:
     def _drop_everything(self) -> None:
         self._waiting: deque[_Sequence] = deque()
         self._reading: _Sequence | None = None
-        self._decoding: list[
-            tuple[int, int, _Sequence]
-        ] = []  # a heap by the last step of a sequence
+        # A heap, ordered by the last step of each sequence.
+        self._decoding: list[tuple[int, int, _Sequence]] = []
         self._steps = 0  # decoding steps until `_since_s`
         self._since_s = 0.0  # the start of the present prompt, or run of steps
 

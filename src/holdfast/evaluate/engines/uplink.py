@@ -60,9 +60,8 @@ class Uplink:
         self._thread = threading.Thread(target=self._run, name="uplink", daemon=True)
         self._writer: asyncio.StreamWriter | None = None
         self._gone_since_s: float | None = clock.monotonic_s()
-        self._finished: deque[tuple[int, messages.DoneRequest]] = (
-            deque()
-        )  # (model, done), not yet in a message
+        # (model, answer) pairs that are not in a message yet
+        self._finished: deque[tuple[int, messages.DoneRequest]] = deque()
         self._flush_is_due = False
         self._serving: messages.Serving | None = None
         self._number = 0
@@ -150,9 +149,8 @@ class Uplink:
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._serving:
             writer.write(messages.encode(self._serving))
-        held = (
-            self._held()
-        )  # before the flush: requests that end in between are sent twice, not never
+        # Before the flush, so that requests that end in between are sent twice instead of never.
+        held = self._held()
         self._flush()
         for done in self._unacked:
             writer.write(messages.encode(done))

@@ -102,7 +102,7 @@ class EngineWorker:
         self._linger_s = linger_s
         self._inbox: queue.SimpleQueue[messages.Message] = queue.SimpleQueue()
         self._engine: Engine | None = None
-        self._unmade = ""  # why there will never be an engine
+        self._unmade = ""  # the reason why no engine could be made
         self._serves: messages.Serve | None = None
         self._served: messages.Serving | None = None
         self._held: dict[int, bytes] = {}  # id within the engine to key
@@ -212,7 +212,7 @@ class EngineWorker:
             return messages.ServeFailed(
                 model=order.model, why=str(error), restart=not isinstance(error, BadUse)
             )
-        except Exception as error:  # any error of a model's loading; the coordinator decides
+        except Exception as error:  # loading may raise any error; the coordinator decides
             traceback.print_exc()
             why = f"{how} of {order.folder}: {type(error).__name__}: {error}"
             return messages.ServeFailed(model=order.model, why=why, restart=True)
@@ -226,7 +226,7 @@ class EngineWorker:
             return
         taken: list[tuple[int, Request]] = []
         for key, body in message.requests:
-            if key in self._ids:  # a coordinator that lost track of us repeats requests
+            if key in self._ids:  # repeated by a coordinator that lost track of this engine
                 continue
             try:
                 request = decode_request(body)
@@ -354,7 +354,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="seconds after which a step counts as hung",
     )
     given = parser.parse_args(arguments)
-    die_with_parent()  # the node's agent, which stays for a while when the command is gone
+    die_with_parent()  # the node's agent, which outlives the command for a while
     end_without_collecting()
     start_evaluation(given.node)
 

@@ -57,7 +57,7 @@ def _work(channel: socket.socket, harnesses: Mapping[str, Harness], node: int, l
             case messages.RunTask():
                 channel.sendall(frame(_run(job, harnesses[job.entry.harness], node, channel)))
             case messages.MeasureSample():
-                recorder = recorder or ReadRecorder()  # the first metric job loads its task
+                recorder = recorder or ReadRecorder()  # before the first metric job loads its task
                 channel.sendall(frame(_measure(job, harnesses[job.entry.harness], recorder)))
             case _:
                 raise AssertionError(f"{type(job).__name__} is no job of a child's")

@@ -165,7 +165,7 @@ class _Line:
         try:
             ended, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             for task in ended:
-                task.result()  # raises, since neither ends without an error
+                task.result()  # raises: both tasks end only with an error
         finally:
             for task in both:
                 task.cancel()
@@ -207,7 +207,7 @@ async def _all(
     await asyncio.wait((waited, line), return_when=asyncio.FIRST_COMPLETED)
     if not waited.done():
         waited.cancel()
-        line.result()  # raises
+        line.result()  # raises the connection's error
     return list(await waited)
 
 

@@ -55,7 +55,7 @@ def count_requests(suite: Suite, facts: ModelFacts) -> list[list[SampleRequests]
             except _Counted:
                 pass
             except Exception:
-                if not client.samples:  # otherwise the error follows from our refusal
+                if not client.samples:  # otherwise, `_Counted` is the cause of the error
                     raise
             found.append(client.samples)
     return found

@@ -88,9 +88,8 @@ class Runs:
             ended = TaskEnded(model=job.facts.model, task=job.task, error=error)
         if ended.result is not None:  # a failed task runs again on the next order
             self._ended[place] = ended
-            if (
-                len(self._ended) > _KEPT
-            ):  # if such a task is ordered again, every answer is in the journal
+            if len(self._ended) > _KEPT:
+                # If such a task is ordered again, every answer is in the journal.
                 self._ended.popitem(last=False)
         del self._running[place]
         self._send(ended)

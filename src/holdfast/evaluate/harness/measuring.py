@@ -131,9 +131,8 @@ class Measuring:
 
     def _record(self, job: MeasureSample, result: SampleMeasured) -> None:
         self._requested.discard(job.metric_key)
-        if (
-            not result.lost or result.seconds >= self._limit_s
-        ):  # a metric that took too long is not tried again
+        # A metric that took too long is not tried again.
+        if not result.lost or result.seconds >= self._limit_s:
             self._kept[job.metric_key] = result
             if len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)

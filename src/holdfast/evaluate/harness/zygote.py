@@ -44,7 +44,7 @@ class Zygote:
         os.set_blocking(wakes, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the host handles it
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the host handles Ctrl-C
         while True:
             readable, _, _ = select.select([self._control.fileno(), woken], [], [])
             if woken in readable:

@@ -57,9 +57,8 @@ class LongestFirst:
         self.count = 0
         self._front: deque[Entry] = deque()
         self._tasks: dict[int, _TaskQueue] = {}
-        self._order: list[
-            tuple[float, int]
-        ] = []  # a heap of (negated length of its longest entry, task), exact at its top
+        # A heap of (negated length of the task's longest entry, task), exact at its top.
+        self._order: list[tuple[float, int]] = []
 
     def __len__(self) -> int:
         return self.count

@@ -339,7 +339,7 @@ class State:
         # Estimates of the last review.
         self.reviewed_s = -1.0
         self.events_until_review = 0
-        self.looked_at = 0  # requests in flight at the last review, the cost of a review
+        self.looked_at = 0  # requests in flight at the last review, which determine its cost
         self.corrections: list[float] = []
         self.shares: list[list[float]] = []
         """Expected seconds of each task, as predicted when its requests were sorted.
@@ -450,7 +450,7 @@ class State:
 
     def take_actions(self) -> list[Action]:
         """Return and clear the actions that were decided since the last call."""
-        # Send first: a recall of the same decision may name a request that is only sent by it.
+        # Send requests first, since a recall of the same decision may name one of them.
         asks = [SendRequests(engine, tuple(requests)) for engine, requests in self.asks.items()]
         actions = asks + self.actions
         self.asks, self.actions = {}, []

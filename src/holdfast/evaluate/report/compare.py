@@ -201,7 +201,7 @@ def plot(comparison: Comparison, path: Path) -> int:
     import matplotlib as mpl
 
     target = io.BytesIO()
-    with mpl.rc_context({"svg.hashsalt": "comparison"}):  # equal comparisons, equal bytes
+    with mpl.rc_context({"svg.hashsalt": "comparison"}):  # equal comparisons give equal files
         figure.savefig(
             target,
             format=path.suffix[1:],
@@ -247,7 +247,7 @@ def _row(task: str, metric: str, evaluations: Sequence[EvaluationRecord]) -> Row
     kept = [one.scores.get(task, {}).get(metric) for one in evaluations]
     values = tuple(None if one is None else _value(one) for one in kept)
     if all(value is None for value in values):
-        return None  # words, not numbers
+        return None  # no value is a number
     higher = next((one[2] for one in kept if one is not None and one[2] is not None), None)
     first, last = values[0], values[-1]
     difference = None if first is None or last is None else last.value - first.value

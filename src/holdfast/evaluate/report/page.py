@@ -59,7 +59,7 @@ def render(
 
     `samples` is the result of `samples_of`; `write_page` describes the other arguments.
     """
-    filled = page.template(TEMPLATE)  # before `view`, which needs further packages
+    filled = page.template(TEMPLATE)  # before the import of `view`, which needs further packages
     from holdfast.evaluate.report.view import page_view
 
     return filled.render(

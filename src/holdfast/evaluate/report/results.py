@@ -42,9 +42,8 @@ def write_results(evaluation: Evaluation, output: Path) -> Path:
     for samples in sorted((Path(evaluation.folder) / SAMPLES).rglob("samples_*.jsonl")):
         task = samples.name.rpartition("_")[0]
         seen[task] += 1
-        again = (
-            f"#{seen[task]}" if seen[task] > 1 else ""
-        )  # a task may be in two entries of a suite
+        # A task may be in two entries of a suite.
+        again = f"#{seen[task]}" if seen[task] > 1 else ""
         _link(samples, folder / f"{task}{again}_{stamp}.jsonl")
     _link_logs(Path(evaluation.folder) / INSPECT, folder / f"inspect_{stamp}")
     path = folder / f"results_{stamp}.json"
@@ -69,16 +68,14 @@ def _link_logs(source: Path, target: Path) -> None:
     for log in logs:
         target.mkdir(exist_ok=True)
         _link(log, target / log.name)
-    for old in {*target.glob("*.eval")} - {
-        target / log.name for log in logs
-    }:  # a log's name has a time of its own
+    # A repeated run does not overwrite its former logs, because each log's name contains a time.
+    for old in {*target.glob("*.eval")} - {target / log.name for log in logs}:
         old.unlink()
 
 
 def _link(source: Path, target: Path) -> None:
-    if target.exists() and target.samefile(
-        source
-    ):  # a link onto itself would leave the temporary name
+    # Renaming a link onto another link to the same file would leave the temporary name.
+    if target.exists() and target.samefile(source):
         return
     with replacing(target) as temporary:
         try:

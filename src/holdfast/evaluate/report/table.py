@@ -10,7 +10,7 @@ COLUMNS = ("Tasks", "Version", "Filter", "n-shot", "Metric", "", "Value", "", "S
 ARROWS = {True: "\N{UPWARDS ARROW}", False: "\N{DOWNWARDS ARROW}", None: ""}
 NUMBERS = (1, 3, 6, 8)
 """The indices of the right-aligned columns."""
-_MAX_NAMED = 3  # of tasks with the same error
+_MAX_NAMED = 3  # tasks named for one error; the others are counted
 
 
 def score_rows(scores: Sequence[Score]) -> list[tuple[str, ...]]:
@@ -105,7 +105,6 @@ def _print_rich(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for place, column in enumerate(columns):
         table.add_column(column, justify="right" if place in NUMBERS else "left", overflow="fold")
     for row in rows:
-        table.add_row(
-            *(Text(cell) for cell in row)
-        )  # Text, not markup: a task's name may hold brackets
+        # Text, not markup: a task's name may hold brackets.
+        table.add_row(*(Text(cell) for cell in row))
     Console().print(table)

@@ -176,7 +176,7 @@ def page_view(
         bound=bound,
         unit=unit,
         gantt=picture,
-        gantt_svg=Markup(picture.svg if picture else ""),  # made by `gantt`, without names
+        gantt_svg=Markup(picture.svg if picture else ""),  # safe: `gantt` writes no names into it
         lost=_lost(evaluation, timeline),
         slowest=[_sample(sample, timeline) for sample in slowest(timeline)],
         path=[

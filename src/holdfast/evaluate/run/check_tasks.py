@@ -56,7 +56,7 @@ def main() -> None:
     die_with_parent()
     end_without_collecting()
     answer = os.dup(sys.stdout.fileno())
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # harnesses print
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # harnesses print to standard output
     suite = msgspec.json.decode(sys.stdin.buffer.read(), type=Suite)
     for name in dict.fromkeys(entry.harness for entry in suite.entries):
         try:

@@ -56,9 +56,8 @@ def _metrics(scores: Iterable[Score], suite: Suite) -> Iterator[tuple[str, float
     limits = {entry.name: entry.limit for entry in suite.entries}
     for score in scores:
         known = {limits[score.task]} if score.task in limits else set(limits.values())
-        if (
-            score.depth or score.number is None or len(known) > 1
-        ):  # a task inside an entry has no known limit
+        # A task inside an entry has no known limit.
+        if score.depth or score.number is None or len(known) > 1:
             continue
         (limit,) = known
         task = score.task if limit is None else f"{score.task}:{limit:g}"

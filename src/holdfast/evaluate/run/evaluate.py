@@ -136,9 +136,8 @@ def resume(
         _demand_record(ledger, plan, paths)
         ended = paths.results.exists() and read_evaluation(paths.root)
         if ended and ended.state == "done" and not ended.errors:
-            if (
-                ledger.evaluation(evaluation_id).state != "done"
-            ):  # its command could not record its end
+            # The evaluation's former command could not record the end.
+            if ledger.evaluation(evaluation_id).state != "done":
                 keep(ended, plan, paths, ledger)
             return ended
         _forget_failures(paths)

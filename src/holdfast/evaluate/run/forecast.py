@@ -295,9 +295,8 @@ def _memory(planned: Planned, told_gib: float | None) -> _Memory | None:
         if stated_bytes is None:
             if options.on != "local":
                 return None
-            stated_bytes = (
-                psutil.virtual_memory().total // options.nodes
-            )  # all of them on this machine
+            # All nodes are on this machine.
+            stated_bytes = psutil.virtual_memory().total // options.nodes
         whose = (
             " of a node's memory" if engines == 1 else f", a node's memory among {engines} engines"
         )

@@ -45,12 +45,10 @@ from holdfast.evaluate.wire.messages import (
 )
 
 _POLL_S = 0.2
-_PATIENT_S = 10.0  # before the log shows why nodes are missing
+_PATIENT_S = 10.0  # then the log shows why nodes are missing
 _MAX_RESTARTS = 50  # of the coordinator or of one node's agent; more frequent faults are bugs
-_QUICK_END_S, _MAX_QUICK_ENDS = (
-    5.0,
-    8,
-)  # in a row: the next start would fail in the same way
+# After so many quick ends in a row, the next start would fail in the same way.
+_QUICK_END_S, _MAX_QUICK_ENDS = 5.0, 8
 _START_TIMEOUT_S = 30.0
 _ENDS = (DONE, FAILED, LEFT)  # the exit codes of a coordinator that ended on purpose
 _STOP_TIMEOUT_S = 20.0
@@ -149,7 +147,7 @@ class Session:
         )
         if self._wanted.note and has_engines:
             _log.warning("%s", self._wanted.note)
-        if self._wanted.on != "local":  # where a wrong name fails at once
+        if self._wanted.on != "local":  # a local host reports a wrong name at once
             await check_tasks(self._config.suite, Path(self._config.folder) / "logs" / "tasks.log")
         self._files.folder.mkdir(parents=True, exist_ok=True)
         await asyncio.to_thread(
@@ -228,10 +226,8 @@ class Session:
         agent += ["--journals", config.journals]
         agent += ["--metric-slots", str(config.metric_slots), "--linger-s", str(config.linger_s)]
         if host != "127.0.0.1":
-            agent += [
-                "--listen-host",
-                "0.0.0.0",
-            ]  # peers are on other machines; connections need the token
+            # Peers are on other machines; connections need the token.
+            agent += ["--listen-host", "0.0.0.0"]
         return [*agent, *self._wanted.agent_flags]
 
     async def _coordinate(self) -> int:

@@ -189,9 +189,8 @@ def _bound(
     """Compute the terms of the lower bound from the measured costs; empty if no engine worked."""
     if curve is None:
         return ()
-    slots = (
-        options.metric_slots or core_count()
-    )  # for nodes on other machines, this machine's cores are the estimate
+    # For nodes on other machines, this machine's cores are the estimate.
+    slots = options.metric_slots or core_count()
     work = work_of(timeline, model, curve, judge=options.judge, metric_slots=slots)
     if work is None:
         return ()

@@ -51,7 +51,7 @@ from holdfast.evaluate.types.timeline import Begin, TimelineReader, timeline_of
 from holdfast.evaluate.wire.messages import AddModel, Message, ModelOutcome, Status, TaskOutcome
 
 _LOOK_EVERY_S = 1.0
-_GLANCE_EVERY_S = 0.1  # to see whether the folder has changed
+_GLANCE_EVERY_S = 0.1  # between checks whether the folder has changed
 _AT_ONCE = 2  # one in evaluation, one in preparation
 _TRAINER_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 _TRAINER_DONE = "trainer_state.json"  # the last file that transformers' Trainer writes
@@ -300,9 +300,8 @@ class _Stream:
         done = {record.model for record in records if record.state == "done"}
         running = {record.model for record in records if state_of(record) == "running"}
         self._passed_over.update(one.path for one in found if str(one.path) in done)
-        if (
-            self.options.drop_stale
-        ):  # a checkpoint that was committed late is stale, and must not drop a newer one
+        # A checkpoint that was committed late is stale, and must not drop a newer one.
+        if self.options.drop_stale:
             self._newest_step = max(
                 [self._newest_step, *(one.step for one in found if str(one.path) in done)]
             )

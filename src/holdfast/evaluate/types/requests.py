@@ -157,9 +157,8 @@ def _hash32(data: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=4).digest(), "little")
 
 
-_PREFIX_BYTES = (
-    4 * 64
-)  # few-shot examples and instructions are longer than this prefix, questions often shorter
+# Few-shot examples and instructions are longer than this prefix, questions often shorter.
+_PREFIX_BYTES = 4 * 64
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
 _requests = msgspec.msgpack.Decoder(Request)
 _answers = msgspec.msgpack.Decoder(Answer)

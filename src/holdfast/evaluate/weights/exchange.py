@@ -146,7 +146,7 @@ class ChunkServer:
         while True:
             try:
                 peer, _ = await loop.sock_accept(listener)
-            except OSError as error:  # out of descriptors, or it hung up already
+            except OSError as error:  # no descriptor is left, or the peer hung up already
                 _logger.warning("A node could not connect for chunks: %s.", error)
                 await asyncio.sleep(WAIT_EVERY_S)
                 continue
@@ -156,10 +156,8 @@ class ChunkServer:
             self._spawn(self._serve(peer))
 
     async def _serve(self, peer: socket.socket) -> None:
-        with (
-            peer,
-            contextlib.suppress(OSError),
-        ):  # the peer is gone, or is none
+        # The peer may be gone, or may be no peer of this evaluation.
+        with peer, contextlib.suppress(OSError):
             async with asyncio.timeout(SILENCE_S):
                 if not await is_greeted(peer, MAGIC, self._token):
                     return

@@ -95,7 +95,7 @@ class SharedMemory:
             raise BadUse(f"{session!r} cannot name a session. Use letters, digits, `-` and `_`.")
         self.budget_bytes = budget_bytes
         self._used: dict[str, int] = {}
-        with _locked(root) as own:  # a session is made and locked at once; no agent clears it
+        with _locked(root) as own:  # no other agent clears the session before it is locked
             self.cleared = _clear_sessions_of_the_dead(own)
             self.folder = own / session
             try:

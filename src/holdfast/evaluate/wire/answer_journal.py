@@ -59,7 +59,7 @@ class Journal:
         self._places: dict[bytes, int] = {}  # key to segment << 48 | offset of the record
         self._own: int | None = None  # index of the segment this process appends to
         self._own_size_bytes = 0
-        self._latest: dict[bytes, bytes] = {}  # of the last commit, which are read at once
+        self._latest: dict[bytes, bytes] = {}  # bodies of the last commit, which are read soon
         self._writing = threading.Lock()
         self._is_closed = False
         try:
@@ -167,9 +167,8 @@ class Journal:
     def _read_segment(self, path: Path) -> None:
         file = os.open(path, os.O_RDONLY)
         start = self._check_header(file)
-        if (
-            start is None
-        ):  # torn before its first record, or another journal's with a colliding digest
+        if start is None:
+            # Torn before the first record, or of another journal whose digest collides.
             os.close(file)
             return
         segment = len(self._files)

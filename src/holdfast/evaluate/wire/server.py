@@ -15,7 +15,7 @@ from holdfast.evaluate.wire.messages import (
     read,
 )
 
-_MAX_UNSENT_BYTES = 512 * 1024 * 1024  # for a peer that does not read; then it is dropped
+_MAX_UNSENT_BYTES = 512 * 1024 * 1024  # a peer that does not read is dropped beyond this size
 
 _log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ async def listen(host: str, port: int, token: str, listener: Listener) -> asynci
                 return
             peer = Connection(hello, writer)
             name = (hello.role, hello.name)
-            if before := peers.pop(name, None):  # its end has not been noticed yet
+            if before := peers.pop(name, None):  # the earlier connection's end was not noticed yet
                 listener.gone(before)
                 before.close()
             peers[name] = peer
@@ -99,9 +99,8 @@ async def listen(host: str, port: int, token: str, listener: Listener) -> asynci
                 "a stranger" if peer is None else f"{peer.hello.role} {peer.hello.name}",
                 error,
             )
-        except (
-            Exception
-        ) as error:  # reported to end the process: the state is not reliable any more
+        except Exception as error:
+            # The listener ends the process, since the state is not reliable any more.
             listener.broke(error)
         finally:
             if peer is not None and peers.get((peer.hello.role, peer.hello.name)) is peer:

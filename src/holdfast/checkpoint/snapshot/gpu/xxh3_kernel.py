@@ -115,7 +115,7 @@ _NO_GROUP: Final = _Group(0, 0, 0, 0)
 
 def available() -> bool:
     """Return True if this process has a GPU, and a Triton that can compile the kernel."""
-    can_compile = hasattr(tl, "tuple")  # Triton 3.3
+    can_compile = hasattr(tl, "tuple")  # added in Triton 3.3
     return can_compile and torch.version.cuda is not None and torch.cuda.is_available()
 
 
@@ -210,7 +210,7 @@ class DeviceDigests:
             raise ValueError(
                 f"Digests of {len(given):,} pieces need as many int64 on {self._device}, in a row."
             )
-        if self._idle is not None:  # the call before may have been in another stream
+        if self._idle is not None:  # the previous call may have used another stream
             self._idle.wait(torch.cuda.current_stream(self._device))
         if not torch.equal(given, self._given):
             self._given = given
@@ -280,9 +280,8 @@ def _grouped(
     return groups, rows
 
 
-@jit(
-    do_not_specialize=("out", "chains", "first_piece", "end_piece", "first_tile")
-)  # else each is compiled for
+# Triton would otherwise compile the kernel again for special values of these arguments, such as 1.
+@jit(do_not_specialize=("out", "chains", "first_piece", "end_piece", "first_tile"))
 def _digest(
     addresses: tensor,
     sizes: tensor,
@@ -330,7 +329,7 @@ def _sum_up(
     there = block < (tl.load(sizes + piece).to(tl.int32) - 1) // 1024
     data = tl.load(addresses + piece).to(tl.pointer_type(tl.uint64))
     sums = scratch + tl.load(rows + piece) * 8
-    word = tl.arange(0, 128)[None, :]  # of a block; a warp reads 256 bytes in a row
+    word = tl.arange(0, 128)[None, :]  # indices in a block; a warp reads 256 contiguous bytes
     words = tl.load(
         data + block[:, None] * 128 + word,
         mask=there[:, None],
@@ -374,7 +373,7 @@ def _follow(
         queue += (tl.load(sums + turn * 8, mask=(turn < count)[:, None], other=0),)
     longest = tl.max(count, axis=0)
     begin = 0
-    while begin < longest:  # no range: Triton's interpreter makes none of a tensor with NumPy 2.4
+    while begin < longest:  # `range` fails for a tensor in Triton's interpreter with NumPy 2.4
         refilled: tensor = ()
         for turn in tl.static_range(ahead):
             scrambled = acc + queue[turn]

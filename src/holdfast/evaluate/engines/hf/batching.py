@@ -20,7 +20,7 @@ from holdfast.evaluate.engines.hf.calls import Calls
 from holdfast.evaluate.engines.hf.exact import Generation, answer_of, tensor_of
 from holdfast.evaluate.types.requests import Answer
 
-_LOGITS_BYTES = 1 << 30  # the most for the logits of one batch
+_LOGITS_BYTES = 1 << 30  # the largest size of one batch's logits
 
 
 def plan_scores(lengths: Sequence[int], max_batch: int, vocabulary: int) -> list[list[int]]:
@@ -83,9 +83,8 @@ class RunningBatch:
         self._model = calls.model
         self._rows: list[_Row] = []
         self._cache: Any = None  # per layer, keys and values of shape [rows, heads, tokens, size]
-        self._mask = torch.zeros(
-            (0, 0), dtype=torch.long, device=self._model.device
-        )  # [rows, tokens]; 0 is padding
+        # The shape is [rows, tokens], and 0 marks padding.
+        self._mask = torch.zeros((0, 0), dtype=torch.long, device=self._model.device)
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -46,7 +46,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.steps: list[tuple[Any, list[Any], dict[str, Any], list[int]]] = []
         self.constants: dict[int, torch.Tensor] = {}
-        self._kept: list[torch.Tensor] = []  # keeps every id unique
+        self._kept: list[torch.Tensor] = []  # keeps tensors alive, so that no id is reused
         self._slots: dict[int, _Slot] = {}
         for tensor in inputs:
             self._new(tensor)
@@ -109,8 +109,8 @@ class Replay:
         self._lengths = lengths
         self._size = recorded[0].size()
         self._results = results
-        self._extra: list[Any] = []  # constants and numbers, after the tensors of the table
-        self._growing: list[tuple[int, int, int]] = []  # slot, a, b of numbers a * length + b
+        self._extra: list[Any] = []  # constants and numbers, which follow the tensors in the table
+        self._growing: list[tuple[int, int, int]] = []  # (slot, a, b) of each number a * length + b
         self._tensors = _same_constants(recorded)
         self._steps = [
             self._step(*steps) for steps in zip(*(one.steps for one in recorded), strict=True)

@@ -189,7 +189,7 @@ def _targets(
             None,
         )
         if target is None:
-            continue  # a buffer of older transformers, which a load leaves out, too
+            continue  # a buffer of older transformers, which a load also leaves out
         if tuple(target.shape) != shape:
             return {}, f"The checkpoint's {name} is stored in another form than the model's."
         if (twin := written.setdefault(target.data_ptr(), name)) != name:

@@ -90,7 +90,7 @@ def _row(log: "EvalLog") -> dict[str, float]:
     return row
 
 
-_AT_ONCE = 4096  # the most waiting samples of a task; each takes some 100 KB of inspect's state
+_AT_ONCE = 4096  # waiting samples of a task at most; each takes some 100 KB of inspect's state
 _PROVIDER = "holdfast"
 
 

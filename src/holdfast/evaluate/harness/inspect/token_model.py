@@ -104,7 +104,8 @@ class TokenModel(RequestBuilder, HuggingFaceAPI):
         text = str(decode(tokens))
         if not any(stop in text for stop in stops):
             return text
-        short, long = 0, len(tokens)  # the first has no stop, the second has one
+        # The first `long` tokens contain a stop, the first `short` tokens do not.
+        short, long = 0, len(tokens)
         while long - short > 1:
             middle = (short + long) // 2
             if any(stop in decode(tokens[:middle]) for stop in stops):

@@ -152,7 +152,7 @@ def _default_index(cache: Path) -> dict[str, Entry]:
             )
             for name, kind, file, tags in rows
         }
-    except (OSError, ValueError, KeyError, TypeError):  # missing or foreign: it is made again
+    except (OSError, ValueError, KeyError, TypeError):  # no valid cache: make it again
         pass
     index: dict[str, Entry] = TaskIndex.build([DEFAULT_TASKS])
     rows = [

@@ -81,7 +81,7 @@ class _Loader(Loader):
 
 
 def _replace(evaluate: ModuleType) -> None:
-    original = getattr(evaluate, "load", None)  # another module may have this name
+    original = getattr(evaluate, "load", None)  # a foreign module of this name may lack `load`
     if original is None or getattr(original, "is_holdfast", False):
         return
 

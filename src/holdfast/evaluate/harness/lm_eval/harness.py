@@ -99,9 +99,8 @@ class LmEval:
                 _stands_for(facts, options), is_wanted=not options.predict_only
             )
             lm.exchange = Exchange(client, lm, metrics)
-            chosen: dict[
-                str, list[int]
-            ] = {}  # by the tasks' own names; an entry may be a group or a file
+            # Keyed by the tasks' own names, since an entry may be a group or a file.
+            chosen: dict[str, list[int]] = {}
 
             def on_load(loaded: Any) -> None:
                 lm.exchange.tasks = loaded["tasks"]
@@ -170,7 +169,7 @@ class LmEval:
         tqdm.tqdm.monitor_interval = 0  # tqdm's monitor is a thread, and this process forks
         # Use one thread: clients compute little, and more threads would only compete for cores.
         torch.set_num_threads(1)
-        package_versions()  # once, for all clients
+        package_versions()  # cached here once for all clients
         code.install(confirmed=self._confirmed)
         evaluator.add_env_info, evaluator.get_git_commit_hash = _add_versions, _git_hash
 
@@ -219,7 +218,7 @@ class _Measuring:
             )
         except Exception:
             return b""
-        return b"" if before.were_made() else measured  # the client draws in lm-eval's order
+        return b"" if before.were_made() else measured  # the client must draw, in lm-eval's order
 
 
 class _Draws:

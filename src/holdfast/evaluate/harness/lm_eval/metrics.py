@@ -163,9 +163,8 @@ def numbered(tasks: "Mapping[str, Task]") -> "Iterator[tuple[int, Task]]":
     first = 0
     for task in tasks.values():
         yield first, task
-        first += len(
-            getattr(task, "task_docs", None) or task.eval_docs
-        )  # `eval_docs` makes the documents again
+        # Prefer `task_docs`, since `eval_docs` makes the documents again.
+        first += len(getattr(task, "task_docs", None) or task.eval_docs)
 
 
 def is_streamed(task: "Task") -> bool:

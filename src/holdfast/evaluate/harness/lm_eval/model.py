@@ -96,9 +96,8 @@ class EngineLM(HFLM):  # type: ignore[misc]
         The response does not depend on the instance's prompt.
         """
         match instance.request_type:
-            case (
-                "loglikelihood"
-            ):  # `TemplateLM.loglikelihood` returns the result of `_loglikelihood_tokens`
+            case "loglikelihood":
+                # `TemplateLM.loglikelihood` returns the result of `_loglikelihood_tokens`.
                 return answers[0].logprob, answers[0].is_greedy
             case "loglikelihood_rolling":  # as `HFLM.loglikelihood_rolling` sums its windows
                 return sum(answer.logprob for answer in answers)
@@ -122,13 +121,13 @@ class EngineLM(HFLM):  # type: ignore[misc]
     ) -> list[int]:
         """Return a text's token ids; the signature is lm-eval's."""
         if self._is_generating:
-            return []  # sorts a batch, here of one; `tok_batch_encode` gets the prompt
+            return []  # used only to sort a batch, and this batch has one prompt
         return self._encode(string, add_special_tokens, left_truncate_len)  # type: ignore[no-any-return]
 
     def tok_batch_encode(self, strings: list[str], *args: Any, **kwargs: Any) -> Any:
         """Return the token ids of prompts; the signature is lm-eval's."""
         if self._replayed is not None:
-            return _NO_PROMPT, _NO_PROMPT  # it is cut off the reply afterwards
+            return _NO_PROMPT, _NO_PROMPT  # lm-eval cuts the prompt off the reply afterwards
         return super().tok_batch_encode(strings, *args, **kwargs)
 
     def _loglikelihood_tokens(self, requests: Any, **_: Any) -> list[tuple[float, bool]]:

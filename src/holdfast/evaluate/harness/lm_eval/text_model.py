@@ -88,9 +88,8 @@ class TextLM(TemplateLM):  # type: ignore[misc]
                         "does not return. "
                         "Leave chat_template out, or the task."
                     )
-                kept = (
-                    context.rstrip()
-                )  # blanks belong to the continuation, as in `TemplateLM._encode_pair`
+                # Blanks belong to the continuation, as in `TemplateLM._encode_pair`.
+                kept = context.rstrip()
                 return [
                     Request(
                         kind="loglikelihood",

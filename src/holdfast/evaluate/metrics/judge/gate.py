@@ -62,7 +62,7 @@ class JudgeGate:
         self._quota = QuotaState(limits)
         for event in past.settled:
             decide(self._quota, event)
-        for left in past.unsettled:  # perhaps sent and answered: counts as spent, now at the latest
+        for left in past.unsettled:  # perhaps answered, so count the request as spent now
             now_s, cost = self.now_s(), left.cost_microdollars
             journal.settle(now_s, left.request, left.tokens, cost)
             paid = cost if left.is_ours else 0

@@ -193,7 +193,7 @@ def _lock(file: int, path: Path, evaluation_id: str) -> None:
                 f"{who} uses this judge, whose limits only one proxy may manage. Wait for it, or "
                 "stop it."
             ) from error
-        fcntl.flock(file, fcntl.LOCK_EX)  # held by our own earlier life, which ends soon
+        fcntl.flock(file, fcntl.LOCK_EX)  # held by the previous proxy, which ends soon
 
 
 def _last_opened_by(path: Path) -> str:

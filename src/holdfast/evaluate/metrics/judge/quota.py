@@ -135,9 +135,8 @@ class QuotaState:
     settled_tokens: int = 0
     waiting: deque[JudgeRequest] = field(default_factory=deque)
     flying: dict[int, tuple[float, JudgeRequest]] = field(default_factory=dict)
-    settled: deque[tuple[float, int]] = field(
-        default_factory=deque
-    )  # (time of leaving the window, tokens)
+    # (time at which the request leaves the window, tokens)
+    settled: deque[tuple[float, int]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
         self.allowed = self.allowed or float(self.limits.concurrency)

@@ -185,9 +185,8 @@ class JudgeProxy:
             "seed",
             "n",
         }
-        other = {
-            name: value for name, value in body.items() if name not in known
-        }  # tools, response_format
+        # Other arguments that cost tokens, such as tools and response_format.
+        other = {name: value for name, value in body.items() if name not in known}
         size_bytes = len(json.dumps([prompt, other], ensure_ascii=False).encode())
         prompt_tokens = size_bytes + _MESSAGE_TOKENS * (
             len(prompt) if isinstance(prompt, list) else 1

@@ -28,7 +28,7 @@ class Program:
         """Run the program; the program's exceptions pass through."""
         sys.modules[MODULE] = self._module  # dataclasses and pickle look up classes there
         code = compile(self._source, "<program>", "exec")
-        exec(code, self._module.__dict__)  # the jail exists for this line
+        exec(code, self._module.__dict__)  # foreign code, for which this process is jailed
 
     def names(self, wanted: list[str]) -> dict[str, Any]:
         """Return those objects of the program whose names are in `wanted`, by name."""
@@ -39,7 +39,7 @@ def main(source: str, link: socket.socket) -> None:
     """Answer the tests' calls until the tests are done."""
     random.seed(source)  # for the same verdict each time
     peer = Peer(link, guarded=False)
-    peer.refer(Program(source))  # object 0
+    peer.refer(Program(source))  # becomes object 0
     with contextlib.suppress(PeerEnded):
         for _ in peer.serve():
             pass

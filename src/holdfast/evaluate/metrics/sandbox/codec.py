@@ -24,8 +24,8 @@ from holdfast.core import channel
 from holdfast.core.errors import ChannelError
 
 MAX_FRAME_BYTES = 16 << 20
-_ARRAY_KINDS = frozenset("biufcSU")  # of numpy arrays: numbers and strings, no objects
-_SMALL_INT_BITS = 1024  # larger ones are written in base 16, with linear and unlimited conversion
+_ARRAY_KINDS = frozenset("biufcSU")  # dtype kinds of numpy arrays: numbers and strings, no objects
+_SMALL_INT_BITS = 1024  # larger ones are written in base 16, which has no digit limit and is linear
 
 
 class Malformed(Exception):
@@ -191,9 +191,8 @@ class Packer:
         ):
             return ["A", value.dtype.str, list(value.shape), value.tobytes().decode("latin-1")]
         for base, plain in _BASES:
-            if issubclass(
-                kind, base
-            ):  # a subclass of an immutable type crosses as its plain value, without its operators
+            # A subclass of an immutable type crosses as its plain value, without its operators.
+            if issubclass(kind, base):
                 return self.pack(plain(value))
         return self._references.refer(value)
 

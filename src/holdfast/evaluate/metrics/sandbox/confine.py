@@ -10,7 +10,7 @@ from pathlib import Path
 
 from holdfast.evaluate.metrics.sandbox import syscalls
 
-WORKPLACE = "/tmp"  # of the jail, a separate file system
+WORKPLACE = "/tmp"  # the jail's working folder, a separate file system
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,9 +68,8 @@ def become(uid: int | None) -> None:
     """
     syscalls.forget_bounding_set()
     if uid is None:
-        syscalls.unshare(
-            syscalls.CLONE_NEWUSER
-        )  # processes are counted by user and namespace, so this jail has its own count
+        # Processes are counted by user and namespace, so this jail has its own count.
+        syscalls.unshare(syscalls.CLONE_NEWUSER)
         syscalls.forget_bounding_set()
     else:
         os.setgroups([])
@@ -158,7 +157,7 @@ _FORBIDDEN = {
 _ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # linux/audit.h
 _CLONE = {"x86_64": 56, "aarch64": 220}
 _CLONE3 = 435
-_X32 = 0x40000000  # the bit of calls of x86_64's third ABI, all forbidden
+_X32 = 0x40000000  # the bit that marks calls of x86_64's x32 ABI, all forbidden
 _NAMESPACES = 0x7E020000  # every CLONE_NEW* flag that clone takes
 _ALLOW, _EPERM, _ENOSYS, _KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
 _LOAD, _JUMP_EQUAL, _JUMP_FROM, _JUMP_SET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06

@@ -134,7 +134,7 @@ def _build_root(readable: tuple[str, ...]) -> None:
             target.mkdir()
             _bind(path, target)
     for name in ("dev", "proc", WORKPLACE.strip("/")):
-        (base / name).mkdir(exist_ok=True)  # the interpreter's packages may be below it
+        (base / name).mkdir(exist_ok=True)  # exists if the interpreter's packages are below it
     for device in _DEVICES:
         (base / "dev" / device).touch()
         syscalls.mount(f"/dev/{device}", f"{base}/dev/{device}", "", syscalls.MS_BIND)
@@ -158,7 +158,7 @@ def _build_root(readable: tuple[str, ...]) -> None:
 def _bind(path: Path, target: Path) -> None:
     try:
         syscalls.mount(str(path), str(target), "", syscalls.MS_BIND)
-    except OSError:  # mounts below cannot be uncovered without having made them
+    except OSError:  # a user namespace may not uncover inherited mounts below `path`
         syscalls.mount(str(path), str(target), "", syscalls.MS_BIND | syscalls.MS_REC)
     flags = (
         syscalls.MS_BIND
@@ -225,7 +225,8 @@ def _become_warden(control: socket.socket, *, namespaces: bool) -> None:
         return
     syscalls.unshare(syscalls.CLONE_NEWPID)
     if os.fork():
-        os._exit(0)  # the child is process 1 of the new namespace, and ends with the forkserver's
+        # The child is process 1 of the new namespace, and ends with the forkserver's namespace.
+        os._exit(0)
 
 
 def _has_seccomp() -> bool:

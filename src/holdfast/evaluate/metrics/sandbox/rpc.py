@@ -128,15 +128,8 @@ def operator_of(name: str) -> Callable[..., Any]:
 
 ENDED_EARLY = "the program ended before its tests did"
 _LIBRARY = sys.stdlib_module_names
-_INNER = (
-    "_",
-    "gi_",
-    "cr_",
-    "ag_",
-    "f_",
-    "tb_",
-    "co_",
-)  # of objects, generators, frames, tracebacks, code
+# Prefixes of internal attributes: of objects, generators, frames, tracebacks and code.
+_INNER = ("_", "gi_", "cr_", "ag_", "f_", "tb_", "co_")
 _ITERATORS = (
     types.GeneratorType,
     zip,
@@ -196,10 +189,8 @@ class Peer:
         if isinstance(value, Remote):
             return ["own", object.__getattribute__(value, "_number")]
         if self._guarded and (name := _library_name(value)):
-            return [
-                "S",
-                *name,
-            ]  # the program uses its own, so that no builtin of the tests acts on its behalf
+            # The program uses its own library, so that no builtin of the tests acts on its behalf.
+            return ["S", *name]
         number = self._number_of(value)
         if isinstance(value, type):
             if issubclass(value, BaseException):
@@ -342,9 +333,8 @@ class Peer:
             and issubclass(kind, StopIteration | StopAsyncIteration)
             and not of_iterator
         ):
-            return RuntimeError(
-                "the program raised StopIteration"
-            )  # it would silently end a loop of the tests
+            # A StopIteration would silently end a loop of the tests.
+            return RuntimeError("the program raised StopIteration")
         try:
             error = kind(*values)
         except Exception:
@@ -353,9 +343,8 @@ class Peer:
             if not name.startswith("_"):
                 try:
                     setattr(error, name, unpacker.unpack(value))
-                except (
-                    Exception
-                ):  # a read-only attribute of a builtin, already set by its arguments
+                except Exception:
+                    # A read-only attribute of a builtin exception was already set by its arguments.
                     continue
         return error
 

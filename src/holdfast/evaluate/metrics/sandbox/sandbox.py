@@ -248,7 +248,8 @@ class Sandbox:
                 send(testers, {"role": "tester", "source": tests, "nonce": nonce, "wall_s": wall_s})
                 tested = _report(testers, wall_s + _GRACE_S)
                 if ENDED_EARLY in tested["verdict"]:
-                    select.select([programs], [], [], _LAST_WORD_S)  # the warden reports its end
+                    # Wait for the warden's report of the program's end.
+                    select.select([programs], [], [], _LAST_WORD_S)
                 programs.shutdown(socket.SHUT_WR)  # the program is not needed any more
                 ran = _report(programs, _GRACE_S)
             except (OSError, EOFError):
@@ -272,7 +273,7 @@ class Sandbox:
             if self._closed:
                 raise EvaluationError("The sandbox was closed while a trial ran.")
             ready, _, _ = select.select([self._control], [], [], 0)
-            if ready:  # the end is closed: no other thread has restarted it yet
+            if ready:  # the forkserver has ended, and no other thread has restarted it
                 self._stop()
                 self._start()
 
@@ -314,7 +315,7 @@ def _report(order: socket.socket, timeout_s: float) -> dict[str, str]:
     if "broken" in report:
         raise EvaluationError(f"A jail of the sandbox could not be made: {report['broken']}")
     with contextlib.suppress(OSError):
-        order.recv(1)  # the end of the warden itself
+        order.recv(1)  # wait until the warden itself has ended
     return report
 
 

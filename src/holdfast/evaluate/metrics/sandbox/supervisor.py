@@ -155,9 +155,8 @@ def _confine(uid: int, limits: Limits, setting: Setting, folder: str) -> None:
     confine.limit(limits)
     confine.become(uid if setting.maps_users else None)
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
-    syscalls.prctl(
-        syscalls.PR_SET_DUMPABLE, 1
-    )  # lets the warden count the memory; no other process has this user
+    # Let the warden count the memory; no other process has this user.
+    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)
     confine.restrict_files(setting.readable, folder)
     if setting.seccomp:
         confine.forbid_calls()
@@ -236,9 +235,8 @@ class _Jail:
         size_kib = 0
         for process in proc.iterdir():
             if process.name.isdigit() and process.name != "1":
-                with contextlib.suppress(
-                    FileNotFoundError, ProcessLookupError
-                ):  # it has just ended
+                # The process may have just ended.
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                     if not self._setting.namespaces and process.stat().st_uid != self._uid:
                         continue
                     for line in (process / file).read_text().splitlines():
@@ -273,7 +271,7 @@ def kill_all_of(uid: int) -> None:
     if not pid:
         try:
             os.setresuid(uid, uid, uid)
-            os.kill(-1, signal.SIGKILL)  # spares the caller
+            os.kill(-1, signal.SIGKILL)  # does not reach the caller, which has another user
         finally:
             os._exit(0)
     os.waitpid(pid, 0)
