@@ -23,7 +23,7 @@ class Chosen:
 
     Attributes:
         paths: the chosen parts, in the order in which they were passed.
-        from_ns: spans and samples that end before this time are dropped, in Unix nanoseconds. All
+        from_ns: a time in Unix nanoseconds; spans and samples that end earlier are dropped. All
             files then start at the same moment.
         left_out_bytes: the total size of the parts that were not chosen.
     """

@@ -158,10 +158,10 @@ def cut_connections() -> int:
 
 
 def _is_cut(descriptor: int, spared: Collection[str | None]) -> bool:
-    """Cut a file descriptor's connection, unless it is spared or the descriptor has none.
+    """Cut the connection of a file descriptor, unless the connection is spared.
 
     Returns:
-        True if a connection was cut.
+        True if a connection was cut; False if the connection is spared, or there is none.
     """
     try:
         if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):

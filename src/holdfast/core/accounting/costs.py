@@ -20,8 +20,8 @@ def interventions(
 ) -> int:
     """Return the number of times that a person stopped the run or started the run again.
 
-    A person started an attempt again (`run --resume`) unless the attempt before it ended in an
-    incident whose action is `restart`.
+    A new attempt counts as started by a person (`run --resume`), unless the previous attempt ended
+    in an incident whose action is `restart`.
     """
     stops = sum(
         event.kind == "stop_asked" and not str(event.data.get("by")).startswith(BY_TIME_LIMIT)

@@ -122,7 +122,7 @@ class NodeStore:
             MemoryFull: the model does not fit; its chunks were removed.
             DamagedModel: no node can load the model.
             EvaluationError: the model cannot be fetched; its chunks were removed.
-            BadUse: there is no reader for such a source.
+            BadUse: no reader supports the kind of source that the manifest names.
         """
         entry = self._models.get(model)
         if entry is None:

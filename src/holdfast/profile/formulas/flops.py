@@ -51,8 +51,8 @@ def peak_of(device: str | None, stated_tflops: float | None = None) -> Peak:
         stated_tflops: dense TFLOP/s that the user states, in the precision of the job.
 
     Raises:
-        BadUse: no peak is stated, and the device is not in the table, or is a MIG slice or a
-            virtual GPU.
+        BadUse: no peak is stated, and the table has no peak for the device. MIG slices and
+            virtual GPUs are not in the table.
     """
     if stated_tflops is not None:
         if not stated_tflops > 0:

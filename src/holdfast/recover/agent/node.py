@@ -4,9 +4,9 @@
                          ├─ supervisor, on the first node └─ guard ── torchrun ── shims ── ranks
 
 If the agent or the supervisor ends, this process starts it again, while the ranks continue to
-train. This process also holds the sockets on which both listen, so that new connections wait for
-the next one. When this process ends, even by SIGKILL, the kernel ends the agent and the supervisor,
-and the guard ends the job.
+train. This process also holds the sockets on which the agent and the supervisor listen, so that new
+connections wait until the restarted process accepts them. When this process ends, even by SIGKILL,
+the kernel ends the agent and the supervisor, and the guard ends the job.
 """
 
 import asyncio

@@ -114,7 +114,7 @@ def _positions(
 def _draw(
     values: charts.Values, low: float, high: float, look: Look, axes: "Axes"
 ) -> dict[str, str]:
-    """Draw all cells of the same shade as one path.
+    """Draw one path for each shade, which covers all cells of that shade.
 
     In a large map, neighbouring cells of a row with the same shade form one rectangle.
     """

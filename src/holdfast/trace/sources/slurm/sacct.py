@@ -402,8 +402,8 @@ class _Export:
     def _begins(self, parts: Sequence[str]) -> bool:
         """Return True if a line begins a record.
 
-        A line begins a record if the id and the state that precede any free text have their
-        expected form.
+        The id and the state stand before the fields of free text. A line begins a record if both
+        have their expected form.
         """
         if (
             not self._leading
