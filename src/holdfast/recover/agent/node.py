@@ -1,7 +1,8 @@
 """Keep one node's part of a run going, in the foreground process of `holdfast run`.
 
     holdfast run (this) ─┬─ agent
-                         ├─ supervisor, on the first node └─ guard ── torchrun ── shims ── ranks
+                         ├─ supervisor, on the first node
+                         └─ guard ── torchrun ── shims ── ranks
 
 If the agent or the supervisor ends, this process starts it again, while the ranks continue to
 train. This process also holds the sockets on which the agent and the supervisor listen, so that new
