@@ -57,7 +57,7 @@ def init(tmp_path, monkeypatch):
 def refusal(adopt, script):
     with pytest.raises(BadUse) as error:
         adopt(script)
-    assert str(error.value).endswith('docs/running.md, "What a script says".')
+    assert str(error.value).endswith('docs/running.md, "Calls in the script".')
     return str(error.value)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from holdfast.core.errors import BadUse
 
-BY_HAND = 'Add the lines by hand: docs/running.md, "What a script says".'
+BY_HAND = 'Add the lines by hand: docs/running.md, "Calls in the script".'
 Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
 Loop = ast.For | ast.While
 
