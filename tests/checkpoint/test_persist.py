@@ -358,7 +358,7 @@ def test_what_dead_processes_left_and_cannot_be_listed_is_told_of(tmp_path, monk
 
     monkeypatch.setattr(persist, "remove_leftovers", fails)
     persist.delete_leftovers(order_of(tmp_path, 1))
-    assert "was not deleted: [Errno 116] Stale file handle" in caplog.text
+    assert "were not deleted: [Errno 116] Stale file handle" in caplog.text
 
 
 def test_enough_of_waiting_ends_it(tmp_path, arenas):

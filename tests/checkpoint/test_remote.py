@@ -124,7 +124,7 @@ def test_a_part_of_a_file_is_read(url, tmp_path):
     )
     assert bytes(remote.read_range(20, "empty", 0, 0)) == b""
     with pytest.raises(
-        BadUse, match=rf"has {len(whole)} bytes: 2 at {len(whole) - 1} are not there"
+        BadUse, match=rf"has {len(whole)} bytes: 2 at {len(whole) - 1} are not in the file"
     ):
         remote.read_range(20, "__0_0.distcp", len(whole) - 1, 2)
     with pytest.raises(BadUse, match=r"has no file 'no'. It has: .metadata, __0_0"):

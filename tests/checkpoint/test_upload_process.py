@@ -189,7 +189,7 @@ def test_what_was_pushed_is_known_by_storage_and_its_name_there(tmp_path, monkey
     assert scan(tmp_path) == []
     next(tmp_path.iterdir()).write_bytes(b"[]")
     assert pushed_names(tmp_path, "file:///a") == []
-    assert "is not known" in caplog.text
+    assert "cannot be read" in caplog.text
 
 
 def test_what_cannot_be_read_for_a_moment_is_not_written_over(tmp_path, monkeypatch):

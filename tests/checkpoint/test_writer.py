@@ -71,7 +71,7 @@ def test_a_snapshot_that_is_given_up_while_it_is_written_leaves_nothing(bench):
     made = bench()
     generation, ended = following(made, files=4)
     made.arena.move(State.FREE, generation)
-    with pytest.raises(SaveFailed, match="given up"):
+    with pytest.raises(SaveFailed, match="was discarded"):
         ended.result(ENDS_S)
     assert list(made.folder.iterdir()) == []
 

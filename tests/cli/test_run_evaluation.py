@@ -132,7 +132,7 @@ def test_one_that_cannot_be_started_is_said_and_nothing_is_raised(world):
     world.paths.logs.rmdir()
     evaluation("checkpoint", {"path": "/c/step-1"})
     evaluation.finish()
-    assert "does not start" in world.said[0]
+    assert "cannot be started" in world.said[0]
 
 
 def test_ctrl_c_while_waiting_ends_the_watch(world):

@@ -96,7 +96,7 @@ def test_a_daemon_that_does_not_come_up_is_an_error_with_its_words_and_leaves_no
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-        monkeypatch.setattr("holdfast.testing.slurm.free_ports", lambda count, host: [port] * count)
+        monkeypatch.setattr("holdfast.testing.slurm.free_ports", lambda count: [port] * count)
         with pytest.raises(RuntimeError, match="Address already in use"):
             PrivateSlurm(tmp_path, nodes=1).__enter__()
     assert processes_of(tmp_path) == []

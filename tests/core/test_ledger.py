@@ -107,7 +107,9 @@ def test_a_ledger_locked_for_too_long_is_said_so(tmp_path, monkeypatch):
     with Ledger.open(ledger_url(tmp_path)) as ledger:
         holder = sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)
         holder.execute("BEGIN IMMEDIATE")
-        with pytest.raises(LedgerError, match=r"cannot be written: database is locked\. See that"):
+        with pytest.raises(
+            LedgerError, match=r"cannot be written: database is locked\. Check that"
+        ):
             ledger.add_run(RUN)
         assert ledger.runs() == []  # readers do not wait for writers
         holder.execute("ROLLBACK")

@@ -412,7 +412,7 @@ def _check_torch() -> None:
 def _check_folder(folder: Path) -> None:
     if not folder.is_dir():
         raise NotFound(
-            f"There is no folder {folder}. Give the one that was passed to Checkpointer(…)."
+            f"There is no folder {folder}. Give the folder that was passed to Checkpointer(…)."
         )
 
 

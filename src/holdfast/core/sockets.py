@@ -33,7 +33,8 @@ def free_ports(count: int, *, host: str = "") -> list[int]:
     sockets: list[socket.socket] = []
     try:
         # All ports are held at once, so that they differ.
-        for port in random.sample(LISTENING_PORTS, len(LISTENING_PORTS)):
+        # Not the generator of the module `random`: programs that seed it alike would get equal ports.
+        for port in random.Random().sample(LISTENING_PORTS, len(LISTENING_PORTS)):
             if len(sockets) == count:
                 break
             one = socket.socket()
