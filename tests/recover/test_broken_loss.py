@@ -130,7 +130,7 @@ def test_a_loss_that_breaks_at_the_same_step_again_ends_the_run(place):
     assert [incident.action for incident in incidents] == ["restart", "stop"]
     faulty = int((place.folder / "fault-at").read_text())
     assert f"the loss is not finite at step {faulty + 2}" in run.outcome
-    assert "look at the data of that step" in run.outcome
+    assert "check the data of that step" in run.outcome
     assert {one.diagnosis["anomaly"]["class"] for one in incidents} == {"data_or_model"}
     assert max(of_the_line(place)) <= faulty - 20, "what is left to go on from is healthy"
 

@@ -28,10 +28,10 @@ HOT: Final = frozenset({
 """
 
 _ADVICE: Final[dict[str, str]] = {
-    "restart": "Restart; if the same GPU fails again take its node out, if every GPU does at the same step look for "
-    "the fault in the program.",
+    "restart": "Restart; if the same GPU fails again, exclude its node; if every GPU fails at the same step, look "
+    "for the fault in the program.",
     "exclude_and_restart": "Restart without this node; reboot it, and have the card replaced if the fault comes back.",
-    "reset_gpu": "Restart elsewhere; drain the node and reset the GPU. Have the card replaced if it comes back.",
+    "reset_gpu": "Restart elsewhere; drain the node and reset the GPU. Have the card replaced if the fault comes back.",
     "change_config": "A restart changes nothing: make the job's request, its image and the node's driver fit together.",
     "user_must_fix": "A restart changes nothing: run with CUDA_LAUNCH_BLOCKING=1 to see the call, and check the batch.",
 }
