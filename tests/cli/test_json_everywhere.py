@@ -78,7 +78,7 @@ FAILURES = {
     "checkpoint ls /nope": "Give the folder",
     "checkpoint verify": "Start one",
     "checkpoint show": "Start one",
-    "checkpoint prune /nope --last 1": "Give the one",
+    "checkpoint prune /nope --last 1": "Give the folder",
     "profile report nope": "",
     "profile record": "",
     "trace report /nope": "",
