@@ -92,7 +92,7 @@ def trained(e2e: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "the evaluation" not in done.stderr, "it has nothing to say of"
+    assert "holdfast: the evaluation" not in done.stderr, "it has nothing to say of"
     assert leftovers(folder) == []
     return folder
 

@@ -180,7 +180,7 @@ class World:
             }
             for request in filter(None, map(live._open_requests.request, action.requests)):
                 others = (
-                    slot.asked for slot in live._pool.slots.values() if slot.number != action.engine
+                    slot.sent for slot in live._pool.slots.values() if slot.number != action.engine
                 )
                 is_doubled = any(request.key in asked for asked in others)
                 if (f"weights {request.model}", request.key) in self.committed or (

@@ -426,7 +426,7 @@ def test_what_is_no_request_is_an_error_of_its_own(tmp_path):
             said = {}
             while len(said) < 2:
                 said |= {one.key: one for one in (await connection.expect(messages.Done)).done}
-            assert "no request" in said[b"bad"].error
+            assert "not a request" in said[b"bad"].error
             assert decode_answer(said[keyed(good).key].body) == simulated_answer(good, 3)
 
     asyncio.run(scenario())

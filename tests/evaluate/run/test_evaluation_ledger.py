@@ -108,7 +108,7 @@ def test_results_that_cannot_be_written_do_not_hide_the_next_step(world, monkeyp
     with monkeypatch.context() as within:
         within.setattr(ledger, "write_evaluation", fails)
         with pytest.raises(
-            EvaluationError, match=r"No space left on device: 'results.json'\. See .* resume x$"
+            EvaluationError, match=r"No space left on device: 'results.json'\. Check .* resume x$"
         ):
             world.evaluate()
     assert run.resume("x", home=world.home).state == world.state() == "done"

@@ -160,7 +160,7 @@ def test_an_empty_recording_says_all_that_is_missing():
 
 def test_without_sm_activity_the_metric_in_its_place_is_named():
     summary = summarize(recording(series=(series("gpu_utilization", [90, 0, 0, 90]),)), name="r")
-    assert any("some kernel ran" in one for one in summary.missing)
+    assert any("a kernel ran" in one for one in summary.missing)
     assert "GPU idle for 50.0" in headline(summary)
     host = summarize(
         recording(series=(series("cpu_utilization", [90, 0, 0, 90], device=None),)), name="r"

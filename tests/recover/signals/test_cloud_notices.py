@@ -164,7 +164,7 @@ def test_a_service_that_refuses_or_answers_nonsense_says_nothing_of_the_machine(
     assert source.period_s == UNSEEN_PERIOD_S  # a firewall, as a rule
     service.headers.append(("Metadata", "true"))
     service.pages[EVENTS] = "<html>"
-    with pytest.raises(CannotSee, match="no JSON"):
+    with pytest.raises(CannotSee, match="not JSON"):
         source.read()
 
 
