@@ -342,7 +342,7 @@ def test_what_is_left_out_is_known_to_every_later_supervisor(
     paths = RunPaths(tmp_path, "r")
     later = Recorder(paths, ledger, clock, complaints.append)
     assert later.skipping.left_out.ranges == ((120, 129),)
-    assert "passed over" in complaints[0]
+    assert "is ignored" in complaints[0]
     state = later.remembered(policy.RestartLimits())
     assert state.skipping.skips == (Skip(first=120, last=129, doublings=1),)
     assert (state.skipping.in_vain, len(state.roots_since_gain)) == (2, 1)

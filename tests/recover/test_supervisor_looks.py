@@ -71,7 +71,7 @@ def test_a_look_that_takes_long_is_no_standstill_of_the_supervisor(watching, clo
             await WAITED(0.001)  # the look is in another thread
         ticking.cancel()
 
-    monkeypatch.setattr(watching, "_tell", told.append)
+    monkeypatch.setattr(watching, "_decide_on", told.append)
     asyncio.run(until_frozen())
     assert clock.monotonic_s() - began_s < 2 * HangLimits().floor_s
 

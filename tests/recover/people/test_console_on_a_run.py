@@ -44,6 +44,8 @@ def order(page, what):
 def test_a_person_acts_on_a_real_run_in_a_browser(place, tab):
     page, said, asked = tab
     text = TRAIN.replace("FAULT", NAN_ONCE).replace("HEALTHY", "True")
+    # The checkpoint that the page shows exists until the button is clicked.
+    text = text.replace("keep=2", "keep=1000")
     script = place.job(text.replace("ENDS", "pathlib.Path('finish').exists()"))
     options = ["--name", "r", "--mode", "propose", "--healthy-after", "20"]
     run = place.start("run", *options, "--", "python", script)

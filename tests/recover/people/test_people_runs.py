@@ -75,7 +75,9 @@ def test_a_run_with_faults_is_explained_accounted_for_and_told_of(place, inbox):
         assert one["check"].startswith("Training resumed at step ")
         assert [decision["finding"]["kind"] for decision in one["decisions"]][-1] == "diagnosed"
         assert "the steps of all ranks" in one["signals"]["looked_at"]
-        assert {"detection", "teardown", "diagnosis", "start", "steps_again"} <= set(one["lost"])
+        assert {"teardown", "diagnosis", "start", "steps_again"} <= set(one["lost"])
+        if one["what"] == "Rank 1 froze":  # a killed rank may be detected at once
+            assert "detection" in one["lost"]
     assert told["lost_time"]["unexplained_share"] < 0.01
     assert told["lost_time"]["rank_s"] == pytest.approx(2 * told["wall_s"])
     titles = [one["title"] for one in received]
