@@ -57,7 +57,7 @@ def test_the_scripts_own_arguments_are_not_taken_for_torchruns(tmp_path):
 
 
 def test_a_folder_that_is_gone_is_said(tmp_path):
-    with pytest.raises(NotFound, match="is gone"):
+    with pytest.raises(NotFound, match="no longer exists"):
         RunSpec(command=("bash",), cwd=str(tmp_path / "gone"))
 
 
