@@ -14,7 +14,6 @@ import sys
 import termios
 import time
 
-import psutil
 import pytest
 
 import json_schemas
@@ -275,14 +274,6 @@ while not pathlib.Path("finish").exists():
 """Ranks that do not wait for each other; each attempt gets further than the one before."""
 
 
-def is_alive(process):
-    """Return True if the process runs; an ended one may wait for its parent."""
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 def test_whatever_is_killed_no_process_is_left_and_the_run_goes_on(place):
     """kill -9 of the node's process, and of each one between it and the ranks.
 
@@ -304,7 +295,7 @@ def test_whatever_is_killed_no_process_is_left_and_the_run_goes_on(place):
             whole = [guard, *guard.children(recursive=True)]
             {"guard": guard, "launcher": launcher, "shim": shims[1]}[victim].kill()
             place.wait_for_step("r", 1000 * (attempt + 1) + 3)
-            assert not [each for each in whole if is_alive(each)]
+            assert not set(whole) & set(place.processes())
         (place.folder / "finish").touch()
         _, err = process.communicate(timeout=240)
     assert process.returncode == 0, err

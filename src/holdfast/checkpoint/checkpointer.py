@@ -259,10 +259,10 @@ class Checkpointer(NotPicklable):
         rng: bool = True,
         rename: "Rename | None" = None,
     ) -> int:
-        """Restore the newest checkpoint that verifies, and the random generators of each rank.
+        """Restore the newest undamaged checkpoint, and the random generators of each rank.
 
-        The checkpoint is read from memory if this node or a peer still holds every rank's part,
-        else from disk. The call is collective if torch.distributed is initialized.
+        The checkpoint is read from memory if the nodes still hold the parts of all ranks,
+        otherwise from disk. The call is collective if torch.distributed is initialized.
 
         - State dicts and tensors are filled in place, and missing keys are added.
         - The `load_state_dict` of an object is called. An implementation other than PyTorch's

@@ -14,7 +14,7 @@ UNDECIDED = 4
 @click.argument("folder", default="checkpoints", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def command(folder: Path, *, as_json: bool) -> int:
-    """Check this host before a training: what is wrong, and the command that mends it.
+    """Check this host before a training, and show how to fix each problem.
 
     \b
     holdfast doctor

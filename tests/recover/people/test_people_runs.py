@@ -22,7 +22,10 @@ def train(faults):
     return TRAIN.replace("    if fault(step):\n        FAULT\n", lines)
 
 
-KILL = "os.kill(os.getpid(), signal.SIGKILL)"
+# Rank 0 has made the step by then: what the run records does not depend on which rank is quicker.
+KILL = """while not (at := pathlib.Path(f"at-{attempt}-0").read_text()) or int(at) < step:
+            time.sleep(0.005)
+        os.kill(os.getpid(), signal.SIGKILL)"""
 FREEZE = "pathlib.Path('frozen').write_text(str(os.getpid())); os.kill(os.getpid(), signal.SIGSTOP)"
 
 
@@ -75,9 +78,7 @@ def test_a_run_with_faults_is_explained_accounted_for_and_told_of(place, inbox):
         assert one["check"].startswith("Training resumed at step ")
         assert [decision["finding"]["kind"] for decision in one["decisions"]][-1] == "diagnosed"
         assert "the steps of all ranks" in one["signals"]["looked_at"]
-        assert {"teardown", "diagnosis", "start", "steps_again"} <= set(one["lost"])
-        if one["what"] == "Rank 1 froze":  # a killed rank may be detected at once
-            assert "detection" in one["lost"]
+        assert {"detection", "teardown", "diagnosis", "start", "steps_again"} <= set(one["lost"])
     assert told["lost_time"]["unexplained_share"] < 0.01
     assert told["lost_time"]["rank_s"] == pytest.approx(2 * told["wall_s"])
     titles = [one["title"] for one in received]
@@ -150,8 +151,7 @@ def test_a_run_that_is_only_observed_goes_on_by_itself_and_ends_as_its_job_ends(
         (incident,) = ledger.incidents("r")
         assert len(ledger.attempts("r")) == 1
         assert ledger.run("r").state == "failed"
-    assert (incident.kind, incident.action) == ("exit", "stop")
-    assert incident.step in (12, 13), "the report of the last step may end with its rank"
+    assert (incident.kind, incident.step, incident.action) == ("exit", 13, "stop")
     assert "In the mode observe nothing is restarted." in incident.explanation
     rules = [one.data["plan"]["rule"] for one in events(place, "decision")]
     assert rules == ["note", "await-teardown", "observe"]

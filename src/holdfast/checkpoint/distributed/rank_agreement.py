@@ -25,7 +25,7 @@ _CLOSING_S: Final = 5.0
 
 
 class Votes:
-    """Combine the requests of all ranks. All ranks must call `hear` equally often."""
+    """Combine the requests of all ranks. All ranks must call `agree` equally often."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Votes:
         *,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
-        """Create the object; the first `hear` starts the first all-reduce."""
+        """Create the object; the first `agree` starts the first all-reduce."""
         self._process_group = process_group
         self._monotonic_s = monotonic_s
         self._ranks: Ranks | None = None
@@ -46,7 +46,7 @@ class Votes:
 
     @property
     def has_begun(self) -> bool:
-        """Return True if `hear` was called before."""
+        """Return True if `agree` was called before."""
         return self._ranks is not None
 
     def agree(self, wishes: Sequence[bool]) -> list[bool]:

@@ -211,8 +211,8 @@ def fetch_together(
 ) -> Callable[[int, int], int | None]:
     """Fetch a newer checkpoint from storage for all ranks, if `asked.newer` is True.
 
-    Rank 0 fetches, and the other ranks wait. All ranks must call this function and the returned
-    function.
+    Rank 0 fetches, and the other ranks wait. All ranks must call this function together, and later
+    the function that this function returns.
 
     Returns:
         A function that fetches a replacement for a damaged checkpoint, see `fetch_instead`. Its

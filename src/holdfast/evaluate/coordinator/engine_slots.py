@@ -37,10 +37,10 @@ class Node:
 
 @dataclass
 class EngineSlot:
-    """A place for one engine on a node; the place outlives the engine's processes.
+    """A place for one engine on a node, which remains when a process of the engine ends.
 
     `number` is the policy's number of the engine: a new number each time an engine becomes ready in
-    the slot, and None while no engine is ready. `asked` maps the key of each request at the engine
+    the slot, and None while no engine is ready. `sent` maps the key of each request at the engine
     to the request's number.
     """
 

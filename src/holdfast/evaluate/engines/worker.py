@@ -86,7 +86,7 @@ class _Ended(Exception):
 class EngineWorker:
     """Run one engine.
 
-    Any thread may call `hear` and `held_keys`; only the main thread may call the other methods.
+    Any thread may call `receive` and `held_keys`; only the main thread may call the other methods.
 
     Args:
         spec: the engine.
