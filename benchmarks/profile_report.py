@@ -20,7 +20,7 @@ from holdfast.profile import METRICS, RecordingWriter, SeriesId
 from holdfast.profile.parts import MAX_BYTES
 
 MIB = 1 << 20
-FULL_BYTES, QUICK_BYTES, SMALL_BYTES = 32 * MIB, 8 * MIB, MIB
+FULL_BYTES, QUICK_BYTES, SMALL_BYTES = 508 * MIB, 8 * MIB, MIB
 RANKS = GPUS = 8
 PHASES = (
     ("data", 0, 2_100_417),

@@ -34,9 +34,9 @@ def characterization(folder: Path) -> Path:
         arguments += [
             str(twin / f"trace_{name}.csv"),
             "--metrics",
-            f"{name.title()}={twin / 'utilization' / name}",
+            f"{name.title()}-SYNTHETIC={twin / 'utilization' / name}",
         ]
-        arguments += ["--reasons", f"{name.title()}={twin / f'reasons_{name}.csv'}"]
+        arguments += ["--reasons", f"{name.title()}-SYNTHETIC={twin / f'reasons_{name}.csv'}"]
     out = folder / "trace-report"
     subprocess.run(
         [*HOLDFAST, "trace", "report", *arguments, "--durations", "released", "-o", out], check=True

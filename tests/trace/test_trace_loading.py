@@ -170,6 +170,10 @@ def test_a_capacity_needs_no_name_where_there_is_one_cluster(files):
         assert (trace.clusters["Seren"].gpu_num, trace.clusters["Kalos"].gpu_num) == (2288, 16)
     with pytest.raises(BadUse, match="The cluster of '2x8' is unknown"):
         load(folder / "s.csv", folder / "k.csv", capacity=["2x8"], now_s=NOW_S)
+    with pytest.raises(
+        BadUse, match=r"'Philly=2x8' names the cluster Philly, .* It has Seren, Kalos"
+    ):
+        load(folder / "s.csv", folder / "k.csv", capacity=["Philly=2x8"], now_s=NOW_S)
     with pytest.raises(BadUse, match=r"given for 'Sern'\. The clusters are Seren"):
         load(folder / "s.csv", capacity={"Sern": "2x8"}, now_s=NOW_S)
     for wrong in ("2", "2x", "0x8", "x", "2x8x2", "-2x8", "twox8"):

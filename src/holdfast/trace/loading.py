@@ -287,6 +287,11 @@ def by_cluster(
             if partial and (not own or (what and not Path(text).exists())):
                 continue
             if len(own) != 1:
+                if what and "/" not in name:
+                    raise BadUse(
+                        f"{text!r} names the cluster {name}, which the input does not have. It has "
+                        f"{', '.join(known)}."
+                    )
                 raise BadUse(
                     f"The cluster of {text!r} is unknown. Give NAME={text}, with NAME one of {', '.join(known)}."
                 )

@@ -167,6 +167,16 @@ def test_an_adapter_of_another_base_or_of_prompts_is_refused(models, llama_of, t
         loaded(beside(models["llama"], adapter, tmp_path / "both"))
 
 
+def test_an_adapter_of_a_type_that_peft_does_not_have_is_refused(models, tmp_path):
+    adapter = make_adapter(models["llama"], tmp_path / "lora", lora())
+    config = adapter / "adapter_config.json"
+    config.write_text(config.read_text().replace('"LORA"', '"LORA2030"'))
+    with pytest.raises(
+        BadUse, match=r"of the type LORA2030, which peft [\d.]+ does not have\. Inst"
+    ):
+        loaded(beside(models["llama"], adapter, tmp_path / "both"))
+
+
 @pytest.mark.filterwarnings("default")  # as for users: these tests make errors of warnings
 def test_an_adapter_whose_weights_reach_no_layer_or_are_cut_is_refused(models, tmp_path):
     from safetensors.torch import load_file, save_file

@@ -1,5 +1,6 @@
 import gzip
 import json
+import os
 import subprocess
 
 import pytest
@@ -46,6 +47,13 @@ def test_an_unknown_file_is_answered_by_a_guess_and_the_command(tmp_path, what):
     assert "Not recognised; it looks like " in told
     assert what in told
     assert command in told
+
+
+def test_a_pipe_is_to_be_written_to_a_file_first(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(BadTrace, match=r"pipe or device .*Write the records to a file first"):
+        list(recognised(Input.of(pipe), None, []))
 
 
 def test_a_text_in_utf_16_is_converted_first(tmp_path):

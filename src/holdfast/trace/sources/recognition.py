@@ -91,6 +91,12 @@ def recognised(
     if given.url:
         yield given, _ledger_at(given.url)
         return
+    if not given.path.is_dir() and not given.path.is_file():
+        raise BadTrace(
+            given.path,
+            "A pipe or device cannot be read, since records are read more than once.",
+            next_step="Write the records to a file first, and give that.",
+        )
     if source := _source_of(given.path, chosen, forced=given.path.is_file()):
         yield given, source
         return

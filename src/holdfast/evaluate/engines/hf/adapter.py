@@ -5,6 +5,7 @@ applied in each forward pass and is not merged into the weights, since a merged 
 in its last bits.
 """
 
+import json
 import textwrap
 import warnings
 from pathlib import Path
@@ -23,10 +24,12 @@ def with_adapter(model: Any, folder: Path, tokenizer: Any) -> Any:
     """Apply the adapter in a model's folder to the model in place; return the resulting model.
 
     Raises:
-        BadUse: peft is not installed, or the adapter does not fit the model.
+        BadUse: peft is not installed, the installed peft has no adapters of this type, or the
+            adapter does not fit the model.
     """
     try:
-        from peft import PeftModel
+        from peft import PeftModel, __version__
+        from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
         from peft.tuners.tuners_utils import BaseTuner
         from safetensors import SafetensorError
     except ImportError as error:
@@ -34,6 +37,13 @@ def with_adapter(model: Any, folder: Path, tokenizer: Any) -> Any:
             "The model is a PEFT adapter, which needs peft. Run on each node: pip install "
             "'holdfast[peft]'"
         ) from error
+    config = json.loads((folder / ADAPTER_FOLDER / "adapter_config.json").read_text())
+    kind = str(config.get("peft_type"))
+    if kind not in PEFT_TYPE_TO_CONFIG_MAPPING:
+        raise BadUse(
+            f"The PEFT adapter is of the type {kind}, which peft {__version__} does not have. "
+            "Install the version of peft that made the adapter, or a newer one, on each node."
+        )
     text = getattr(model.config, "text_config", model.config)
     if text.vocab_size != len(tokenizer):  # an adapter may have been trained with added tokens
         model.resize_token_embeddings(len(tokenizer))
@@ -54,7 +64,6 @@ def with_adapter(model: Any, folder: Path, tokenizer: Any) -> Any:
             "on: --base FOLDER"
         ) from error
     if not isinstance(adapted.base_model, BaseTuner):
-        kind = adapted.active_peft_config.peft_type.value
         raise BadUse(
             f"The PEFT adapter is of the type {kind}, which adds tokens to each prompt. Holdfast "
             "only applies adapters of layers, such as LoRA; evaluate this one with lm_eval."
