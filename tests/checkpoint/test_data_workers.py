@@ -8,7 +8,7 @@ import textwrap
 from started_ranks import run_program
 
 BEGIN = """
-import os, signal, subprocess, sys, time
+import os, signal, subprocess, sys, time, warnings
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils import signal_handling
 from holdfast.checkpoint.schedule.data_workers import spare_workers
@@ -34,6 +34,8 @@ def test_what_a_worker_starts_is_ended_by_sigterm():
             program.terminate()
             ended = [program.wait(LONG_S)]
             ready, write = os.pipe()
+            # Since Python 3.12, a fork beside threads warns; a worker has multiprocessing's.
+            warnings.simplefilter("ignore", DeprecationWarning)
             if (child := os.fork()) == 0:
                 os.write(write, b".")
                 time.sleep(LONG_S)

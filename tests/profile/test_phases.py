@@ -233,6 +233,7 @@ def test_hooks_that_cannot_be_installed_stop_the_recorder_and_no_training(
     assert caplog.text.count("records no more phases") == 1
 
 
+@pytest.mark.filterwarnings("default:Guards may run slower on Python 3.13.0")
 def test_a_program_that_is_compiled_whole_holds_no_hook(tmp_path: Path) -> None:
     from torch._dynamo.testing import CompileCounter
 
