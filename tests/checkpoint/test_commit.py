@@ -202,11 +202,18 @@ def test_the_systems_own_reason_reaches_the_other_ranks(tmp_path, parts, monkeyp
 def test_a_rank_that_finds_the_disk_full_to_the_last_byte_says_so_too(small_disk, parts, fill, bad):
     """There is no room for a reason, and the other ranks must not wait until their limit."""
     raised = [None] * WORLD
+    waits = [threading.Event() for _ in range(WORLD)]
     order = order_of(small_disk, 1)
 
     def one(rank):
+        patient = patience()
+
+        def wait():
+            waits[rank].set()
+            patient()
+
         try:
-            parts[rank].persist(order, wait=patience())
+            parts[rank].persist(order, wait=wait)
         except Exception as error:
             raised[rank] = error
 
@@ -215,6 +222,10 @@ def test_a_rank_that_finds_the_disk_full_to_the_last_byte_says_so_too(small_disk
         thread.start()
     written = [order.staging / f"rank-{rank}.note" for rank in range(WORLD) if rank != bad]
     until(lambda: all(note.exists() for note in written))
+    # A note is there before its folder is synced. A rank that waits after that has written all.
+    for each in waits:
+        each.clear()
+    until(lambda: all(waits[rank].is_set() for rank in range(WORLD) if rank != bad))
     fill(small_disk / "ballast")
     one(bad)
     for thread in others:

@@ -203,7 +203,8 @@ def guided(shared_place):
         approved = place.json("runs", "approve", "r")
         approved_step = attempt_with_steps(place, 2).start_step
 
-        place.wait_until(lambda: healthy(place) > approved_step)
+        # Until a checkpoint has been followed by 20 steps, none is healthy.
+        place.wait_until(lambda: (healthy(place) or 0) > approved_step)
         with place.ledger() as ledger:
             step = healthy_steps("r", ledger)[0]
             told = roll_back_run(

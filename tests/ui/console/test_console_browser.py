@@ -173,6 +173,9 @@ def test_pages_keep_the_rules_of_wcag_and_the_width_of_the_window(tab, path):
     for width, colours in LOOKS:
         page.emulate_media(color_scheme=colours, reduced_motion="reduce")
         page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_function("width => innerWidth === width", arg=width)
+        # The charts take their new width in the resize event, which precedes the next frame.
+        page.evaluate("() => new Promise(requestAnimationFrame)")
         wide = page.evaluate("document.documentElement.scrollWidth")
         assert wide <= width, f"the page is {wide} pixels wide on {width}"
         found = Axe().run(page, options={"runOnly": WCAG})
