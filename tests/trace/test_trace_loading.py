@@ -171,7 +171,7 @@ def test_a_capacity_needs_no_name_where_there_is_one_cluster(files):
     with pytest.raises(BadUse, match="The cluster of '2x8' is unknown"):
         load(folder / "s.csv", folder / "k.csv", capacity=["2x8"], now_s=NOW_S)
     with pytest.raises(
-        BadUse, match=r"'Philly=2x8' names the cluster Philly, .* It has Seren, Kalos"
+        BadUse, match=r"'Philly=2x8' names the cluster Philly, .* Give one of Seren, Kalos"
     ):
         load(folder / "s.csv", folder / "k.csv", capacity=["Philly=2x8"], now_s=NOW_S)
     with pytest.raises(BadUse, match=r"given for 'Sern'\. The clusters are Seren"):

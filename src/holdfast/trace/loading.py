@@ -289,8 +289,8 @@ def by_cluster(
             if len(own) != 1:
                 if what and "/" not in name:
                     raise BadUse(
-                        f"{text!r} names the cluster {name}, which the input does not have. It has "
-                        f"{', '.join(known)}."
+                        f"{text!r} names the cluster {name}, which the input does not have. Give "
+                        f"one of {', '.join(known)}."
                     )
                 raise BadUse(
                     f"The cluster of {text!r} is unknown. Give NAME={text}, with NAME one of {', '.join(known)}."
