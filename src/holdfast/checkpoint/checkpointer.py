@@ -26,7 +26,7 @@ from holdfast.checkpoint.config import (
     make_writable,
 )
 from holdfast.checkpoint.distributed.collectives import Ranks
-from holdfast.checkpoint.distributed.one_folder import check_alike
+from holdfast.checkpoint.distributed.one_folder import FolderPlace, check_alike
 from holdfast.checkpoint.distributed.rank_agreement import Votes
 from holdfast.checkpoint.format.manifest import Save, read_manifest
 from holdfast.checkpoint.format.paths import step_path
@@ -306,13 +306,17 @@ class Checkpointer(NotPicklable):
             step = check_whole("step", step, least=0)
         with link.section("restore"), naming_limits("The state was not restored"):
             self._engine.meeting.await_all("restore", step)
-            check_alike(ranks, self._folder)
             terms = Terms(strict=strict, rng=rng)
-            ranks.together(functools.partial(terms.rename_by, rename))
-            # Check the state even if there is no checkpoint. Without this check, a wrong state
-            # would be found only at the restore after the first failure.
-            for part in (state, {} if per_rank is None else per_rank):
-                ranks.together(functools.partial(check_named, part))
+
+            def check() -> FolderPlace:
+                terms.rename_by(rename)
+                # Check the state even if there is no checkpoint. Without this check, a wrong state
+                # would be found only at the restore after the first failure.
+                for part in (state, {} if per_rank is None else per_rank):
+                    check_named(part)
+                return FolderPlace.of(self._folder)
+
+            check_alike(ranks.together(check))
             began_s = self._clock.monotonic_s()
             from_storage = None
             if not self._config.read_only:

@@ -4,8 +4,9 @@ import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final, TypeVar
+from typing import Final, Generic, Self, TypeVar
 
 import torch.distributed as dist
 
@@ -15,6 +16,32 @@ from holdfast.core.link import job_link
 _LOOK_EVERY_S: Final = 5.0
 T = TypeVar("T")
 U = TypeVar("U")
+V = TypeVar("V")
+
+
+@dataclass(frozen=True)
+class _Outcome(Generic[T]):
+    """Hold the result of a rank's work, or the error that the work raised."""
+
+    result: T
+    error: Exception | None = None
+
+    @classmethod
+    def of(cls, work: Callable[[], T]) -> Self:
+        """Run `work`."""
+        try:
+            return cls(work())
+        except Exception as error:
+            return cls(None, error)  # type: ignore[arg-type]
+
+    @property
+    def sent(self) -> tuple[T, Exception | None]:
+        """Return the result and the error, in a form that can be sent to other ranks."""
+        error = self.error
+        if error is not None and not isinstance(error, HoldfastError | OSError):
+            # Other classes may not be picklable.
+            error = CheckpointError(f"{type(error).__name__}: {error}")
+        return self.result, error
 
 
 class Ranks:
@@ -77,22 +104,23 @@ class Ranks:
         """
         if not self.distributed:
             return [work()]
-        own: Exception | None = None
-        result: T | None = None
-        try:
-            result = work()
-        except Exception as error:
-            own = error
-        sent = own
-        if own is not None and not isinstance(own, HoldfastError | OSError):
-            # Other classes may not be picklable.
-            sent = CheckpointError(f"{type(own).__name__}: {own}")
-        outcomes: list[tuple[T, Exception | None]] = [None] * self.world_size  # type: ignore[list-item]
-        dist.all_gather_object(outcomes, (result, sent), group=self.group)
-        for rank, (_result, failure) in enumerate(outcomes):
+        outcome = _Outcome.of(work)
+        return self._results(outcome, self._gather(outcome.sent))
+
+    def _gather(self, own: V) -> list[V]:
+        """Return the object of each rank, by rank. Collective."""
+        gathered: list[V] = [own] * self.world_size
+        if self.distributed:
+            dist.all_gather_object(gathered, own, group=self.group)
+        return gathered
+
+    def _results(
+        self, own: "_Outcome[T]", gathered: Sequence[tuple[T, Exception | None]]
+    ) -> list[T]:
+        for rank, (_result, failure) in enumerate(gathered):
             if failure is not None:
-                raise own if own is not None and rank == self.rank else failure
-        return [each for each, _failure in outcomes]
+                raise own.error if own.error is not None and rank == self.rank else failure
+        return [result for result, _failure in gathered]
 
     def first(self, work: Callable[[], T]) -> T:
         """Run `work` only on rank 0, and return its result on every rank. Collective.
@@ -126,14 +154,20 @@ class Ranks:
             except BaseException as error:
                 working.set_exception(error)
 
-        self.together(threading.Thread(target=run, name="holdfast-at-length", daemon=True).start)
+        outcome: _Outcome[T] | None = None
+        try:
+            threading.Thread(target=run, name="holdfast-at-length", daemon=True).start()
+        except RuntimeError as error:  # no further thread can be started
+            working.set_exception(error)
         before: list[int] = []
         while True:
-            progress = self.together(
-                lambda: (bool(wait([working], timeout=_LOOK_EVERY_S).done), signs())
-            )
-            if all(is_done for is_done, _ in progress):
-                return self.together(working.result)
+            if outcome is None and wait([working], timeout=_LOOK_EVERY_S).done:
+                outcome = _Outcome.of(working.result)
+            # The results travel with the progress, which saves a collective for short work.
+            progress = self._gather((None if outcome is None else outcome.sent, signs()))
+            results = [sent for sent, _ in progress if sent is not None]
+            if outcome is not None and len(results) == self.world_size:
+                return self._results(outcome, results)
             now = [each for _, each in progress]
             if before and now != before:
                 with job_link().section(section):

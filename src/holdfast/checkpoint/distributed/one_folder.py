@@ -4,6 +4,7 @@ import contextlib
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple, Self
 
 from holdfast.checkpoint.distributed.collectives import Ranks
 from holdfast.checkpoint.distributed.place import own_place
@@ -38,29 +39,44 @@ def check_shared(ranks: Ranks, folder: Path) -> None:
     )
 
 
-def check_alike(ranks: Ranks, folder: Path) -> None:
-    """Check that ranks on rank 0's node have the same folder as rank 0. Collective.
+class FolderPlace(NamedTuple):
+    """Identify a rank's checkpoint folder: its path, the rank's node, its device and its inode."""
 
-    This check writes nothing. Only ranks with a path other than rank 0's are checked.
+    path: str
+    node: str
+    inode: tuple[int, int]
+
+    @classmethod
+    def of(cls, folder: Path) -> Self:
+        """Look at a folder of this rank.
+
+        Raises:
+            OSError: the folder does not exist.
+        """
+        found = folder.stat()
+        return cls(str(folder), own_place().node, (found.st_dev, found.st_ino))
+
+
+def check_alike(places: Sequence[FolderPlace]) -> None:
+    """Check that ranks on rank 0's node have the same folder as rank 0.
+
+    Only ranks with a path other than rank 0's are checked.
+
+    Args:
+        places: the folder of each rank, by rank.
 
     Raises:
         BadUse: some ranks have another folder.
     """
-
-    def look() -> tuple[str, str, tuple[int, int]]:
-        found = folder.stat()
-        return str(folder), own_place().node, (found.st_dev, found.st_ino)
-
-    found = ranks.together(look)
-    path, node, place = found[0]
+    first = places[0]
     # Only ranks on the same node can be compared, because a network folder may have another device
     # number on each node.
     others = [
         rank
-        for rank, (own, at, inode) in enumerate(found)
-        if own != path and at == node and inode != place
+        for rank, place in enumerate(places)
+        if place.path != first.path and place.node == first.node and place.inode != first.inode
     ]
-    _refuse([own for own, _, _ in found], others)
+    _refuse([place.path for place in places], others)
 
 
 def _refuse(paths: Sequence[str], others: Sequence[int]) -> None:

@@ -89,7 +89,11 @@ class VerifiedFiles:
         tasks = list(_tasks(sorted(parts, key=lambda part: part.offset), entry.size_bytes))
         fd, origin = self._open(name)
         try:
-            with ThreadPoolExecutor(min(_THREADS, max(len(tasks), 1))) as pool:
+            if len(tasks) < 2:
+                for task in tasks:
+                    self._fill(fd, origin, entry, digests, *task)
+                return
+            with ThreadPoolExecutor(min(_THREADS, len(tasks))) as pool:
                 for _ in pool.map(
                     lambda task: self._fill(fd, origin, entry, digests, *task), tasks
                 ):

@@ -137,7 +137,7 @@ class HoldfastCheckpointManager(CheckpointManager):
 
     def _restore(self, ranks: Ranks, step: int, states: dict[str, Any]) -> None:
         path = step_path(Path(self.folder).absolute(), step)
-        opened, reason = open_together(ranks, path, step)
+        opened, reason, _digest = open_together(ranks, path, step)
         if opened is not None:
             reason = restore_into(ranks, opened, states, None)
             self._ckpt._engine.descends_from(Save(step=step, save=opened.manifest.save))

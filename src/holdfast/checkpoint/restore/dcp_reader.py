@@ -1,20 +1,15 @@
 """Read named tensors and plain values of a checkpoint with PyTorch Distributed Checkpoint (DCP)."""
 
 import io
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.futures import Future
+from torch.distributed.checkpoint.planner import ReadItem
 
 from holdfast.checkpoint.format.manifest import ManifestError
 from holdfast.checkpoint.format.plain_values import load_plain
@@ -49,36 +44,27 @@ def read(
         CheckpointError: DCP failed, or unpickling a plain value would have run code.
     """
     planner = _Planner()
-    with _as_one_process_would():
-        load(
-            dict(wanted),
-            storage_reader=_Reader(folder, metadata, files),
-            planner=planner,
-            no_dist=True,
-        )
+    try:
+        # These are the steps of DCP's `load` for a single process. `load` itself would unpickle the
+        # metadata, and takes longer than the read of a few plain values.
+        planner.set_up_planner(dict(wanted), metadata, is_coordinator=True)
+        plan = planner.finish_plan(planner.create_local_plan())
+        if files is None:
+            reader = FileSystemReader(folder)
+            reader.set_up_storage_reader(metadata, is_coordinator=True)
+            reader.read_data(plan, planner).wait()
+        else:
+            read_items(plan.items, planner, metadata, files)
+    except (OSError, HoldfastError, ManifestError):
+        raise
+    except Exception as error:
+        why = (str(error) or type(error).__name__).splitlines()[0]
+        raise CheckpointError(
+            f"{type(error).__name__}: {why} Take another checkpoint, see `holdfast checkpoint ls`."
+        ) from error
     return {
         name: planner.plain[name] if tensor is None else tensor for name, tensor in wanted.items()
     }
-
-
-class _Reader(FileSystemReader):
-    """Give DCP metadata that was read safely, since DCP's own reader would unpickle it."""
-
-    def __init__(self, folder: Path, metadata: Metadata, files: VerifiedFiles | None) -> None:
-        super().__init__(folder)
-        self._metadata = metadata
-        self._files = files
-
-    def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
-        return self._metadata
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        if self._files is None:
-            return super().read_data(plan, planner)
-        read_items(plan.items, planner, self._metadata, self._files)
-        ended: Future[None] = Future()
-        ended.set_result(None)
-        return ended
 
 
 class _Planner(DefaultLoadPlanner):
@@ -94,32 +80,3 @@ class _Planner(DefaultLoadPlanner):
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         name = read_item.dest_index.fqn
         self.plain[name] = load_plain(name, value)
-
-
-@contextmanager
-def _as_one_process_would() -> Iterator[None]:
-    """Make DCP's read behave like a call in a single process.
-
-    DCP's warning about a single process is suppressed. If DCP raises a CheckpointException, the
-    error inside it is raised instead.
-    """
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", message="torch.distributed is disabled", category=UserWarning
-            )
-            yield
-    except CheckpointException as error:  # not an Exception: DCP derives it from BaseException
-        failures = {rank: failure for rank, (failure, _traceback) in error.failures.items()}
-        for failure in failures.values():
-            if isinstance(failure, OSError | HoldfastError | ManifestError) or not isinstance(
-                failure, Exception
-            ):
-                # DCP also catches KeyboardInterrupt and SystemExit: raise them again.
-                raise failure from error
-        rank, failure = next(iter(failures.items()))
-        why = (str(failure) or type(failure).__name__).splitlines()[0]
-        raise CheckpointError(
-            f"{type(failure).__name__} on rank {rank}: {why} Take another checkpoint, see "
-            "`holdfast checkpoint ls`."
-        ) from error

@@ -86,6 +86,11 @@ def restore_into(
     fit = Fit(saved, strict=terms.strict, transposed=renaming.transposed if renaming else ())
     rng_skeleton: dict[str, Any] = {}
     known: dict[str, Any] = {}
+    loaded: dict[str, Any] = {}
+
+    def read(*, plain: bool) -> str:
+        wanted = {name: tensor for name, tensor in fit.wanted.items() if (tensor is None) == plain}
+        return failing(lambda: loaded.update(checkpoint.read(wanted)))
 
     def begin() -> str:
         nonlocal rng_skeleton
@@ -115,22 +120,20 @@ def restore_into(
             fit.fit("rng", ABSENT, rng_skeleton)
         _check_fits(fit, checkpoint, parts)
 
-    if any(reasons := ranks.together(begin)):
-        return next(filter(None, reasons))
-    ranks.together(look)
-    loaded: dict[str, Any] = {}
+    def prepare() -> str:
+        """Take all steps that change no state; return the reason why a read failed."""
+        if reason := begin():
+            return reason
+        look()
+        # Read plain values before any tensor changes, since plain values may be rejected.
+        reason = read(plain=True)
+        if rng_skeleton and not reason:
+            random_state.check(rng_skeleton, loaded)
+        return reason
 
-    def read(*, plain: bool) -> str:
-        wanted = {name: tensor for name, tensor in fit.wanted.items() if (tensor is None) == plain}
-        return failing(lambda: loaded.update(checkpoint.read(wanted)))
-
-    # Read plain values first: they may be rejected, and no tensor has changed yet.
-    for plain in (True, False):
-        reasons = ranks.together(functools.partial(read, plain=plain))
-        if any(reasons):
-            return next(filter(None, reasons))
-        if plain and rng_skeleton:
-            ranks.together(functools.partial(random_state.check, rng_skeleton, loaded))
+    for work in (prepare, functools.partial(read, plain=False)):
+        if reason := next(filter(None, ranks.together(work)), ""):
+            return reason
 
     def put() -> None:
         fit.convert(loaded)

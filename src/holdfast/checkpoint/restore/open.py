@@ -6,10 +6,10 @@ Reads that fail with an I/O error are repeated after a pause.
 import functools
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import sleep as _pause
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch.distributed.checkpoint.metadata import Metadata
@@ -55,6 +55,8 @@ class OpenCheckpoint:
     manifest: Manifest
     metadata: Metadata
     files: VerifiedFiles
+    _owns: dict[int, dict[Any, Any] | None] = field(default_factory=dict)
+    """The results of `own`, by rank."""
 
     @functools.cached_property
     def shared(self) -> dict[Any, Any]:
@@ -73,7 +75,9 @@ class OpenCheckpoint:
 
         Returns None if DCP wrote the checkpoint without Holdfast.
         """
-        return stored_skeleton(rank_structure(rank), self.metadata, self.read)
+        if rank not in self._owns:
+            self._owns[rank] = stored_skeleton(rank_structure(rank), self.metadata, self.read)
+        return self._owns[rank]
 
     def read(self, wanted: Mapping[str, torch.Tensor | None]) -> dict[str, Any]:
         """Read the tensors and plain values that `wanted` names; see `dcp_reader.read`."""
@@ -120,33 +124,43 @@ def open_checkpoint(
     return opened
 
 
+class Opening(NamedTuple):
+    """Hold the result of `open_together`."""
+
+    checkpoint: OpenCheckpoint | None
+    """None if some rank could not open the checkpoint."""
+    reason: str
+    """The reason why the lowest rank that failed could not open it; "" if all ranks opened it."""
+    digest: str
+    """The digest in the manifest that rank 0 found, which identifies the save; "" if it found none."""
+
+
 def open_together(
     ranks: Ranks, path: Path, step: int, memory: PreviousRanks | None = None
-) -> tuple[OpenCheckpoint | None, str]:
-    """Open the same save of a step on all ranks. Collective.
-
-    Returns:
-        The open checkpoint and an empty string; or None and the reason why the lowest rank that
-        failed could not open it.
-    """
+) -> Opening:
+    """Open the same save of a step on all ranks. Collective."""
     opened: OpenCheckpoint | None = None
+    digest = ""
 
     def open_it() -> None:
-        nonlocal opened
-        opened = open_checkpoint(path, read_manifest(path, step=step), memory)
-        if opened.manifest.world_size == ranks.world_size:
+        nonlocal opened, digest
+        manifest = read_manifest(path, step=step)
+        digest = manifest.digest
+        opened = open_checkpoint(path, manifest, memory)
+        if manifest.world_size == ranks.world_size:
             opened.own(ranks.rank)
 
     def try_it() -> tuple[str, str]:
-        reason = failing(open_it)
-        return reason, "" if reason or opened is None else opened.manifest.digest
+        nonlocal digest
+        digest = ""
+        return failing(open_it), digest
 
     for _ in range(OPENINGS):
         results = ranks.together(try_it)
         reason = next((reason for reason, _ in results if reason), "")
         if reason or len({digest for _, digest in results}) == 1:
-            return (None, reason) if reason else (opened, "")
-    return None, "it is being saved again"
+            return Opening(None if reason else opened, reason, results[0][1])
+    return Opening(None, "it is being saved again", results[0][1])
 
 
 def look(folder: Path) -> list[CheckpointInfo]:

@@ -143,8 +143,7 @@ def _restore_newest(
         if tier is None and info.state != "written":
             return None, info.reason or info.state
         for _ in range(OPENINGS):
-            before = ranks.first(functools.partial(_digest, info))
-            opened, reason = open_together(ranks, info.path, info.step, tier)
+            opened, reason, digest = open_together(ranks, info.path, info.step, tier)
             if opened is not None:
                 try:
                     reason = into(ranks, opened)
@@ -159,7 +158,7 @@ def _restore_newest(
                     partly_read.append(info.step)
             if not reason:
                 return opened, ""
-            if ranks.first(functools.partial(_digest, info)) == before:
+            if ranks.first(functools.partial(_digest, info)) == digest:
                 break
         return None, reason
 
