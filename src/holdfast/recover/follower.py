@@ -55,9 +55,10 @@ class LogFollower:
                 return  # the diagnosis meets the same error again, and reports it
 
     def read(self) -> None:
-        """Read the lines written since the last call."""
+        """Read the lines written since the last call, and prepare the search among past incidents."""
         with self._lock:
             self._read()
+            self._known[0].memory.prepare()
 
     def diagnosis(self, context: JobContext) -> Diagnosis:
         """Return the diagnosis of the attempt, once nothing more is written to the logs."""

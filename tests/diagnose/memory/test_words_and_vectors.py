@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.diagnose.memory.recall import Vectors
+from holdfast.diagnose.memory.recall import Frequencies, Vectors
 from holdfast.diagnose.memory.words import is_trouble, mask, search_words, tokens, words_of
 
 
@@ -56,7 +56,7 @@ def test_the_nearest_is_the_same_message_and_what_shares_nothing_is_left_out():
         "No space left on device",
         "Permission denied: 'x'",
     ]
-    vectors = Vectors(lines, background=["a background line of memory"] * 20)
+    vectors = Vectors(lines, Frequencies.of(["a background line of memory"] * 20))
     (index, near), *_ = vectors.nearest("No space left on device: '/tmp/q'", 3)
     assert (index, round(near, 6)) == (1, 1.0)
     assert vectors.nearest("zzz qqq", 3) == []

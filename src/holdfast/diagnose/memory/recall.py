@@ -12,7 +12,7 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Self
 
 from holdfast.diagnose.explain.compress import Kept
 from holdfast.diagnose.explain.diagnosis import Alternative, Diagnosis, LogLine
@@ -33,16 +33,31 @@ _BUCKETS: Final = 1 << 20
 Vector = dict[int, float]
 
 
+class Frequencies(NamedTuple):
+    """Count in how many of some texts each feature appears."""
+
+    texts: int
+    seen_in: Counter[int]
+
+    @classmethod
+    def of(cls, texts: Sequence[str]) -> Self:
+        """Count the features of `texts`."""
+        seen_in: Counter[int] = Counter()
+        for text in texts:
+            seen_in.update(_features(text).keys())
+        return cls(len(texts), seen_in)
+
+
 class Vectors:
     """The vectors of texts, to find the texts that are most similar to another one."""
 
-    def __init__(self, texts: Sequence[str], background: Iterable[str] = ()) -> None:
-        """Index `texts`. Words in the lines `background` count as common, and so have little weight."""
-        self._documents = 0
-        self._seen_in: Counter[int] = Counter()
+    def __init__(self, texts: Sequence[str], background: Frequencies | None = None) -> None:
+        """Index `texts`. Words of `background` count as common, and so have little weight."""
         counted = [_features(text) for text in texts]
-        for features in (*counted, *map(_features, background)):
-            self._documents += 1
+        common = Frequencies.of(()) if background is None else background
+        self._documents = common.texts + len(counted)
+        self._seen_in = common.seen_in.copy()
+        for features in counted:
             self._seen_in.update(features.keys())
         self._postings: dict[int, list[tuple[int, float]]] = defaultdict(list)
         for index, features in enumerate(counted):
@@ -135,6 +150,11 @@ class Recall:
     search: Callable[[Sequence[str], int], Sequence[str]] | None = field(default=None, repr=False)
     """The full-text search, from words to keys of incidents, the best first."""
     embedder: Embedder | None = field(default=None, repr=False)
+
+    def prepare(self) -> None:
+        """Index the past incidents now, rather than at the first search."""
+        if self.past:
+            self._vectors  # noqa: B018
 
     def similar(self, text: str, reason: str = "", limit: int = 3) -> list[dict[str, Any]]:
         """Return the past incidents whose roots are most similar to `text`, the most similar first.
@@ -296,6 +316,7 @@ def _strange(kept: Iterable[Kept]) -> list[tuple[str, LogLine]]:
 
 
 @functools.cache
-def _background() -> tuple[str, ...]:
-    """Return one example of each packaged rule, to measure which words are common."""
-    return tuple(rule.match[0] for topic in packaged_topics() for rule in topic.rules if rule.match)
+def _background() -> Frequencies:
+    """Count features in one example of each packaged rule, to measure which words are common."""
+    rules = (rule for topic in packaged_topics() for rule in topic.rules)
+    return Frequencies.of([rule.match[0] for rule in rules if rule.match])
