@@ -159,6 +159,20 @@ def test_without_the_token_nobody_is_admitted_and_a_supervisor_proves_that_it_ha
     with_nodes(scenario)
 
 
+def test_the_first_node_has_rank_0_even_if_another_one_connects_before():
+    async def scenario(nodes, listener, agent):
+        others, first = [agent("n2"), agent("n3")], agent("n1")
+        for one in (*others, first):
+            await one.connect()
+        choosing = asyncio.create_task(nodes.choose(2))
+        assert (await first.order())["kind"] == "port"
+        first.stream.send({"kind": "port", "port": 4000})
+        chosen, port = await choosing
+        assert ([node.name for node in chosen], port) == (["n1", "n2"], 4000)
+
+    with_nodes(scenario, own_node="n1")
+
+
 def test_nothing_is_lost_or_doubled_by_a_cut():
     async def scenario(nodes, listener, agent):
         one = agent("n1")

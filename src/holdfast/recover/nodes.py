@@ -341,8 +341,8 @@ class Nodes:
         return [node for node in self._free() if node not in self._launch]
 
     def _places(self, count: int) -> list[Node]:
-        """Choose the nodes of the last launch for their old ranks, and other nodes for missing ones."""
-        free = self._free()
+        """Choose the last launch's nodes for their old ranks; for others, this node comes first."""
+        free = sorted(self._free(), key=lambda node: node is not self.own)
         kept = {
             node.node_rank: node
             for node in free
