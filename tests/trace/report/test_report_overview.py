@@ -115,6 +115,17 @@ def test_idle_gpus_lead_where_they_cost_most():
     assert figures(one)["Idle while allocated"][0].startswith("at least ")
 
 
+def test_idle_gpus_that_may_all_be_free_are_not_called_zero():
+    sums = [
+        ("Seren", "GPU_UTIL", str(START + pd.Timedelta(hours=hour)), 100, 0.0, 1)
+        for hour in range(8)
+    ]
+    (one,) = screen(job(0, 10, 8), hours=sums)
+    value, note = figures(one)["Idle while allocated"]
+    assert value == "unknown"
+    assert "nodes" in note
+
+
 def test_a_full_cluster_is_not_told_to_fill_itself():
     (one,) = screen(job(0, 10, 64), job(9, 10, 64, wait_h=3), gpus=64)
     said = [action.do for action in one.actions]

@@ -158,6 +158,8 @@ def _idle(known: Known) -> KeyFigure:
         known("allocated_idle.share_at_least"),
         known("allocated_idle.gpu_h_at_least"),
     )
+    if share == 0:  # no hour had more idle GPUs than free ones
+        return KeyFigure(name, "unknown", "the idle GPUs may be free; needs the jobs' nodes")
     if share is not None and hours is not None:
         return KeyFigure(
             name, f"at least {words.percent(share)}", f"{_gpu_hours(hours)} at 0 % GPU_UTIL"
