@@ -315,6 +315,9 @@ def main(arguments: Sequence[str]) -> int:
     """Execute the pages that the arguments name; by default a newcomer's path, and check the rest."""
     began_s = time.monotonic()
     pages = [Path(one).resolve() for one in arguments] or [ROOT / page for page in PAGES]
+    if missing := [str(page) for page in pages if not page.is_file()]:
+        print(f"no such page: {', '.join(missing)}; name pages like docs/trace.md")
+        return 1
     with tempfile.TemporaryDirectory() as scratch:
         prepared = Path(scratch) / "prepared"
         results = prepare(prepared)
