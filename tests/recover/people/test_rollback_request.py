@@ -165,6 +165,8 @@ def finishes_on_demand(fault):
         TRAIN.replace("FAULT", fault)
         .replace("HEALTHY", "True")
         .replace("if ENDS:", "if pathlib.Path('finish').exists():")
+        # No checkpoint is pruned between a person's choice and the rollback.
+        .replace("keep=2", "keep=10_000")
     )
 
 
