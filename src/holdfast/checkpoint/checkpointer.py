@@ -341,12 +341,9 @@ class Checkpointer(NotPicklable):
                 return 0 if strict else RestoredStep(0)
             manifest = checkpoint.manifest
             self._engine.descends_from(Save(step=manifest.step, save=manifest.save))
-            self._outcomes.newest, self._last = (
-                checkpoint.path,
-                SaveHandle(checkpoint.manifest.step, []),
-            )
+            self._outcomes.newest, self._last = checkpoint.path, SaveHandle(manifest.step, [])
             self._last.complete(checkpoint.path)
-            self._interval.resumed(checkpoint.manifest.step)
+            self._interval.resumed(manifest.step)
             restore_s = self._clock.monotonic_s() - began_s
         if ranks.rank == 0:
             saved_at = datetime.fromtimestamp(manifest.created_at_s, UTC).strftime(
@@ -364,8 +361,8 @@ class Checkpointer(NotPicklable):
                 self._pusher.start()  # push the newest checkpoint even if no save follows
             link.emit("restored", restored_event(checkpoint, passed_over, restore_s=restore_s))
         if strict:
-            return checkpoint.manifest.step
-        restored = RestoredStep(checkpoint.manifest.step)
+            return manifest.step
+        restored = RestoredStep(manifest.step)
         restored.missing, restored.unexpected = terms.missing, terms.unexpected
         return restored
 

@@ -28,7 +28,7 @@ class _Outcome(Generic[T]):
 
     @classmethod
     def of(cls, work: Callable[[], T]) -> Self:
-        """Run `work`."""
+        """Run `work`, and keep its result or its error."""
         try:
             return cls(work())
         except Exception as error:

@@ -48,7 +48,7 @@ class FolderPlace(NamedTuple):
 
     @classmethod
     def of(cls, folder: Path) -> Self:
-        """Look at a folder of this rank.
+        """Return the place of a folder of this rank.
 
         Raises:
             OSError: the folder does not exist.

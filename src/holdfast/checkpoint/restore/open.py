@@ -125,7 +125,7 @@ def open_checkpoint(
 
 
 class Opening(NamedTuple):
-    """Hold the result of `open_together`."""
+    """Hold a checkpoint that all ranks have opened, or the reason why some rank could not open it."""
 
     checkpoint: OpenCheckpoint | None
     """None if some rank could not open the checkpoint."""
