@@ -11,6 +11,7 @@ import torch
 
 from holdfast.checkpoint import Checkpointer, scan, verify
 from holdfast.checkpoint.format import verified_files
+from holdfast.checkpoint.format.manifest import ManifestError
 from holdfast.checkpoint.format.paths import step_path
 from holdfast.checkpoint.restore import open as opening
 from holdfast.core.errors import CheckpointError, NoVerifiedCheckpoint, StateMismatch
@@ -285,3 +286,26 @@ def test_a_hidden_link_that_a_crash_left_goes_and_what_it_leads_to_stays(tmp_pat
         "step-0000000002"
     ]
     assert verify(step_path(elsewhere, 1)).state == "verified"
+
+
+def test_a_damaged_plain_value_gives_way_to_an_older_checkpoint_and_changes_nothing(
+    tmp_path, monkeypatch
+):
+    with Checkpointer(tmp_path, keep=None) as ckpt:
+        for step in (1, 2):
+            ckpt.save(step, {**state_of(step), "epoch": step}).result()
+    real, seen = opening.dcp_reader.read, []
+    state = {**state_of(0), "epoch": 0}
+
+    def read(path, metadata, wanted, files=None):
+        if path == step_path(tmp_path, 2) and "epoch" in wanted:
+            seen.append(state["t"][0].item())
+            raise ManifestError("a block is damaged")
+        assert path != step_path(tmp_path, 2) or "t" not in wanted, "tensors are read last"
+        return real(path, metadata, wanted, files)
+
+    monkeypatch.setattr(opening.dcp_reader, "read", read)
+    with Checkpointer(tmp_path, read_only=True) as ckpt:
+        assert ckpt.restore(state) == 1
+    assert seen == [0.0]
+    assert (state["epoch"], state["t"][0].item()) == (1, 1.0)
