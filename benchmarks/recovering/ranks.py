@@ -1,8 +1,9 @@
 """Measure the seconds from a fault of a rank to the first new step, beside the peers.
 
 A random rank is killed with SIGKILL, or frozen with SIGSTOP, at a random moment. A job is struck
-once right after its start (`cold`), then again each time that it has trained for `WARM_S`, like a
-job of hours (`warm`). A job that does not recover ends; the next round starts another one.
+once right after its start (`cold`). When the imports for its next ranks must be done, the job is
+like a job of hours, and is struck again and again (`warm`). A job that does not recover ends; the
+next round starts another one.
 """
 
 import math
@@ -27,9 +28,16 @@ from recovering.jobs import (
     training,
 )
 
-WARM_S, QUICK_WARM_S = 12.0, 8.0
-"""The training time of a warm job: 5 s after a first step, imports for the ranks begin."""
-PEERS_EVERY = 4
+WARM_STARTS = 3
+"""The seconds of training after which a job is warm, in fresh starts of the same ranks.
+
+5 s after a first step, imports for the next ranks begin. The ranks train meanwhile.
+"""
+WARM_S = 8.0
+"""The seconds of training before each strike at a warm job."""
+GROUP = 25
+"""The warm strikes at one of Holdfast's jobs."""
+PEERS_EVERY = 2
 """The peers are struck once in so many groups of Holdfast's strikes."""
 COLD, WARM = "cold", "warm"
 
@@ -59,9 +67,12 @@ class Measurement:
         self._quiet.wait()
         made = 0
         with training(contender, self._world_size, self._source.randrange(6, 16)) as found:
-            recovered = cold is None or self._strike_once(found, COLD, cold)
-            for fault in warm if recovered else ():
-                time.sleep(QUICK_WARM_S if self._is_quick else WARM_S)
+            if cold is not None and not self._strike_once(found, COLD, cold):
+                return made
+            if warm:
+                time.sleep(WARM_STARTS * self.starts_s[-1])
+            for fault in warm:
+                time.sleep(WARM_S)
                 made += 1
                 if not self._strike_once(found, WARM, fault):
                     break
@@ -83,10 +94,10 @@ class Measurement:
 
 
 def measure(measurement: Measurement, world_size: int, *, is_quick: bool, rounds: int) -> None:
-    """Strike `rounds` times by each fault while warm, in groups of ten.
+    """Strike `rounds` times by each fault while warm, in groups of `GROUP`.
 
-    Each group begins with one cold strike. The peers come in each fourth group, since a torchrun
-    that does not recover takes the whole bound.
+    Each group begins with one cold strike. The peers come in one of `PEERS_EVERY` groups, since a
+    torchrun that does not recover takes the whole bound.
     """
     ours, *peers = contenders(world_size)
     source = random.Random(rounds)
@@ -100,7 +111,7 @@ def measure(measurement: Measurement, world_size: int, *, is_quick: bool, rounds
     number = 0
     while left:
         measurement.fresh_start()
-        plan: list[tuple[Contender, str, Sequence[str]]] = [(ours, "SIGKILL", left[:10])]
+        plan: list[tuple[Contender, str, Sequence[str]]] = [(ours, "SIGKILL", left[:GROUP])]
         if number % PEERS_EVERY == 0:
             plan += [(peer, "SIGKILL", ("SIGKILL", "SIGKILL")) for peer in peers]
         if number == 0:
