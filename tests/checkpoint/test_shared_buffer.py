@@ -230,7 +230,7 @@ def test_the_lock_of_a_process_that_is_killed_is_let_go(make):
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    assert moved.wait(10)
+    assert moved.wait(120)
     waiting.join()
     assert arena.state is State.SEALED
 

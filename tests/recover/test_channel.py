@@ -69,7 +69,7 @@ async def heard_kinds(heard, count):
 
 def connect(server, token=None, peer=RANK):
     return asyncio.to_thread(
-        ChannelClient, server.address, token or server.token, peer, timeout_s=5
+        ChannelClient, server.address, token or server.token, peer, timeout_s=120
     )
 
 

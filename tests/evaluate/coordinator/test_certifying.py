@@ -156,7 +156,7 @@ def test_swaps_are_certified_after_the_node_of_the_spare_engine_is_gone_for_good
         await world.end()
         return world
 
-    world = asyncio.run(asyncio.wait_for(scenario(), 30.0))
+    world = asyncio.run(asyncio.wait_for(scenario(), 240.0))
     check_scores(world, (0, 1))
     assert world.engines[SPARE].place == 1, "and what came back of the other node has no say"
 
@@ -173,6 +173,6 @@ def test_a_spare_engine_that_never_comes_up_is_given_up_and_engines_start_anew(t
         await world.end()
         return world, slots
 
-    world, slots = asyncio.run(asyncio.wait_for(scenario(), 30.0))
+    world, slots = asyncio.run(asyncio.wait_for(scenario(), 240.0))
     check_scores(world, (0, 1))
     assert slots == {"node-0/0", "node-0/1"}

@@ -47,7 +47,7 @@ def check_scores(world, models=(0,), entries=ENTRIES):
 
 
 def run(scenario):
-    return asyncio.run(asyncio.wait_for(scenario, 60.0))
+    return asyncio.run(asyncio.wait_for(scenario, 240.0))
 
 
 def test_every_sample_is_answered_once_and_measured_once(tmp_path):

@@ -63,7 +63,7 @@ def evaluate(tmp_path, model):
             model=0, name="model", manifest=describe(str(model)), tokenizer=str(model)
         )
         work = scenario(added, entries, spec, changes, killed, nodes)
-        return asyncio.run(asyncio.wait_for(work, 60.0))
+        return asyncio.run(asyncio.wait_for(work, 240.0))
 
     return run
 

@@ -86,7 +86,7 @@ def agent(tmp_path, monkeypatch):
             port = server.sockets[0].getsockname()[1]
             said = {"store_root": str(tmp_path / "memory"), "store_bytes": SIZE * 3 // 2, **options}
             given = NodeOptions(place=0, folder=tmp_path, journals=tmp_path, has_host=False, **said)
-            async with asyncio.timeout(20.0):
+            async with asyncio.timeout(240.0):
                 code = await Agent(options=given, token=TOKEN, address=f"127.0.0.1:{port}").run()
             server.close()
             for _ in range(10):  # both ends of the line close in turn
