@@ -380,7 +380,7 @@ def test_a_cut_cable_of_the_control_channel_loses_nothing(place):
                 lambda: all((place.folder / f"rank-{rank}").exists() for rank in range(2))
             )
             hosts.cut("n2")
-            time.sleep(20.0)
+            time.sleep(30.0)
             hosts.mend("n2")
             (place.folder / "finish").touch()
             ends = [node.communicate(timeout=240)[1] for node in nodes]
