@@ -1,9 +1,9 @@
 """Measure the seconds from a fault of a rank to the first new step, beside the peers.
 
 A random rank is killed with SIGKILL, or frozen with SIGSTOP, at a random moment. A job is struck
-once right after its start (`cold`). When the imports for its next ranks must be done, the job is
-like a job of hours, and is struck again and again (`warm`). A job that does not recover ends; the
-next round starts another one.
+once right after its start (`cold`). After `WARM_STARTS` the job has imported all modules for its
+next ranks, like a job of hours, and is struck again and again (`warm`). A job that does not recover
+ends; the next round starts another one.
 """
 
 import math
@@ -29,9 +29,9 @@ from recovering.jobs import (
 )
 
 WARM_STARTS = 3
-"""The seconds of training after which a job is warm, in fresh starts of the same ranks.
+"""A job is warm after it has trained for this number of times the seconds of a fresh start.
 
-5 s after a first step, imports for the next ranks begin. The ranks train meanwhile.
+Imports for the next ranks begin 5 s after the first step, and the ranks train meanwhile.
 """
 WARM_S = 8.0
 """The seconds of training before each strike at a warm job."""
