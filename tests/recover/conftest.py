@@ -133,11 +133,19 @@ class Place:
             return [
                 one
                 for one in psutil.Process(node.pid).children()
-                if any(word.endswith(f".{module}") for word in _command(one))
+                if any(word.endswith(f".{module}") for word in cls.command(one))
             ]
 
         cls.wait_until(lambda: len(found()) == 1)
         return found()[0]
+
+    @staticmethod
+    def command(process: psutil.Process) -> list[str]:
+        """The words of a process's command line; none if the process has ended."""
+        try:
+            return process.cmdline()
+        except psutil.NoSuchProcess:
+            return []
 
     def processes(self) -> list[psutil.Process]:
         """Every living process that this place's runs started, recognised by their environment."""
@@ -153,14 +161,7 @@ class Place:
 
     def commands(self) -> list[str]:
         """The command line of every such process."""
-        return [" ".join(_command(process)) for process in self.processes()]
-
-
-def _command(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except (psutil.NoSuchProcess, psutil.ZombieProcess):
-        return []
+        return [" ".join(self.command(process)) for process in self.processes()]
 
 
 @pytest.fixture

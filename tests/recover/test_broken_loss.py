@@ -1,5 +1,6 @@
 """Real runs whose loss breaks: they go back to a healthy checkpoint, or say why that does not help."""
 
+import json
 import os
 import subprocess
 import sys
@@ -15,18 +16,21 @@ import holdfast
 
 fault_at = pathlib.Path("fault-at")
 
-def has_healthy():
+def healthy():
+    found = set()
     for marks in pathlib.Path("checkpoints").glob("step-*/holdfast-marks.json"):
         try:
             if json.loads(marks.read_text()).get("healthy"):
-                return True
+                found.add(int(marks.parent.name[5:]))
         except FileNotFoundError:
             pass  # deleted meanwhile
+    return found
 
-# The same in each attempt; in the first one, once there is a healthy checkpoint.
+# The same in each attempt; in the first one, once there are healthy checkpoints.
 def faulty_step(step):
-    if not fault_at.exists() and step >= 90 and (not HEALTHY or has_healthy()):
+    if not fault_at.exists() and step >= 90 and (READY):
         fault_at.write_text(str(step))
+        pathlib.Path("healthy-then").write_text(json.dumps(sorted(healthy())))
     return int(fault_at.read_text()) if fault_at.exists() else 1_000_000
 
 run = holdfast.attach()
@@ -38,7 +42,7 @@ state = {"model": model, "optimizer": optimizer}
 if pathlib.Path("pretrained").exists():
     with holdfast.Checkpointer("pretrained", read_only=True) as other:
         other.restore({"model": torch.nn.Linear(4, 1)})
-with holdfast.Checkpointer("checkpoints", every=5, keep=2) as ckpt:
+with holdfast.Checkpointer("checkpoints", every=5, keep=KEEP) as ckpt:
     start = ckpt.restore(state)
     for step in range(start + 1, 1_000_000):
         generator = torch.Generator().manual_seed(step)
@@ -59,8 +63,9 @@ print("final", step, model.weight.tolist())
 """Until it is to end, an attempt goes on: the supervisor may be slow to act."""
 
 
-def outcome(place, fault, ends, *, healthy=True, healthy_after=20):
-    text = TRAIN.replace("FAULT", fault).replace("ENDS", ends).replace("HEALTHY", str(healthy))
+def outcome(place, fault, ends, *, ready="healthy()", healthy_after=20, keep=2):
+    text = TRAIN.replace("FAULT", fault).replace("ENDS", ends)
+    text = text.replace("READY", ready).replace("KEEP", str(keep))
     script = place.job(text)
     options = ["--name", "r", "--healthy-after", str(healthy_after)]
     code, out, err = place.holdfast("run", *options, "--", *place.ranks(1, script))
@@ -146,7 +151,7 @@ NAN_OFTEN_THEN_ALWAYS = (
 
 def test_single_steps_without_a_number_end_nothing_and_all_do_without_a_healthy_checkpoint(place):
     code, _, _, run, attempts, incidents = outcome(
-        place, NAN_OFTEN_THEN_ALWAYS, "False", healthy=False, healthy_after=1_000
+        place, NAN_OFTEN_THEN_ALWAYS, "False", ready="True", healthy_after=1_000
     )
     assert code == 1
     assert [incident.action for incident in incidents] == ["stop"]
@@ -154,6 +159,44 @@ def test_single_steps_without_a_number_end_nothing_and_all_do_without_a_healthy_
     faulty = int((place.folder / "fault-at").read_text())
     assert incidents[0].step >= faulty, "no single step has ended it"
     assert len(attempts) == 1
+
+
+def test_a_run_goes_back_to_the_newest_of_the_saves_that_it_keeps(place):
+    """Each save becomes healthy, not only one of those within the steps of --healthy-after."""
+    code, _, err, _, _, (incident,) = outcome(
+        place,
+        NAN_ONCE,
+        "step == faulty + 5 and attempt > 1",
+        ready="any(step + 5 in healthy() for step in healthy())",
+        keep=None,
+    )
+    assert code == 0, err
+    faulty = int((place.folder / "fault-at").read_text())
+    *_, before, newest = json.loads((place.folder / "healthy-then").read_text())
+    assert newest - before == 5
+    assert newest <= incident.restored_step <= faulty - 20
+
+
+def test_a_loss_that_is_nan_from_the_first_step_ends_the_run(place):
+    """No checkpoint of a training that never had a finite loss counts as healthy."""
+    fault = "\n        loss = loss * float('nan')\n"
+    code, _, _, run, _, (incident,) = outcome(place, fault, "False", ready="True", healthy_after=5)
+    assert code == 1
+    assert incident.kind == "anomaly"
+    assert "the loss is not finite at step 10" in run.outcome
+    assert "no healthy checkpoint to go back to" in run.outcome
+    assert place.json("checkpoint", "ls", "checkpoints")["checkpoints"]
+    with place.ledger() as ledger:
+        assert "healthy" not in {one.state for one in ledger.checkpoints("r")}
+
+
+def test_a_job_whose_last_loss_is_not_finite_is_not_said_to_be_fine(place):
+    """A single step may be one that the script leaves out, but nothing after it shows that."""
+    fault = "\n        loss = loss * float('nan') if step == 12 else loss\n"
+    code, _, err, run, _, incidents = outcome(place, fault, "step == 12", ready="True")
+    assert code == 0, err
+    assert incidents == []
+    assert "Its loss is not finite since step 12: do not use its last checkpoint." in run.outcome
 
 
 SPIKE = """

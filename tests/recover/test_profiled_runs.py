@@ -47,7 +47,8 @@ def sampled(place):
 
 
 def sampler(place):
-    found = [one for one in place.processes() if "holdfast.profile.sampler" in one.cmdline()]
+    processes = place.processes()
+    found = [one for one in processes if "holdfast.profile.sampler" in place.command(one)]
     return found[0] if len(found) == 1 else None
 
 

@@ -407,6 +407,8 @@ def test_detached_runs_need_no_terminal(place):
     assert place.look("runs", "rm", "r")[0] == 0
     assert not place.paths("r").root.exists()
     assert place.json("runs", "ls")["runs"] == []
+    # Nobody waits for the detached process, which may still be at the exit of its interpreter.
+    place.wait_until(lambda: not place.processes())
 
 
 def test_a_suspended_supervisor_blames_nobody(place):

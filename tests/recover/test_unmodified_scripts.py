@@ -77,12 +77,12 @@ assert (state["weights"] == step).all()
 """
 
 
-def rank_of(process, killed):
+def rank_of(place, process, killed):
     for child in psutil.Process(process.pid).children(recursive=True):
         if (
             child.pid not in killed
             and child.parent() is not None
-            and child.cmdline()[1:] in (["job.py"], ["-u", "job.py"])
+            and place.command(child)[1:] in (["job.py"], ["-u", "job.py"])
         ):
             return child
     return None
@@ -114,7 +114,7 @@ def test_a_script_that_does_not_attach_survives_kills(place, script, kills):
                 place.wait_until(
                     lambda known=newest: any(one.step > known for one in ledger.checkpoints("r"))
                 )
-            rank = rank_of(process, killed)
+            rank = rank_of(place, process, killed)
             killed.append(rank.pid)
             rank.kill()
             place.wait_until(lambda count=number + 1: len(ledger.incidents("r")) == count)

@@ -406,6 +406,10 @@ class Conduct:
         self.health.explain(self.casework)
 
     def _end(self, end: policy.End) -> None:
+        step = self._losses.not_finite_since
+        if end.state == "completed" and step is not None:
+            doubt = f"Its loss is not finite since step {step}: do not use its last checkpoint."
+            end = replace(end, outcome=f"{end.outcome} {doubt}")
         outcome = outcome_of(
             end,
             run_id=self._paths.run_id,

@@ -3,7 +3,8 @@
 The loss shows a broken state only some steps after the state broke, so the newest checkpoints may
 contain a broken state. A rollback goes only to healthy checkpoints, and retention never deletes the
 newest healthy checkpoint. Retention could also delete each checkpoint before it becomes healthy. So
-one candidate at a time is held, which protects it from deletion until it is healthy.
+one candidate at a time is held, which protects it from deletion until it is healthy. The other
+candidates become healthy, too, if they still exist then.
 """
 
 from collections.abc import Callable
@@ -24,9 +25,19 @@ HELD_FOR_S = 24 * 3600.0
 """A hold expires after this time, in case a run has ended without releasing it."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A durable checkpoint that is not healthy yet."""
+
+    path: Path
+    step: int
+    is_held: bool
+    """True if the candidate is protected from deletion."""
+
+
 @dataclass(kw_only=True)
 class CheckpointGate:
-    """The candidates of one run, one per folder, that can become healthy next."""
+    """The checkpoints of one run that can become healthy, and those that are."""
 
     healthy_after: int
     """A checkpoint is healthy after this number of steps with an ordinary loss."""
@@ -36,34 +47,49 @@ class CheckpointGate:
     """
     healthy: dict[Path, int] = field(default_factory=dict)
     """For each folder, the step of the newest checkpoint that was marked as healthy."""
-    _candidates: dict[Path, tuple[Path, int]] = field(default_factory=dict)
+    _candidates: list[Candidate] = field(default_factory=list)
 
     def saved(self, path: Path, step: int) -> bool:
-        """Record a durable checkpoint; return True if it becomes a candidate and must be held."""
+        """Record a durable checkpoint; return True if it must be held.
+
+        In each folder, one candidate at a time is held.
+        """
         self.folders.add(path.parent)
-        if path.parent in self._candidates:
-            return False
-        self._candidates[path.parent] = path, step
-        return True
+        must_hold = not any(
+            one.is_held and one.path.parent == path.parent for one in self._candidates
+        )
+        self._candidates.append(Candidate(path=path, step=step, is_held=must_hold))
+        return must_hold
 
     def restored(self, step: int) -> list[Path]:
-        """Record the step from which an attempt continues; return the candidates that are newer."""
-        return self._take(lambda candidate: candidate > step)
+        """Forget the candidates after `step`, from which an attempt continues.
+
+        Returns:
+            The forgotten candidates that are held.
+        """
+        return [one.path for one in self._take(lambda one: one.step > step) if one.is_held]
 
     def lost(self, path: Path) -> None:
-        """Record that a candidate could not be held, so that the next checkpoint replaces it."""
-        if self._candidates.get(path.parent, (None, 0))[0] == path:
-            del self._candidates[path.parent]
+        """Forget a candidate that could not be held, so that the next checkpoint is held."""
+        self._take(lambda one: one.path == path)
 
-    def passed(self, step: int) -> list[Path]:
-        """Record a step with an ordinary loss; return the checkpoints that became healthy."""
-        healthy = {
-            path: candidate
-            for path, candidate in self._candidates.values()
-            if step - candidate >= self.healthy_after
-        }
-        self.healthy |= {path.parent: candidate for path, candidate in healthy.items()}
-        return self._take(lambda candidate: step - candidate >= self.healthy_after)
+    def passed(self, step: int) -> list[Candidate]:
+        """Record a step with an ordinary loss; return the candidates to mark as healthy now.
+
+        A candidate that is not held may have been deleted. So such a candidate counts as healthy
+        only after `marked`. Of several in a folder, only the newest is returned.
+        """
+        due = self._take(lambda one: step - one.step >= self.healthy_after)
+        for one in due:
+            if one.is_held:
+                self.marked(one)
+        newest = {one.path.parent: one for one in due if not one.is_held}
+        return [one for one in due if one.is_held or newest[one.path.parent] is one]
+
+    def marked(self, candidate: Candidate) -> None:
+        """Record that a candidate is healthy."""
+        folder = candidate.path.parent
+        self.healthy[folder] = max(candidate.step, self.healthy.get(folder, candidate.step))
 
     def can_go_back(self, before_step: int) -> bool:
         """Return True if each folder has a healthy checkpoint with a lower step than `before_step`."""
@@ -90,10 +116,9 @@ class CheckpointGate:
         self.healthy = dict.fromkeys(self.folders, min(healthy))
         return min(healthy)
 
-    def _take(self, is_due: Callable[[int], bool]) -> list[Path]:
-        due = [path for path, step in self._candidates.values() if is_due(step)]
-        for path in due:
-            del self._candidates[path.parent]
+    def _take(self, is_due: Callable[[Candidate], bool]) -> list[Candidate]:
+        due = [one for one in self._candidates if is_due(one)]
+        self._candidates = [one for one in self._candidates if not is_due(one)]
         return due
 
 

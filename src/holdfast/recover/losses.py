@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from holdfast.core.clock import Clock
 from holdfast.recover import policy
 from holdfast.recover.attempt import AttemptView
 from holdfast.recover.detectors.anomaly import Anomaly, AnomalyDetector
-from holdfast.recover.gate import CheckpointGate, hold, let_go, mark_healthy
+from holdfast.recover.gate import Candidate, CheckpointGate, hold, let_go, mark_healthy
 from holdfast.recover.recorder import Recorder
 from holdfast.recover.replay.classes import Finding
 from holdfast.recover.replay.replays import Replays
@@ -33,6 +34,8 @@ class Losses:
         self._gate = CheckpointGate(
             healthy_after=healthy_after, folders=recorder.checkpoint_folders() or set()
         )
+        self._without_loss: set[int] = set()
+        """Ranks that have reported a step without a loss."""
         self._marking: set[asyncio.Task[None]] = set()
         """Tasks that change the marks of a checkpoint."""
         self._marks_lock = asyncio.Lock()
@@ -52,21 +55,30 @@ class Losses:
         Raises:
             KeyError, TypeError, ValueError: the report is malformed.
         """
-        if not self._is_watched or message["loss"] is None:
+        if not self._is_watched:
+            return None
+        if message["loss"] is None:
+            self._without_loss.add(rank)
             return None
         step, loss = int(message["step"]), float(message["loss"])
         self._trail.took(rank, message)
         leads = view.leads_losses(rank)
-        found = self._anomalies.look(rank, step, loss, leads=leads)
+        ranks = None if math.isfinite(loss) else view.watched - self._without_loss
+        found = self._anomalies.look(rank, step, loss, leads=leads, ranks=ranks)
         if found is None:
             is_calm = leads and self._anomalies.is_calm and not is_held
             if is_calm:
                 self.replays.passed(step)
-            for path in self._gate.passed(step) if is_calm else ():
-                self._mark(path, functools.partial(mark_healthy, path, step), is_healthy=True)
+            for candidate in self._gate.passed(step) if is_calm else ():
+                self._mark_healthy(candidate, step)
             return None
         led = self._trail.leading_to(rank, found.first_step, found.step)
         return replace(found, batches=led)
+
+    @property
+    def not_finite_since(self) -> int | None:
+        """See `AnomalyDetector.not_finite_since`."""
+        return self._anomalies.not_finite_since
 
     def accept(self, anomaly: Anomaly) -> None:
         """Accept the present losses, including this anomaly, as ordinary."""
@@ -83,12 +95,12 @@ class Losses:
         if view.loss_leader is None:
             self._gate.folders.add(path.parent)  # without losses, no checkpoint becomes healthy
         elif self._gate.saved(path, step):
-            self._mark(path, functools.partial(hold, path))
+            self._change_marks(path, functools.partial(hold, path))
 
     def restored(self, step: int) -> None:
         """Record the step of the checkpoint from which an attempt continues."""
         for left in self._gate.restored(step):
-            self._mark(left, functools.partial(let_go, left))
+            self._change_marks(left, functools.partial(let_go, left))
 
     def broken(self, anomaly: Anomaly) -> policy.LossBroken:
         """Convert a broken loss to the event on which the policy decides."""
@@ -154,17 +166,32 @@ class Losses:
         for task in self._marking:
             task.cancel()
 
-    def _mark(
-        self, path: Path, change: Callable[[float], str | None], *, is_healthy: bool = False
+    def _mark_healthy(self, candidate: Candidate, step: int) -> None:
+        path = candidate.path
+
+        def marked() -> None:
+            self._gate.marked(candidate)
+            self._recorder.healthy(path)
+
+        change = functools.partial(mark_healthy, path, step)
+        self._change_marks(path, change, then=marked, may_fail=not candidate.is_held)
+
+    def _change_marks(
+        self,
+        path: Path,
+        change: Callable[[float], str | None],
+        *,
+        then: Callable[[], None] = lambda: None,
+        may_fail: bool = False,
     ) -> None:
         async def mark() -> None:
             async with self._marks_lock:  # a hold must not follow its release
                 error = await asyncio.to_thread(change, self._clock.now_s())
-            if error is not None:
+            if error is None:
+                then()
+            elif not may_fail:
                 self._gate.lost(path)
                 self._recorder.event("not_marked", {"path": str(path), "error": error})
-            elif is_healthy:
-                self._recorder.healthy(path)
 
         self._marking.add(marking := asyncio.create_task(mark()))
         marking.add_done_callback(self._marking.discard)

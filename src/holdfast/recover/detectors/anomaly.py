@@ -2,8 +2,11 @@
 
 A single step proves nothing: a script may itself skip a step whose loss is NaN, and single outliers
 are noise. So an anomaly needs such losses in `NOT_FINITE_STEPS` or `SPIKE_STEPS` consecutive steps.
-A rank that has never reported a finite loss is ignored, because a pipeline stage without a loss may
-report NaN.
+A rank that has never reported a finite loss is ignored as long as another rank has, because a
+pipeline stage without a loss may report NaN. If no rank ever has, a state or a setting is broken
+from the start. This counts as an anomaly after `NEVER_FINITE_STEPS` steps of a rank, once each rank
+that reports losses has shown `NOT_FINITE_STEPS` of them, since the report of a finite loss may be
+late.
 
 A loss is compared with the median and the median absolute deviation of the last `WINDOW` ordinary
 steps (robust statistics: Rousseeuw and Croux, JASA 88, 1993), and never only with the previous
@@ -21,7 +24,7 @@ the anomaly, too, so that the anomaly begins where the loss left its usual value
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice, pairwise
 from statistics import median
@@ -34,6 +37,7 @@ FALL = 0.02
 """A loss falls steadily if the median of each quarter of the steps is lower by this share than the
 median of the previous quarter."""
 NOT_FINITE_STEPS = 2
+NEVER_FINITE_STEPS = 10
 SPIKE_STEPS = 3
 RISE_STEPS = 5
 """The largest number of finite steps that count as an explosion before a loss that is not finite,
@@ -108,6 +112,8 @@ class AnomalyDetector:
         """For each rank that has reported a finite loss, its last step."""
         self._last_finite: dict[int, int] = {}
         """For each rank, the last step with a finite loss."""
+        self._never_finite: dict[int, list[int]] = {}
+        """For each rank that has reported losses, but never a finite one, its first steps."""
         self._learns_anew = False
 
     def restarted(self, start_step: int) -> None:
@@ -127,9 +133,24 @@ class AnomalyDetector:
     @property
     def is_calm(self) -> bool:
         """Return True if there is no sign of an anomaly, and the detector could have seen one."""
-        return not (self._high or self._not_finite or self._learns_anew)
+        has_finite = bool(self._last_finite)
+        return has_finite and not (self._high or self._not_finite or self._learns_anew)
 
-    def look(self, rank: int, step: int, loss: float | None, *, leads: bool) -> Anomaly | None:
+    @property
+    def not_finite_since(self) -> int | None:
+        """Return the first of the newest steps whose loss was not finite; None if there is none."""
+        broken = self._not_finite or ({} if self._last_finite else self._never_finite)
+        return min((steps[0] for steps in broken.values()), default=None)
+
+    def look(
+        self,
+        rank: int,
+        step: int,
+        loss: float | None,
+        *,
+        leads: bool,
+        ranks: Collection[int] | None = None,
+    ) -> Anomaly | None:
         """Record the loss of a rank's step; return the anomaly if it becomes certain, else None.
 
         Args:
@@ -139,13 +160,14 @@ class AnomalyDetector:
             loss: the loss; None if the rank reports no loss.
             leads: True to search for spikes in the losses of this rank. This is done for only one
                 rank, since the losses of ranks differ.
+            ranks: the ranks whose losses are expected; None: only this rank's.
         """
         if loss is None:
             return None
         is_finite = math.isfinite(loss)
         last = self._last_step.get(rank)
         if last is None and not is_finite:
-            return None
+            return self._look_at_never_finite(rank, step, loss, ranks or {rank})
         if last is not None and step <= last:
             if step == last:
                 return None
@@ -154,8 +176,25 @@ class AnomalyDetector:
         if not is_finite:
             return self._look_at_not_finite(rank, step, loss)
         self._not_finite.pop(rank, None)
+        self._never_finite.clear()
         self._last_finite[rank] = step
         return self._look_at_level(step, loss) if leads else None
+
+    def _look_at_never_finite(
+        self, rank: int, step: int, loss: float, ranks: Collection[int]
+    ) -> Anomaly | None:
+        if self._last_finite:
+            return None
+        steps = self._never_finite.setdefault(rank, [])
+        if step not in steps and len(steps) < NEVER_FINITE_STEPS:
+            steps.append(step)
+        shown = {
+            other for other, them in self._never_finite.items() if len(them) >= NOT_FINITE_STEPS
+        }
+        if len(steps) < NEVER_FINITE_STEPS or not shown.issuperset(ranks):
+            return None
+        self._forget_signs()
+        return Anomaly(kind="not finite", first_step=steps[0], step=step, value=loss)
 
     def _look_at_not_finite(self, rank: int, step: int, loss: float) -> Anomaly | None:
         steps = self._not_finite.setdefault(rank, [])
@@ -209,6 +248,7 @@ class AnomalyDetector:
     def _forget_signs(self) -> None:
         self._high = []
         self._not_finite = {}
+        self._never_finite = {}
 
     def _last(self, count: int) -> list[float]:
         """Return up to `count` of the last ordinary losses."""
