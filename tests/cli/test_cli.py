@@ -5,11 +5,13 @@ import os
 import subprocess
 import sys
 
+import click.testing
 import pytest
 
 from holdfast.cli.main import COMMANDS, cli, main
+from holdfast.core.errors import NotFound
 from holdfast.core.ledger import Ledger
-from holdfast.core.paths import ledger_url
+from holdfast.core.paths import ledger_at, ledger_url
 
 
 def options(command):
@@ -308,6 +310,19 @@ def test_help_imports_nothing_heavy():
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.parametrize("command", ["runs ls", "nodes ls", "explain r", "incidents ls"])
+def test_a_read_does_not_create_the_ledger_that_it_names(tmp_path, monkeypatch, command):
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
+    missing = tmp_path / "a folder" / "my%2Fledger.db"
+    for ledger in (str(missing), ledger_at(str(missing))):
+        result = click.testing.CliRunner().invoke(cli, ["--ledger", ledger, *command.split()])
+        assert isinstance(result.exception, NotFound)
+        assert str(result.exception).startswith(f"There is no ledger {missing}.")
+    assert list(tmp_path.iterdir()) == []
+    empty = click.testing.CliRunner().invoke(cli, ["runs", "ls"])
+    assert empty.exit_code == 0, "the default ledger is created"
+
+
 def test_a_ledger_that_cannot_be_opened_is_said_without_a_traceback(tmp_path):
     done = subprocess.run(
         [
@@ -316,7 +331,7 @@ def test_a_ledger_that_cannot_be_opened_is_said_without_a_traceback(tmp_path):
             "holdfast.cli.main",
             "--ledger",
             "sqlite:////proc/no/ledger.db",
-            "runs",
+            "rules",
             "ls",
         ],
         capture_output=True,

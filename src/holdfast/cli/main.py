@@ -18,8 +18,8 @@ from click.shell_completion import CompletionItem
 
 from holdfast import __version__
 from holdfast.cli.output import print_error
-from holdfast.core.errors import HoldfastError
-from holdfast.core.paths import holdfast_home, ledger_at, ledger_url
+from holdfast.core.errors import HoldfastError, NotFound
+from holdfast.core.paths import holdfast_home, ledger_at, ledger_file, ledger_url
 
 COMMANDS = {
     "run": ("holdfast.cli.run.command", "Run a training job and keep it running."),
@@ -71,6 +71,9 @@ COMMANDS = {
 A module is imported only when its command is called, so that `--help` answers at once.
 """
 
+READS = ("runs", "logs", "explain", "incidents", "plan")
+"""The commands that need a ledger in which something was recorded."""
+
 MAX_SUMMARY_LENGTH = 200
 """The most characters of a command's summary; a test checks this."""
 
@@ -81,6 +84,20 @@ class Place:
 
     home: Path
     ledger: str
+
+    def require_ledger(self) -> None:
+        """Refuse a ledger that was named but does not exist, which a read would create.
+
+        Raises:
+            NotFound: there is no such file.
+        """
+        file = ledger_file(self.ledger)
+        is_default = self.ledger == ledger_url(self.home)
+        if not (is_default or file is None or file.exists()):
+            raise NotFound(
+                f"There is no ledger {file}. Check the path after --ledger; `holdfast --ledger PATH run` "
+                "creates a ledger."
+            )
 
 
 class _Commands(click.Group):
@@ -128,7 +145,10 @@ def _keep_summaries_whole(command: click.Command) -> None:
 def cli(context: click.Context, ledger: str | None) -> None:
     """Keep LLM development running on GPU clusters."""
     home = holdfast_home()
-    context.obj = Place(home, ledger_at(ledger) if ledger else ledger_url(home))
+    place = Place(home, ledger_at(ledger) if ledger else ledger_url(home))
+    if context.invoked_subcommand in READS:
+        place.require_ledger()
+    context.obj = place
 
 
 def _open_closed_streams() -> None:

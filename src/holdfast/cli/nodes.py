@@ -186,6 +186,7 @@ def ls(place: Place, as_json: bool) -> None:
     \b
     holdfast nodes ls
     """
+    place.require_ledger()
     with Ledger.open(place.ledger) as ledger:
         nodes = ledger.nodes()
     if as_json:

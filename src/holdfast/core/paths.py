@@ -8,7 +8,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from holdfast.core.errors import BadUse
 
@@ -40,6 +40,12 @@ def ledger_url(home: Path) -> str:
 def ledger_at(place: str) -> str:
     """Convert a ledger's URL, or the path of its SQLite file, to a URL."""
     return place if "://" in place else f"sqlite:///{quote(str(Path(place).absolute()))}"
+
+
+def ledger_file(ledger: str) -> Path | None:
+    """Return the SQLite file of a ledger's URL; None if the URL names a database server."""
+    path = ledger.partition("?")[0].removeprefix("sqlite:///")
+    return None if is_server(ledger) else Path(unquote(path))
 
 
 def is_server(ledger: str) -> bool:
