@@ -63,10 +63,14 @@ print("final", step, model.weight.tolist())
 """Until it is to end, an attempt goes on: the supervisor may be slow to act."""
 
 
-def outcome(place, fault, ends, *, ready="healthy()", healthy_after=20, keep=2):
+def training(fault, ends, *, ready="healthy()", keep=2):
+    """Return a script whose loss breaks from the step at which `ready` holds."""
     text = TRAIN.replace("FAULT", fault).replace("ENDS", ends)
-    text = text.replace("READY", ready).replace("KEEP", str(keep))
-    script = place.job(text)
+    return text.replace("READY", ready).replace("KEEP", str(keep))
+
+
+def outcome(place, fault, ends, *, ready="healthy()", healthy_after=20, keep=2):
+    script = place.job(training(fault, ends, ready=ready, keep=keep))
     options = ["--name", "r", "--healthy-after", str(healthy_after)]
     code, out, err = place.holdfast("run", *options, "--", *place.ranks(1, script))
     with place.ledger() as ledger:

@@ -144,6 +144,12 @@ class Casework:
         """The incident that is being handled; None if there is none."""
         return self._incident
 
+    @property
+    def evidence(self) -> list[str]:
+        """The lines that prove the cause of the incident that is being handled."""
+        found = [] if self._incident is None else self._incident.diagnosis.get("evidence") or []
+        return [str(one.get("text", "")) for one in found]
+
     def add(self, sentences: Sequence[str]) -> None:
         """Add the findings of node tests to the explanation of the incident."""
         incident = self._incident

@@ -28,6 +28,7 @@ from holdfast.recover.leadership import HandedOver
 from holdfast.recover.localise.in_run import NodeTests
 from holdfast.recover.losses import Losses
 from holdfast.recover.nodes import Nodes
+from holdfast.recover.outage import Outage
 from holdfast.recover.outcome import Outcome, outcome_of
 from holdfast.recover.people import modes
 from holdfast.recover.people.decisions import Decisions
@@ -404,6 +405,13 @@ class Conduct:
         self._tests.failed(self.view, self.casework)
         self.decide_on(self.health.failed(failure, self.casework))
         self.health.explain(self.casework)
+        if failure.waits_for_outside:
+            outage = Outage(self.decide_on, self._observe, self.casework.add)
+            is_waiting = functools.partial(self._is_waiting_after, self.view.number)
+            await outage.probe(self.casework.evidence, is_waiting)
+
+    def _is_waiting_after(self, attempt: int) -> bool:
+        return self.state.phase is policy.Phase.WAITING and self.view.number == attempt
 
     def _end(self, end: policy.End) -> None:
         step = self._losses.not_finite_since

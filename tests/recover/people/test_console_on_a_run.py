@@ -4,7 +4,7 @@ import json
 import shutil
 
 import pytest
-from test_broken_loss import NAN_ONCE, TRAIN
+from test_broken_loss import NAN_ONCE, training
 
 from holdfast.core.processes import whoami
 from holdfast.recover import healthy_steps
@@ -43,10 +43,8 @@ def order(page, what):
 
 def test_a_person_acts_on_a_real_run_in_a_browser(place, tab):
     page, said, asked = tab
-    text = TRAIN.replace("FAULT", NAN_ONCE).replace("HEALTHY", "True")
     # The checkpoint that the page shows exists until the button is clicked.
-    text = text.replace("keep=2", "keep=1000")
-    script = place.job(text.replace("ENDS", "pathlib.Path('finish').exists()"))
+    script = place.job(training(NAN_ONCE, "pathlib.Path('finish').exists()", keep=1000))
     options = ["--name", "r", "--mode", "propose", "--healthy-after", "20"]
     run = place.start("run", *options, "--", "python", script)
     console = place.start("ui", "--port", "0", "--json")

@@ -230,6 +230,13 @@ def test_a_finding_that_is_only_observed_says_that_nothing_was_done(run):
     assert body.splitlines()[0] == "Rank 0 is frozen. Nothing was done, since the mode is observe."
 
 
+def test_a_message_about_saves_alone_says_so_in_its_title(run):
+    ledger, paths = run
+    title, body = compose(explain(ledger, paths.home, "r"), [], [], alerts=["/c is full"])
+    assert title == "Holdfast: run r: a checkpoint could not be saved as planned"
+    assert body.splitlines()[0] == "Checkpoints: /c is full."
+
+
 class Server:
     """A real HTTP server with prepared answers."""
 
@@ -273,6 +280,7 @@ def order(ledger, paths, *urls):
         "incidents": [1],
         "proposals": [],
         "notes": [],
+        "alerts": [],
         "journal_bytes": notifier.JOURNAL_BYTES,
         "urls": list(urls),
     }
@@ -500,6 +508,44 @@ def test_a_job_that_stands_still_again_and_again_is_one_message(run, kind, key, 
 
     asyncio.run(live())
     assert [one[key] for one in outbox.orders] == [["Finding 1."], ["Finding 2."]][:sent]
+
+
+FULL = {"folder": "/c", "deleted": "/c/step-10", "size_bytes": 9}
+FAILED = {"step": 20, "reason": "No space left.", "errno": 28}
+
+
+def test_saves_that_fail_have_a_message_at_once_and_then_one_in_a_while(run):
+    ledger, paths = run
+    outbox, clock = Outbox(), FakeClock(2000.0)
+
+    def add(kind, data):
+        ledger.add_event(Event(run_id="r", attempt=2, at_s=clock.now_s(), kind=kind, data=data))
+
+    async def live():
+        told = Notifier(["json://a"], paths, ledger, pytest.fail, clock=clock, send=outbox)
+        told.start(anew=True)
+        clock.advance(1.0)
+        add("disk_full", FULL)
+        told.observed("disk_full")
+        async with asyncio.timeout(PATIENCE_S):
+            while not ledger.events("r", kind="notified"):
+                await asyncio.sleep(0.01)
+            clock.advance(1.0)
+            for _ in range(2):
+                add("save_failed", FAILED)
+            told._wake.set()
+            assert told._due(False)[1].alerts == (), "within STORM_S"
+            assert told._due(False)[2] == 2001.0 + STORM_S
+            assert len(outbox.orders) == 1
+            await told.close(leads=True)
+
+    asyncio.run(live())
+    assert [one["alerts"] for one in outbox.orders] == [
+        ["/c is full: /c/step-10 was deleted to make room"],
+        ["2 times, the last time: training goes on after a failed save: No space left."],
+    ]
+    notify(run, outbox, anew=False, clock=clock)
+    assert len(outbox.orders) == 2
 
 
 def test_a_notifier_that_breaks_is_a_complaint_and_nothing_more(run):

@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from test_broken_loss import NAN_ONCE, TRAIN
+from test_broken_loss import NAN_ONCE, training
 
 from holdfast.checkpoint import newest_healthy
 from holdfast.core.errors import BadUse, HoldfastError, NotFound
@@ -161,13 +161,8 @@ def healthy(place):
 
 def finishes_on_demand(fault):
     """Return a job with this fault that trains until the file `finish` is there."""
-    return (
-        TRAIN.replace("FAULT", fault)
-        .replace("HEALTHY", "True")
-        .replace("if ENDS:", "if pathlib.Path('finish').exists():")
-        # No checkpoint is pruned between a person's choice and the rollback.
-        .replace("keep=2", "keep=10_000")
-    )
+    # No checkpoint is pruned between a person's choice and the rollback.
+    return training(fault, "pathlib.Path('finish').exists()", keep=10_000)
 
 
 def events(place, *kinds):

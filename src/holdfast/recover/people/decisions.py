@@ -70,6 +70,8 @@ class Decisions:
         self._held: modes.Held | None = None
         self._anomaly: Anomaly | None = None
         """The first broken loss that the held decision is about."""
+        self._is_taken_up = False
+        """True until the first broken loss after a held one was taken up."""
         self._number: int | None = None
         """The number of the proposal that waits for an approval."""
 
@@ -98,6 +100,7 @@ class Decisions:
         self._anomaly = anomaly = Anomaly.of_json(found)
         loss = policy.LossBroken(step=anomaly.step, is_spike=anomaly.kind == "spike")
         self._held = modes.Held(finding=loss)
+        self._is_taken_up = True
         return True
 
     @property
@@ -126,6 +129,11 @@ class Decisions:
     ) -> modes.Verdict:
         """Decide on an event (see `modes.decide`)."""
         held = self._held
+        if isinstance(event, policy.LossBroken):
+            if self._is_taken_up and self.holds_loss:
+                # No supervisor has seen the losses in between, so they count as the same finding.
+                held = modes.Held(finding=event)
+            self._is_taken_up = False
         verdict = modes.decide(self._spec.mode, self._spec.restarts, state, held, event, now_s)
         self._held = verdict.held
         if isinstance(event, modes.Approved) and verdict.state is not state:

@@ -3,9 +3,9 @@
 A single incident has its own message, as soon as the incident is over or after `STUCK_S` without a
 step. Incidents within `STORM_S` of a message are a storm. One message summarizes the incidents of a
 storm: after `STORM_S` without a new incident, at least every `STORM_MAX_S`, and when the run ends.
-A message about a proposal, or about a finding that is only observed, is sent at once. The exception
-is that a message of the same kind was sent within the last `STORM_S`, since a job that hangs again
-and again is also a storm.
+A message about a proposal, about a finding that is only observed, or about trouble with the saves of
+checkpoints is sent at once. The exception is that a message of the same kind was sent within the
+last `STORM_S`, since a job that hangs again and again is also a storm.
 """
 
 from collections import Counter
@@ -92,6 +92,7 @@ def compose(
     proposals: Sequence[str],
     *,
     notes: Sequence[str] = (),
+    alerts: Sequence[str] = (),
     has_costs: bool = True,
 ) -> tuple[str, str]:
     """Return the title and the text of one message.
@@ -101,13 +102,19 @@ def compose(
         incident_ids: the ids of the incidents that the message is about.
         proposals: the texts of the proposals that wait for an approval.
         notes: the texts of the findings that are only observed.
+        alerts: the texts about trouble with the saves of checkpoints.
         has_costs: True if the costs of the incidents are known.
     """
     run_id = story.summary.run.run_id
     incidents = [one for one in story.incidents if one.incident_id in set(incident_ids)]
     lines = [f"{text} Approve it by: holdfast runs approve {run_id}" for text in proposals]
     lines += [f"{text} Nothing was done, since the mode is observe." for text in notes]
-    what = "a decision waits for you" if proposals else "a finding, and nothing was done"
+    lines += [f"Checkpoints: {words.sentence(text)}" for text in alerts]
+    what = "a checkpoint could not be saved as planned"
+    if proposals:
+        what = "a decision waits for you"
+    elif notes:
+        what = "a finding, and nothing was done"
     if len(incidents) == 1:
         what = incidents[0].what
         lines += _one(incidents[0])

@@ -10,15 +10,16 @@ import json
 import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import HoldfastError
+from holdfast.core.explanation.narration import narrate
 from holdfast.core.ledger import Event, Ledger
 from holdfast.core.paths import RunPaths
 from holdfast.recover.people.decisions import PROPOSALS, open_proposal
-from holdfast.recover.people.messages import Known, due, proposal_due_s
+from holdfast.recover.people.messages import STORM_S, Known, due, proposal_due_s
 
 SEND_LIMIT_S = 30.0
 """The seconds that one attempt to send may take."""
@@ -34,12 +35,17 @@ JOURNAL_BYTES = 8 << 20
 attempt that took too long."""
 LOOK_S = 60.0
 """The largest number of seconds between two looks at the clock, which may jump."""
-WAKING = ("incident", "resolved", "resumed", "anomaly_class", "proposal", "observed", "ended")
+SAVES = ("save_failed", "disk_full")
+"""The kinds of events about a checkpoint that was not saved, or for which another was deleted."""
+WAKING = (
+    *("incident", "resolved", "resumed", "anomaly_class", "proposal", "observed", "ended"),
+    *SAVES,
+)
 """The kinds of observed events after which a message may be due."""
 TOLD = ("notified", "notify_failed")
 NOTE = "observed"
 REPLAYS = ("replay", "anomaly_class")
-READ = ("notify_on", *TOLD, *PROPOSALS, NOTE, *REPLAYS)
+READ = ("notify_on", *TOLD, *PROPOSALS, NOTE, *REPLAYS, *SAVES)
 """The kinds of recorded events on which messages depend."""
 
 Send = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
@@ -108,6 +114,8 @@ class Notifier:
         """The incidents and proposals that were handled here, even if the ledger could not record
         this.
         """
+        self._saves_until_s = 0.0
+        """The time of the last event of `SAVES` that was handled here."""
         self._about: dict[str, Any] | None = None
         """The incidents and proposals of the message that is being sent."""
         self._why = ""
@@ -163,7 +171,7 @@ class Notifier:
             except HoldfastError as error:  # the ledger cannot be read now
                 self._observe("trouble", {"text": f"Messages cannot be composed yet: {error}"})
                 incidents, waiting, next_s = (), _Waiting(), None
-            if incidents or waiting.texts:
+            if incidents or waiting.has_texts:
                 await self._deliver(incidents, waiting)
                 continue
             if is_over:
@@ -201,19 +209,21 @@ class Notifier:
             and one.detected_at_s >= since_s
         ]
         last_s = max((one.at_s for one in already_sent if one.data.get("incidents")), default=None)
-        ids, next_s = due(
-            known,
-            last_sent_s=last_s,
-            now_s=self._clock.now_s(),
-            is_over=is_over or run.state != "running",
-        )
+        is_over = is_over or run.state != "running"
+        now_s = self._clock.now_s()
+        ids, next_s = due(known, last_sent_s=last_s, now_s=now_s, is_over=is_over)
         attempts = self._ledger.attempts(self._paths.run_id)
         newest = max((one.number for one in attempts), default=0)
         waiting, due_s = _waiting(events, newest)
         if ("proposal", waiting.number) in self._done:
-            return ids, _Waiting(), next_s
-        if due_s > self._clock.now_s():
-            return ids, _Waiting(), due_s if next_s is None else min(due_s, next_s)
+            waiting = _Waiting()
+        elif due_s > now_s:
+            waiting, next_s = _Waiting(), due_s if next_s is None else min(due_s, next_s)
+        alerts, until_s, due_s = _failed_saves(events, max(since_s, self._saves_until_s))
+        if alerts and due_s > now_s and not is_over:
+            next_s = due_s if next_s is None else min(due_s, next_s)
+        elif alerts:
+            waiting = replace(waiting, alerts=alerts, saves_until_s=until_s)
         return ids, waiting, next_s
 
     async def _deliver(self, incidents: Sequence[int], waiting: "_Waiting") -> None:
@@ -224,9 +234,12 @@ class Notifier:
             "incidents": list(incidents),
             "proposals": list(waiting.proposals),
             "notes": list(waiting.notes),
+            "alerts": list(waiting.alerts),
             "journal_bytes": JOURNAL_BYTES,
         }
         about: dict[str, Any] = {"incidents": list(incidents), "proposals": waiting.numbers}
+        if waiting.alerts:
+            about["saves_until_s"] = waiting.saves_until_s
         self._about, self._why, urls = about, "", self._urls
         for wait_s in (0.0, *RETRIES_S):
             await self._pause(wait_s)
@@ -242,6 +255,7 @@ class Notifier:
         self._about = None
         self._done |= {("incident", one) for one in incidents}
         self._done |= {("proposal", one) for one in waiting.numbers}
+        self._saves_until_s = max(self._saves_until_s, waiting.saves_until_s)
         if urls:
             await asyncio.to_thread(self._record, "notify_failed", {**about, "why": self._why})
             self._complain(self._why)
@@ -282,15 +296,18 @@ class Notifier:
 
 @dataclass(frozen=True, kw_only=True)
 class _Waiting:
-    """A proposal, or a finding that is only observed, about which no message was sent."""
+    """A proposal, a finding that is only observed, or trouble with saves, without a message yet."""
 
     number: int | None = None
     proposals: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    alerts: tuple[str, ...] = ()
+    saves_until_s: float = 0.0
+    """The time of the last event that `alerts` are about, in Unix seconds."""
 
     @property
-    def texts(self) -> tuple[str, ...]:
-        return self.proposals + self.notes
+    def has_texts(self) -> bool:
+        return bool(self.proposals or self.notes or self.alerts)
 
     @property
     def numbers(self) -> list[int]:
@@ -332,3 +349,26 @@ def _waiting(events: Sequence[Event], newest: int) -> tuple[_Waiting, float]:
     if is_note:
         return _Waiting(number=int(number), notes=texts), due_s
     return _Waiting(number=int(number), proposals=texts), due_s
+
+
+def _failed_saves(events: Sequence[Event], since_s: float) -> tuple[tuple[str, ...], float, float]:
+    """Return a text for each kind of trouble with saves about which no message was sent.
+
+    The other values are the time of the last event of these texts, and the earliest time for a
+    message, in Unix seconds.
+
+    Args:
+        events: the events of the run with the kinds `READ`.
+        since_s: the time of the last event that needs no message.
+    """
+    told = [one for one in events if one.kind in TOLD and "saves_until_s" in one.data]
+    since_s = max(since_s, *(float(one.data["saves_until_s"]) for one in told), 0.0)
+    fresh = [one for one in events if one.kind in SAVES and one.at_s > since_s]
+    texts = []
+    for kind in SAVES:
+        found = [one for one in fresh if one.kind == kind]
+        if found:
+            often = "" if len(found) == 1 else f"{len(found)} times, the last time: "
+            texts.append(f"{often}{narrate(kind, found[-1].data)}")
+    due_s = max((one.at_s + STORM_S for one in told), default=0.0)
+    return tuple(texts), max((one.at_s for one in fresh), default=0.0), due_s

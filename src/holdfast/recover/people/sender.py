@@ -37,7 +37,7 @@ def send(order: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         order: `ledger`, `home`, `run`, `incidents` (ids), `proposals` (texts), `notes` (texts),
-            `journal_bytes` (the bytes that are read from the end of the journal of steps), `urls`.
+            `alerts` (texts), `journal_bytes` (the bytes that are read from the end of the journal of steps), `urls`.
 
     Returns:
         `failed`, which lists the places of the URLs to which the message could not be sent, and
@@ -58,6 +58,7 @@ def send(order: dict[str, Any]) -> dict[str, Any]:
             order["incidents"],
             order["proposals"],
             notes=order["notes"],
+            alerts=order["alerts"],
             has_costs=has_costs,
         )
     except (HoldfastError, OSError) as error:

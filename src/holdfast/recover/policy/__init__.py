@@ -28,7 +28,8 @@ further restart waits twice as long as the one before.
 
 Three kinds of root may strike a few times without a gain:
 
-- a cause outside the job, such as storage or network, since it may end by itself
+- a cause outside the job, such as storage or network, since it may end by itself; while probes show
+  that it lasts, the restart is put off
 - a kill from outside, since two kills can come between the same two checkpoints
 - any root in a job that reports neither steps nor checkpoints, since its gains cannot be seen
 """
@@ -50,6 +51,8 @@ from holdfast.recover.policy.events import (
     NodesBack,
     NodesMissing,
     NodeToLeave,
+    OutageLasts,
+    OutageOver,
     RankFailed,
     Replay,
     RequestFinalSave,
@@ -86,6 +89,8 @@ __all__ = [
     "NodeToLeave",
     "NodesBack",
     "NodesMissing",
+    "OutageLasts",
+    "OutageOver",
     "Phase",
     "RankFailed",
     "Replay",

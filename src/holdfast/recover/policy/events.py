@@ -99,6 +99,16 @@ class NodeToLeave:
 
 
 @dataclass(frozen=True)
+class OutageLasts:
+    """A service or storage whose outage ended the job does not answer a probe."""
+
+
+@dataclass(frozen=True)
+class OutageOver:
+    """The service or storage answers again."""
+
+
+@dataclass(frozen=True)
 class JobExited:
     """All trainers have ended, and all processes that they had started."""
 
@@ -191,6 +201,8 @@ Event = (
     | Saved
     | LossBroken
     | NodeToLeave
+    | OutageLasts
+    | OutageOver
     | RollbackRequested
     | JobExited
     | Diagnosed

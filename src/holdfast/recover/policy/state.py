@@ -19,6 +19,9 @@ class RestartLimits:
     outside_wait_s: float = 30.0
     """The seconds of the first wait if the cause is outside the job, such as storage or network,
     and must end by itself."""
+    outage_max_s: float = 1800.0
+    """The longest wait, in seconds, while probes show that such a cause lasts. The probes may be
+    wrong, for example behind a firewall."""
     outside_retries: int = 4
     """The number of times that a cause outside the job, or a kill from outside, may strike without
     a gain.
@@ -69,6 +72,9 @@ class State:
     phase: Phase = Phase.IDLE
     deadline_s: float | None = None
     """The time at which the present phase ends if no event comes before, in monotonic seconds."""
+    outage_until_s: float | None = None
+    """The latest time to which a lasting outage puts off the restart, in monotonic seconds; None
+    if the cause is not outside the job."""
     launched_at_s: float = 0.0
     """The start time of the present attempt, in monotonic seconds."""
     vain_at_s: tuple[float, ...] = ()

@@ -20,6 +20,8 @@ from holdfast.recover.policy.events import (
     NodesBack,
     NodesMissing,
     NodeToLeave,
+    OutageLasts,
+    OutageOver,
     RankFailed,
     Replay,
     RequestFinalSave,
@@ -40,6 +42,9 @@ from holdfast.recover.policy.state import (
     move_grace_s,
 )
 
+OUTAGE_STEP_S = 30.0
+"""The seconds by which a failed probe puts off the restart. This is longer than the time between two
+probes."""
 KEPT = (
     "It failed before its first step below a launcher that was kept, which may be the cause: "
     "a new launcher is started."
@@ -279,7 +284,10 @@ def _diagnosed(limits: RestartLimits, state: State, event: Event, now_s: float) 
     resolve = Resolve(action="restart", explanation=helps, rule=rule)
     first: tuple[Action, ...] = (Replay(),) if replays else () if skip is None else (skip,)
     resolving = (*first, resolve)
-    waiting = replace(failed, phase=Phase.WAITING, deadline_s=now_s + wait_s)
+    until_s = now_s + max(wait_s, limits.outage_max_s) if event.waits_for_outside else None
+    waiting = replace(
+        failed, phase=Phase.WAITING, deadline_s=now_s + wait_s, outage_until_s=until_s
+    )
     if wait_s == 0.0:
         relaunched, actions = _launch(limits, waiting, event, now_s)
         return relaunched, (*resolving, *actions)
@@ -298,6 +306,21 @@ def _replays(state: State, event: Diagnosed) -> bool:
 
 def _launch_when_due(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
     if state.deadline_s is not None and now_s < state.deadline_s:
+        return state, ()
+    return _launch(limits, state, event, now_s)
+
+
+def _put_off(_limits: RestartLimits, state: State, _event: Event, now_s: float) -> Decision:
+    if state.outage_until_s is None or state.deadline_s is None:
+        return state, ()
+    put_off_s = min(now_s + OUTAGE_STEP_S, state.outage_until_s)
+    return replace(state, deadline_s=max(state.deadline_s, put_off_s)), ()
+
+
+def _launch_after_outage(
+    limits: RestartLimits, state: State, event: Event, now_s: float
+) -> Decision:
+    if state.outage_until_s is None:
         return state, ()
     return _launch(limits, state, event, now_s)
 
@@ -403,6 +426,8 @@ TABLE: dict[tuple[Phase, type[Event]], Rule] = {
     (Phase.DIAGNOSING, Diagnosed): _diagnosed,
     (Phase.DIAGNOSING, StopRequested): _stop_diagnosing,
     (Phase.WAITING, Tick): _launch_when_due,
+    (Phase.WAITING, OutageLasts): _put_off,
+    (Phase.WAITING, OutageOver): _launch_after_outage,
     (Phase.WAITING, StopRequested): _stop_waiting,
     (Phase.STOPPING, StateSaved): _let_leave,
     (Phase.STOPPING, CannotSave): _cannot_save,

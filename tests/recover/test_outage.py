@@ -1,0 +1,177 @@
+"""An outage is probed: a restart waits while it lasts, and begins when it is over."""
+
+import asyncio
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from holdfast.recover import policy
+from holdfast.recover.outage import MAX_PROBED, Outage, Service, Storage, named_in
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch):
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        (
+            "HTTPSConnectionPool(host='hub.example', port=443): Max retries exceeded with url: /a",
+            [Service("hub.example", 443)],
+        ),
+        (
+            'botocore: Could not connect to "http://s3.example:9000/b"',
+            [Service("s3.example", 9000)],
+        ),
+        ("503 Server Error for url: https://hub.example/models", [Service("hub.example", 443)]),
+        ("redis://[::1]:7000/0 and https://[broken", [Service("::1", 7000)]),
+        ("OSError: [Errno 116] Stale file handle: '/mnt/c/step-7'", [Storage(Path("/mnt/c"))]),
+        ("https://h.example https://h.example:443", [Service("h.example", 443)]),
+        ("connect to tcp://10.0.0.1:29500 timed out; train.py:45; [10.0.0.2]:4711", []),
+        ("https://h.example:99999999/", []),
+    ],
+)
+def test_services_and_folders_are_read_from_lines(line, found):
+    assert list(named_in([line])) == found
+
+
+def test_a_bounded_number_of_services_is_probed():
+    assert len(named_in(f"https://h{number}.example" for number in range(100))) == MAX_PROBED
+
+
+def test_a_service_behind_a_proxy_is_not_probed(monkeypatch):
+    monkeypatch.setenv("https_proxy", "http://proxy:3128")
+    monkeypatch.setenv("no_proxy", "inside.example")
+    assert named_in(["https://hub.example"]) == []
+    assert named_in(["https://inside.example"]) == [Service("inside.example", 443)]
+
+
+def test_a_service_that_listens_answers_and_one_that_is_gone_does_not():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        service = Service("127.0.0.1", server.getsockname()[1])
+        assert asyncio.run(service.answers())
+    assert not asyncio.run(service.answers())
+    assert not asyncio.run(Service("no.such.host.invalid", 443).answers())
+
+
+STAT = """#!/bin/sh
+test -e {answers} && exit 0
+{fails}
+"""
+
+
+@pytest.mark.parametrize(
+    "fails",
+    ["exec sleep 1000", "echo \"stat: cannot read '/mnt/c': Stale file handle\" >&2; exit 1"],
+)
+def test_a_storage_that_hangs_or_is_stale_does_not_answer(tmp_path, monkeypatch, fails):
+    assert asyncio.run(Storage(tmp_path).answers())
+    assert asyncio.run(Storage(tmp_path / "missing").answers()), "the file system is there"
+    monkeypatch.setattr("holdfast.recover.outage.PROBE_TIMEOUT_S", 0.2)
+    program, answers = tmp_path / "stat", tmp_path / "answers"
+    program.write_text(STAT.format(answers=answers, fails=fails))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert not asyncio.run(Storage(Path("/mnt/c")).answers())
+
+
+SERVED = """
+import os, urllib.request
+import holdfast
+
+run = holdfast.attach()
+if os.environ["HOLDFAST_ATTEMPT"] == "1":
+    run.step(1, loss=1.0)
+    raise ConnectionError(
+        "HTTPConnectionPool(host='127.0.0.1', port=PORT): Max retries exceeded with url: /data (Caused by "
+        "NewConnectionError('Failed to establish a new connection: [Errno 111] Connection refused'))"
+    )
+run.step(2, loss=1.0)
+"""
+
+
+def test_a_run_goes_on_once_the_service_is_back(place):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    job = place.ranks(1, place.job(SERVED.replace("PORT", str(port))))
+    with place.start("run", "--name", "r", "--", *job) as process:
+        seen = []
+        for line in process.stderr:
+            seen.append(line)
+            if "does not answer" in line:
+                break
+        with socket.create_server(("127.0.0.1", port)):
+            _, rest = process.communicate(timeout=240)
+    text = "".join([*seen, rest])
+    assert process.returncode == 0, text
+    assert f"127.0.0.1:{port} answers again: restarting." in text
+    with place.ledger() as ledger:
+        (incident,) = ledger.incidents("r")
+    assert f"127.0.0.1:{port} answered again after" in incident.explanation
+
+
+class World:
+    def __init__(self):
+        self.events, self.seen, self.notes = [], [], []
+        self.waits = True
+        self.outage = Outage(self.decide, lambda _, data: self.seen.append(data["text"]), self.note)
+
+    def decide(self, event):
+        self.events.append(event)
+        self.then(event)
+
+    def then(self, event):
+        pass
+
+    def note(self, sentences):
+        self.notes += sentences
+
+
+@pytest.fixture
+def world(monkeypatch):
+    monkeypatch.setattr("holdfast.recover.outage.PROBE_EVERY_S", 0.01)
+    return World()
+
+
+def test_the_restart_is_put_off_until_the_service_answers(world):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    servers = []
+
+    def then(_event):
+        if len(world.events) == 3:
+            servers.append(socket.create_server(("127.0.0.1", port)))
+
+    world.then = then
+    asyncio.run(world.outage.probe([f"http://127.0.0.1:{port}/x"], lambda: world.waits))
+    servers[0].close()
+    assert world.events == [policy.OutageLasts()] * 3 + [policy.OutageOver()]
+    assert world.seen == [
+        f"127.0.0.1:{port} does not answer; the restart waits for it.",
+        f"127.0.0.1:{port} answers again: restarting.",
+    ]
+    assert len(world.notes) == 1
+
+
+def test_a_service_that_answers_from_the_start_changes_nothing(world):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        looks = iter([True] * 6)
+        asyncio.run(world.outage.probe([url], lambda: next(looks, False)))
+    assert world.events == []
+
+
+def test_the_probes_end_with_the_wait(world):
+    def then(_event):
+        world.waits = False
+
+    world.then = then
+    asyncio.run(world.outage.probe(["http://127.0.0.1:1"], lambda: world.waits))
+    assert world.events == [policy.OutageLasts()]
+    asyncio.run(world.outage.probe(["no service"], lambda: True))
