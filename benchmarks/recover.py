@@ -6,8 +6,8 @@ run and a random order. `recovering` has the parts:
 - `ranks`: a rank is killed, or frozen. The peers are `torchrun --standalone --max-restarts=1000` as
   it is, the same with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, which gives each restart a store of its
   own, and ft_launcher where it is there.
-- `node`, `first`: a node is killed with all its processes while a spare waits, and the node that
-  leads the run.
+- `node`, `first`, `slurm`: a node is killed with all its processes while a spare waits; the node
+  that leads the run; a node of a job in a private Slurm.
 - `whole`: the wall time of a run with several faults, beside a run that saves each 100 steps under
   torchrun, and one without a fault.
 
@@ -22,6 +22,7 @@ import sys
 from common.jobs import DoesNotWork, adopt_orphans, say
 from common.machine import OthersLoad, Quiet
 from common.table import Row, parse_arguments, report
+from holdfast.testing.slurm import PrivateSlurm
 from recovering.jobs import (
     HANG_FLOOR_S,
     RECOVERY_BOUND_S,
@@ -34,7 +35,7 @@ from recovering.nodes import node_rows
 from recovering.ranks import Measurement, measure, rows_of
 from recovering.whole_runs import whole_run_rows
 
-PARTS = ("ranks", "node", "first", "whole")
+PARTS = ("ranks", "node", "first", "slurm", "whole")
 QUICK_PARTS = ("ranks", "node")
 
 
@@ -42,6 +43,9 @@ def main() -> int:
     args = parse_arguments(__doc__ or "", parts=PARTS, rounds=100)
     adopt_orphans()
     parts = args.only or (QUICK_PARTS if args.quick else PARTS)
+    if "slurm" in parts and (reason := PrivateSlurm.missing()) is not None:
+        say(f"recover.py: {reason}")
+        return 1
     source = random.Random(args.seed)
     quiet = Quiet(patience_s=0.0 if args.quick else 20.0)
     world_size = 2 if args.quick else 4
@@ -64,6 +68,7 @@ def main() -> int:
             for part, what, must_s in (
                 ("node", "node killed, spare there", 6.0),
                 ("first", "first node killed, spare there", 60.0),
+                ("slurm", "node of a Slurm job killed, spare there", 6.0),
             ):
                 if part in parts:
                     rows += node_rows(
@@ -74,6 +79,7 @@ def main() -> int:
                         limit_s=min(starts_s),
                         must_s=must_s,
                         is_first=part == "first",
+                        in_slurm=part == "slurm",
                         is_quick=args.quick,
                     )
             if "whole" in parts:

@@ -134,6 +134,7 @@ class PrivateSlurm:
             if not name.startswith(("SLURM", "SBATCH"))
         }
         self.environment = {**outer, "PATH": _SEARCH_PATH, "SLURM_CONF": str(self._conf)}
+        self._controller_port = 0
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         self._guard: subprocess.Popen[bytes] | None = None
 
@@ -165,9 +166,8 @@ class PrivateSlurm:
             # Chosen only now: while the database starts, other programs could take the ports.
             controller_port, *node_ports = free_ports(len(self.node_names) + 1)
             self._write_configuration(controller_port, accounting_port, node_ports)
-            self._start("slurmctld", ["slurmctld", "-D", "-f", str(self._conf)])
-            # Wait before calling sinfo, which would try for long to reach an ended slurmctld.
-            self._await("slurmctld", lambda: _listens(("127.0.0.1", controller_port)))
+            self._controller_port = controller_port
+            self._start_controller()
             for node in self.node_names:
                 self._start_node(node)
             self._await("slurmctld", lambda: self._all_in_state("idle", self.node_names))
@@ -238,6 +238,21 @@ class PrivateSlurm:
         self._await(
             name, lambda: self._all_in_state("idle", [name]) or self._all_in_state("mixed", [name])
         )
+
+    def kill_controller(self) -> None:
+        """Kill slurmctld with SIGKILL; the jobs go on, and no command of Slurm gets an answer."""
+        controller = self._daemons.pop("slurmctld")
+        controller.kill()
+        controller.wait(timeout=60)
+
+    def restart_controller(self) -> None:
+        """Start a killed slurmctld again, and wait until it accepts connections."""
+        self._start_controller()
+
+    def _start_controller(self) -> None:
+        self._start("slurmctld", ["slurmctld", "-D", "-f", str(self._conf)])
+        # Wait before calling sinfo, which would try for long to reach an ended slurmctld.
+        self._await("slurmctld", lambda: _listens(("127.0.0.1", self._controller_port)))
 
     def _all_in_state(self, state: str, nodes: Sequence[str]) -> bool:
         try:

@@ -1,5 +1,7 @@
 """Runs that a real Slurm of several nodes starts, and starts again."""
 
+import time
+
 import pytest
 
 from holdfast.core.link import ENV_ATTEMPT
@@ -10,6 +12,8 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(PrivateSlurm.missing() is not None, reason=str(PrivateSlurm.missing())),
 ]
+AWAY_S = 60.0
+"""The seconds without slurmctld."""
 UNTIL_FINISHED = f"""
 import os, pathlib, time
 import holdfast
@@ -58,6 +62,7 @@ def wait_for(place, terminal, holds):
 def test_a_spare_replaces_a_dead_node_and_the_next_job_follows_where_nodes_are_missing(
     place, slurm
 ):
+    """Before that, slurmctld itself is away for a minute."""
     job = place.job(UNTIL_FINISHED)
     arguments = ["--on", "slurm", "--nodes", "2", "--spares", "1", "--name", "r"]
     environment = environment_of(place, slurm)
@@ -65,6 +70,17 @@ def test_a_spare_replaces_a_dead_node_and_the_next_job_follows_where_nodes_are_m
         wait_for(place, terminal, lambda: nodes_of(place, "1"))
         place.wait_for_step("r", 1003)
         first = nodes_of(place, "1")
+        before = place.last_step("r")
+        slurm.kill_controller()
+        time.sleep(AWAY_S)
+        slurm.restart_controller()
+        wait_for(place, terminal, lambda: slurm.run(["squeue", "--noheader", "--states=R"]).strip())
+        after = place.last_step("r")
+        assert after > before
+        place.wait_for_step("r", after + 10)
+        with place.ledger() as ledger:
+            assert ledger.incidents("r") == [], "the job is not touched while slurmctld is away"
+            assert len(ledger.attempts("r")) == 1
         lost = max(first)  # not the node of the batch script
         (spare,) = {"n1", "n2", "n3"} - first
         slurm.kill_node(lost)
