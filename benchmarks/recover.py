@@ -6,6 +6,7 @@ run and a random order. `recovering` has the parts:
 - `ranks`: a rank is killed, or frozen. The peers are `torchrun --standalone --max-restarts=1000` as
   it is, the same with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, which gives each restart a store of its
   own, and ft_launcher where it is there.
+- `deadlock`: a rank of ours waits for a lock for ever, and the others wait in a collective.
 - `node`, `first`, `slurm`: a node is killed with all its processes while a spare waits; the node
   that leads the run; a node of a job in a private Slurm.
 - `whole`: the wall time of a run with several faults, beside a run that saves each 100 steps under
@@ -32,10 +33,10 @@ from recovering.jobs import (
     missing_peers,
 )
 from recovering.nodes import node_rows
-from recovering.ranks import Measurement, measure, rows_of
+from recovering.ranks import Measurement, measure, measure_deadlocks, rows_of
 from recovering.whole_runs import whole_run_rows
 
-PARTS = ("ranks", "node", "first", "slurm", "whole")
+PARTS = ("ranks", "deadlock", "node", "first", "slurm", "whole")
 QUICK_PARTS = ("ranks", "node")
 
 
@@ -65,6 +66,10 @@ def main() -> int:
                 recovers = any(one.first_step_s is not None for some in of_ours for one in some)
             else:
                 starts_s = [fresh_start_s()]
+            if "deadlock" in parts:
+                found = Measurement(source, quiet, world_size=world_size, is_quick=args.quick)
+                measure_deadlocks(found, world_size, rounds=few * 4)
+                rows += rows_of(found.found, min(found.starts_s))
             for part, what, must_s in (
                 ("node", "node killed, spare there", 6.0),
                 ("first", "first node killed, spare there", 60.0),

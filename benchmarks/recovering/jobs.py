@@ -38,10 +38,12 @@ STEP_S = 0.1
 HANG_FLOOR_S = 2.0
 HANG_FACTOR = 8.0
 START_TIMEOUT_S = 90.0
-RECOVERY_BOUND_S = {"SIGKILL": 45.0, "SIGSTOP": 20.0}
+RECOVERY_BOUND_S = {"SIGKILL": 45.0, "SIGSTOP": 20.0, "deadlock": 20.0}
 """The limit for a new step; then the round is not recovered, and all processes are killed."""
 STILL_S = 0.2
-FAULTS = {"SIGKILL": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP}
+FAULTS = {"SIGKILL": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP, "deadlock": signal.SIGUSR1}
+"""The signal of each fault; `workers/training.py` turns SIGUSR1 into a deadlock."""
+HANGS = ("SIGSTOP", "deadlock")
 ENV_FT_LAUNCHER = "FT_LAUNCHER"
 """The path of ft_launcher (NVIDIA's resiliency extension) in a separate environment."""
 
@@ -218,7 +220,7 @@ class Job:
             say(f"{len(incidents)} incidents after {self._strikes} faults")
             return one
         incident = incidents[-1]
-        kind = "hang" if fault == "SIGSTOP" else "exit"
+        kind = "hang" if fault in HANGS else "exit"
         return replace(
             one,
             detected_s=incident.detected_at_s - at_s,

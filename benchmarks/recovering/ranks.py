@@ -1,6 +1,6 @@
 """Measure the seconds from a fault of a rank to the first new step, beside the peers.
 
-A random rank is killed with SIGKILL, or frozen with SIGSTOP, at a random moment. A job is struck
+A random rank is killed with SIGKILL, frozen with SIGSTOP, or deadlocked, at a random moment. A job is struck
 once right after its start (`cold`). After `WARM_STARTS` the job has imported all modules for its
 next ranks, like a job of hours, and is struck again and again (`warm`). A job that does not recover
 ends; the next round starts another one.
@@ -16,8 +16,8 @@ from common.jobs import say
 from common.machine import Quiet
 from common.table import Must, Row
 from recovering.jobs import (
-    FAULTS,
     HANG_FLOOR_S,
+    HANGS,
     RECOVERY_BOUND_S,
     Contender,
     Found,
@@ -106,7 +106,7 @@ def measure(measurement: Measurement, world_size: int, *, is_quick: bool, rounds
         # The node that is killed later starts again cold.
         measurement.strike(ours, None, ("SIGKILL", "SIGSTOP"))
         return
-    left = [fault for fault in FAULTS for _ in range(rounds)]
+    left = [fault for fault in ("SIGKILL", "SIGSTOP") for _ in range(rounds)]
     source.shuffle(left)
     number = 0
     while left:
@@ -124,10 +124,20 @@ def measure(measurement: Measurement, world_size: int, *, is_quick: bool, rounds
         number += 1
 
 
+def measure_deadlocks(measurement: Measurement, world_size: int, *, rounds: int) -> None:
+    """Strike a warm job of Holdfast, again and again."""
+    measurement.fresh_start()
+    left = rounds
+    while left:
+        made = measurement.strike(contenders(world_size)[0], None, ["deadlock"] * left)
+        left -= max(1, made)
+
+
 def rows_of(found: Found, limit_s: float) -> list[Row]:
     """Return the table."""
     rows = []
-    for when, fault in ((COLD, "SIGKILL"), (WARM, "SIGKILL"), (WARM, "SIGSTOP")):
+    shown = ((COLD, "SIGKILL"), (WARM, "SIGKILL"), (WARM, "SIGSTOP"), (WARM, "deadlock"))
+    for when, fault in shown:
         ours = found.get(("holdfast", when, fault), [])
         if not ours:  # a quick run has no cold strike
             continue
@@ -137,7 +147,7 @@ def rows_of(found: Found, limit_s: float) -> list[Row]:
         calm_s = _present(one.first_step_s for one in ours if not one.stood_still)
         right = sum(one.right_rank for one in ours)
         # Nobody can know of a silence before it has lasted as long as the limit says.
-        silence_s = HANG_FLOOR_S if fault == "SIGSTOP" else 0.0
+        silence_s = HANG_FLOOR_S if fault in HANGS else 0.0
         least_s = limit_s if when == COLD else silence_s
         rows += [
             Row(measure=f"{what}: recovered, of {count}", ours=len(recovered_s), **all_rounds),

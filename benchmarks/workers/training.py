@@ -3,12 +3,15 @@
 Predicts the next byte of a module of the standard library, data-parallel over gloo, and stretches
 each step to `--step-s`. After each step a line `time pid step` is added to `steps-RANK.txt` of the
 current folder. `--bare`: without Holdfast and without checkpoints, for the least that a start can
-cost. Under ft_launcher, each step sends a heartbeat, by which that finds hangs.
+cost. Under ft_launcher, each step sends a heartbeat, by which that finds hangs. After SIGUSR1, the
+rank waits for a lock that it holds itself.
 """
 
 import argparse
 import json
 import os
+import signal
+import threading
 import time
 from pathlib import Path
 
@@ -21,6 +24,12 @@ from torch.nn.parallel import DistributedDataParallel
 CONTEXT, BATCH, WIDTH = 32, 32, 128
 
 
+def deadlock(*_: object) -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=100_000)
@@ -29,6 +38,7 @@ def main() -> None:
     parser.add_argument("--bare", action="store_true")
     args = parser.parse_args()
 
+    signal.signal(signal.SIGUSR1, deadlock)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = dist.get_rank()

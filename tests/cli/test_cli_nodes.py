@@ -54,6 +54,15 @@ def test_a_node_that_passed_a_test_since_is_returned(ledger):
     assert not ledger.node("n7").is_cordoned
 
 
+def test_a_cordoned_node_is_listed_with_the_reason_and_the_findings(ledger):
+    alone = Verdict(name="n7", outcome="suspect", probability=0.05, evidence="No other node.")
+    ledger.add_verdicts([alone], at_s=50.0, by="me")
+    ledger.cordon("n7", at_s=100.0, by="ada", why="fan")
+    words = " ".join(answer("ls")[1].split())
+    for word in ("ada", "fan", "not settled", "No other node."):
+        assert word in words
+
+
 @pytest.mark.parametrize("name", ["", "  ", "a\nb", "x" * 256])
 def test_names_and_reasons_that_are_no_line_are_refused(ledger, name):
     with pytest.raises(BadUse, match="Give one line of 1 to 255 printable characters"):

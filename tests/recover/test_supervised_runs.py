@@ -118,6 +118,9 @@ def test_a_killed_rank_is_found_and_the_run_goes_on(eventful):
     assert {attempt.outcome for attempt in attempts} == {"failed"}
     assert [attempt.start_step for attempt in attempts] == [0, 5, 5, 10, 15]
     assert "[rank0] step 5 loss 0.2\n" in out
+    listed = " ".join(place.look("incidents", "ls")[1].split())
+    assert "Others" not in listed
+    assert {"SIGKILL", "KeyError"} <= set(re.findall(r"\w+", listed))
 
 
 def test_a_frozen_rank_is_named_and_the_run_goes_on(eventful):
@@ -166,6 +169,7 @@ def test_a_rank_that_dies_at_the_same_step_again_is_not_restarted_for_ever(place
     [
         (["--", "python", "no-such-script.py"], "There is no script 'no-such-script.py'"),
         (["--", "no-such-program"], "There is no program 'no-such-program'"),
+        (["--", "a/job.py"], "Run a script by its interpreter: holdfast run -- python a/job.py"),
         (["--", ""], "There is no program ''"),
         (["--", "."], "There is no program '.'"),
         ([], "Nothing to run"),
@@ -394,7 +398,9 @@ def test_detached_runs_need_no_terminal(place):
     assert shell.returncode == 0, shell.stderr
     assert json_schemas.check(json.loads(shell.stdout))["state"] == "running"
     place.wait_for_step("r", 3)
-    assert place.json("runs", "ls")["runs"][0]["state"] == "running"
+    (listed,) = place.json("runs", "ls")["runs"]
+    assert listed["state"] == "running"
+    assert listed["step"] >= 3, "though the ledger gets the step at the end of the attempt"
     with place.start("logs", "r", "-f") as follower:
         assert "step" in follower.stdout.readline()
         code, out, err = place.look("runs", "stop", "r")

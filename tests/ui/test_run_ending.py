@@ -33,7 +33,7 @@ def test_without_a_step_or_checkpoint_it_says_so(home, state, following):
     ledger.add_run(run)
     said = ending(ledger, folder, "r")
     assert said == f"no step reported in 3.0 s; no checkpoint. Next: {following}"
-    for step, state in ((1200, "written"), (1300, "damaged")):
+    for step, state in ((1200, "written"), (1300, "damaged"), (1400, "abandoned")):
         mark = Checkpoint(
             run_id="r", attempt=1, step=step, path=f"ck/step_{step}", state=state, size_bytes=1,
             stall_s=0.0, committed_at_s=float(step),

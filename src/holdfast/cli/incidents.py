@@ -9,6 +9,7 @@ import click
 from holdfast.cli.main import Place
 from holdfast.cli.output import print_json, print_table, when
 from holdfast.core.errors import BadUse, NotFound
+from holdfast.core.explanation import NO_REASON, OBSERVED, observed_failure
 from holdfast.core.ledger import Incident, Ledger
 from holdfast.core.ledger.records import Memory
 from holdfast.core.paths import RunPaths
@@ -47,6 +48,7 @@ def ls(place: Place, run_id: str | None, as_json: bool) -> None:
     with Ledger.open(place.ledger) as ledger:
         incidents = ledger.incidents(ledger.run(run_id).run_id if run_id else None)
         memories = ledger.memories()
+        seen = {} if as_json else {one.incident_id: _seen(ledger, one) for one in incidents}
     judged = {one.incident_id: one for one in memories}
     without_run = [] if run_id else [one for one in memories if one.incident_id is None]
     if as_json:
@@ -65,10 +67,10 @@ def ls(place: Place, run_id: str | None, as_json: bool) -> None:
             one.run_id,
             one.attempt,
             when(one.detected_at_s),
-            one.kind,
+            seen[one.incident_id],
             one.rank,
             one.step,
-            one.diagnosis["reason"],
+            "" if one.diagnosis["reason"] in NO_REASON else one.diagnosis["reason"],
             one.action,
             _said(judged.get(one.incident_id)),
         )
@@ -82,6 +84,11 @@ def ls(place: Place, run_id: str | None, as_json: bool) -> None:
         ["id", "run", "attempt", "when", "what", "rank", "step", "reason", "action", "verdict"],
         rows,
     )
+
+
+def _seen(ledger: Ledger, incident: Incident) -> str:
+    events = ledger.events(incident.run_id, kinds=OBSERVED)
+    return observed_failure(incident, [one for one in events if one.attempt == incident.attempt])
 
 
 @command.command()

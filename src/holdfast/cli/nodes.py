@@ -196,13 +196,17 @@ def ls(place: Place, as_json: bool) -> None:
         click.echo("No node was tested or cordoned yet. Test this one: holdfast nodes check")
         return
     print_table(
-        ["node", "cordoned", "by", "tested", "verdict", "probability", "why"],
+        ["node", "cordoned", "by", "why", "tested", "verdict", "probability", "found"],
         [_row(node) for node in nodes],
     )
 
 
 def _fields(node: NodeRecord) -> dict[str, Any]:
     return {"id": node.name, **{k: v for k, v in vars(node).items() if k != "name"}}
+
+
+VERDICTS = {"suspect": "not settled"}
+"""The words for an outcome, where these differ: without another node, tests settle nothing."""
 
 
 def _row(node: NodeRecord) -> Sequence[object]:
@@ -212,10 +216,11 @@ def _row(node: NodeRecord) -> Sequence[object]:
         node.name,
         when(node.cordoned_at_s),
         node.cordoned_by if node.is_cordoned else "",
+        node.why if node.is_cordoned else "",
         when(node.tested_at_s),
-        last.get("outcome"),
+        VERDICTS.get(last.get("outcome", ""), last.get("outcome")),
         probability,
-        node.why if node.is_cordoned else last.get("evidence"),
+        last.get("evidence"),
     )
 
 
@@ -241,7 +246,7 @@ def _one_line(text: str, what: str) -> str:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def cordon(place: Place, name: str, why: str, as_json: bool) -> None:
-    """Keep runs from launching anything on a node.
+    """Keep runs from launching anything on a node, except a run that has only this node.
 
     \b
     holdfast nodes cordon node7 --why "a fan is broken"

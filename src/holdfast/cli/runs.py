@@ -19,6 +19,7 @@ from holdfast.core.clock import SystemClock
 from holdfast.core.errors import BadUse
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import RunPaths
+from holdfast.core.telemetry import read_steps
 from holdfast.recover import (
     approve_run,
     remove_run,
@@ -30,6 +31,10 @@ from holdfast.recover import (
 
 if TYPE_CHECKING:
     from holdfast.ui import Period, Tracker
+
+
+JOURNAL_END_BYTES = 64 * 1024
+"""The bytes that are read from the end of a journal of steps to find the last one."""
 
 
 @click.group(invoke_without_command=True, no_args_is_help=True)
@@ -106,9 +111,13 @@ def _row(ledger: Ledger, place: Place, run_id: str) -> dict[str, Any]:
     run = ledger.run(run_id)
     attempts = ledger.attempts(run_id)
     steps = [attempt.last_step for attempt in attempts if attempt.last_step is not None]
+    state = state_of(run, place.home)
+    if state == "running":  # the ledger gets the last step of an attempt at its end
+        journal = RunPaths(place.home, run_id).steps
+        steps += [one.step for one in read_steps(journal, last_bytes=JOURNAL_END_BYTES)][-1:]
     return {
         "id": run_id,
-        "state": state_of(run, place.home),
+        "state": state,
         "started_at_s": run.started_at_s,
         "ended_at_s": run.ended_at_s,
         "exit_code": run.exit_code,
@@ -252,6 +261,8 @@ def rm(place: Place, run_ids: tuple[str, ...], as_json: bool) -> None:
             remove_run(run, ledger, place.home)
     if as_json:
         print_json("rm", {"removed": list(run_ids)})
+    else:
+        click.echo(f"Removed: {', '.join(run_ids)}. The checkpoints remain.")
 
 
 @command.command()

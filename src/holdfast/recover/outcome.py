@@ -32,7 +32,9 @@ def outcome_of(
     end: policy.End, *, run_id: str, spec: RunSpec, view: "AttemptView", recorder: "Recorder"
 ) -> Outcome:
     """Return the outcome that the policy decided, with remarks on the last attempt."""
-    sentence = " ".join([end.outcome, *_remarks(end, run_id, spec, view, recorder)])
+    # The policy does not know the name of the run.
+    outcome = end.outcome.replace("`holdfast run --resume`", f"`holdfast run --resume {run_id}`")
+    sentence = " ".join([outcome, *_remarks(end, run_id, spec, view, recorder)])
     return Outcome(state=end.state, exit_code=end.exit_code, sentence=sentence)
 
 

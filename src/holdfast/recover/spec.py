@@ -121,9 +121,10 @@ class RunSpec:
                 f"The run's folder {self.cwd} no longer exists. Create it, or start a new run elsewhere."
             )
         if self._program() is None:
-            raise NotFound(
-                f"There is no program {program!r} to run. Check its name, or give its full path."
-            )
+            hint = "Check its name, or give its full path."
+            if program.endswith(".py"):
+                hint = f"Run a script by its interpreter: holdfast run -- python {program}"
+            raise NotFound(f"There is no program {program!r} to run. {hint}")
         if self.is_torchrun:
             if self.nproc != 1:
                 raise BadUse(

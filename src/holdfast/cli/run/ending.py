@@ -12,8 +12,8 @@ NEXT = {
     "stopped": "holdfast run --resume {run_id}",
 }
 """The command to run next, by the state of the run."""
-UNUSABLE = ("damaged", "incomplete")
-"""The states of a checkpoint that cannot be restored."""
+UNUSABLE = ("damaged", "incomplete", "abandoned")
+"""The states of a checkpoint from which no run goes on."""
 OTHERWISE = "holdfast explain {run_id}"
 
 

@@ -12,7 +12,7 @@
 | `telling` | a story as lines, for a terminal or a message |
 """
 
-from holdfast.core.explanation.plain_words import observed_failure
+from holdfast.core.explanation.plain_words import NO_REASON, OBSERVED, observed_failure
 from holdfast.core.explanation.recent import explain_recent
 from holdfast.core.explanation.story import (
     Decision,
@@ -29,6 +29,8 @@ from holdfast.core.explanation.training_words import CLASSES
 
 __all__ = [
     "CLASSES",
+    "NO_REASON",
+    "OBSERVED",
     "Decision",
     "IncidentStory",
     "Note",

@@ -5,6 +5,9 @@ from typing import Any
 
 from holdfast.core.left_out import in_words
 
+DETECTED = {"hang": "the job stands still", "anomaly": "the loss is broken"}
+"""What was detected, by the kind of the incident."""
+
 
 def narrate(kind: str, data: Mapping[str, Any]) -> str | None:
     """Return the line that describes an event of the `Observer`; None if the event has no line."""
@@ -16,7 +19,7 @@ def narrate(kind: str, data: Mapping[str, Any]) -> str | None:
             return f"restored step {data['step']} from {data['path']}{over}"
         case "incident":
             rank = "" if data["rank"] is None else f", rank {data['rank']}"
-            return f"detected: {'the job stands still' if data['kind'] == 'hang' else 'the job failed'}{rank}"
+            return f"detected: {DETECTED.get(data['kind'], 'the job failed')}{rank}"
         case "resolved" if data["action"] == "restart":  # the outcome reports a stop
             return f"incident {data['incident_id']}: {data['summary']} {data['explanation']}"
         case "resumed":

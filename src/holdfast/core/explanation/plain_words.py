@@ -13,6 +13,8 @@ NO_REASON = ("Others", "Unknown")
 """Reasons of a diagnosis that are left out, because they add nothing to the root line."""
 OWN_WORDS = re.compile(r"^(?:\S+Z )?holdfast: ")
 """Match the start of a line of the supervisor's own log."""
+OBSERVED = ("ending", "rank_exited", "node_lost")
+"""The kinds of the events that `observed_failure` reads."""
 ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SENTENCE_LIMIT = 300
 """The most characters of a log line that is quoted in a sentence."""
@@ -23,7 +25,7 @@ def observed_failure(incident: Incident, events: Sequence[Event]) -> str:
 
     Args:
         incident: the incident of the run.
-        events: the events of the incident's attempt.
+        events: the events of the incident's attempt; those of the kinds `OBSERVED` are enough.
     """
     decided = next(iter(incident.diagnosis.get("decided_by") or [""]))
     match incident.kind:
@@ -224,7 +226,7 @@ def _incidents(data: Mapping[str, Any]) -> str:
     found = data.get("incidents")
     count = len(found) if isinstance(found, list) else 0
     if count == 0:
-        return "a proposal"
+        return "saves" if "saves_until_s" in data and not data.get("proposals") else "a proposal"
     return "one incident" if count == 1 else f"{count} incidents"
 
 

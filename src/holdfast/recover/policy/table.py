@@ -45,6 +45,9 @@ from holdfast.recover.policy.state import (
 OUTAGE_STEP_S = 30.0
 """The seconds by which a failed probe puts off the restart. This is longer than the time between two
 probes."""
+WRAP = (
+    "With `run.batches` around its loader, the job can leave out the batches that break the loss."
+)
 KEPT = (
     "It failed before its first step below a launcher that was kept, which may be the cause: "
     "a new launcher is started."
@@ -254,6 +257,8 @@ def _diagnosed(limits: RestartLimits, state: State, event: Event, now_s: float) 
         at = f"at step {event.step}" if event.step else "before the first step"
         why = f"The same root came back {at} after a restart that gained nothing. {event.summary}"
         advice = "" if event.advises_only_restart else f" {event.mitigation}"
+        if event.healthy_step is not None and event.batches is None:
+            advice += f" {WRAP}"
         end = _failed(f"{why}{advice} Mend the cause, then `holdfast run --resume`.")
         return _resolved(failed, end, why, rule="same-root")
     recent = sum(now_s - at_s < limits.window_s for at_s in failed.vain_at_s)
