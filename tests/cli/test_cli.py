@@ -314,11 +314,14 @@ def test_help_imports_nothing_heavy():
 def test_a_read_does_not_create_the_ledger_that_it_names(tmp_path, monkeypatch, command):
     monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
     missing = tmp_path / "a folder" / "my%2Fledger.db"
-    for ledger in (str(missing), ledger_at(str(missing))):
+    url = ledger_at(str(missing))
+    for ledger in (str(missing), url, url.replace("sqlite:", "sqlite+pysqlite:")):
         result = click.testing.CliRunner().invoke(cli, ["--ledger", ledger, *command.split()])
         assert isinstance(result.exception, NotFound)
         assert str(result.exception).startswith(f"There is no ledger {missing}.")
     assert list(tmp_path.iterdir()) == []
+    helped = click.testing.CliRunner().invoke(cli, ["--ledger", str(missing), "runs", "--help"])
+    assert helped.exit_code == 0
     empty = click.testing.CliRunner().invoke(cli, ["runs", "ls"])
     assert empty.exit_code == 0, "the default ledger is created"
 

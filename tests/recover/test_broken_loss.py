@@ -200,7 +200,7 @@ def test_a_job_whose_last_loss_is_not_finite_is_not_said_to_be_fine(place):
     code, _, err, run, _, incidents = outcome(place, fault, "step == 12", ready="True")
     assert code == 0, err
     assert incidents == []
-    assert "Its loss is not finite since step 12: do not use its last checkpoint." in run.outcome
+    assert "Its loss is not finite since step 12: check its last checkpoint" in run.outcome
 
 
 SPIKE = """

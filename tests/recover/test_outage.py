@@ -30,15 +30,23 @@ def _no_proxy(monkeypatch):
             [Service("s3.example", 9000)],
         ),
         ("503 Server Error for url: https://hub.example/models", [Service("hub.example", 443)]),
-        ("redis://[::1]:7000/0 and https://[broken", [Service("::1", 7000)]),
+        ("redis://[fd00::1]:7000/0 and https://[broken", [Service("fd00::1", 7000)]),
         ("OSError: [Errno 116] Stale file handle: '/mnt/c/step-7'", [Storage(Path("/mnt/c"))]),
         ("https://h.example https://h.example:443", [Service("h.example", 443)]),
         ("connect to tcp://10.0.0.1:29500 timed out; train.py:45; [10.0.0.2]:4711", []),
         ("https://h.example:99999999/", []),
+        (f"HTTPConnectionPool(host='h.example', port={'9' * 5000})", []),
+        ("http://localhost:8000 redis://127.0.0.1:1 http://[::1]:2 http://0.0.0.0:3", []),
     ],
 )
 def test_services_and_folders_are_read_from_lines(line, found):
     assert list(named_in([line])) == found
+
+
+def test_a_service_of_the_job_itself_is_not_probed():
+    """The service comes back only with the job."""
+    lines = ["redis://node1:6379", "redis://10.0.0.7:6379", "redis://cache:6379"]
+    assert named_in(lines, own={"node1", "10.0.0.7"}) == [Service("cache", 6379)]
 
 
 def test_a_bounded_number_of_services_is_probed():
@@ -57,7 +65,8 @@ def test_a_service_that_listens_answers_and_one_that_is_gone_does_not():
         service = Service("127.0.0.1", server.getsockname()[1])
         assert asyncio.run(service.answers())
     assert not asyncio.run(service.answers())
-    assert not asyncio.run(Service("no.such.host.invalid", 443).answers())
+    for host, port in (("no.such.host.invalid", 443), ("127.0.0.1", 99999), ("a\0b", 443)):
+        assert not asyncio.run(Service(host, port).answers())
 
 
 STAT = """#!/bin/sh
@@ -66,10 +75,10 @@ test -e {answers} && exit 0
 """
 
 
-@pytest.mark.parametrize(
-    "fails",
-    ["exec sleep 1000", "echo \"stat: cannot read '/mnt/c': Stale file handle\" >&2; exit 1"],
-)
+GONE = "echo \"stat: cannot read '/mnt/c': Stale file handle\" >&2; exit 1"
+
+
+@pytest.mark.parametrize("fails", ["exec sleep 1000", GONE])
 def test_a_storage_that_hangs_or_is_stale_does_not_answer(tmp_path, monkeypatch, fails):
     assert asyncio.run(Storage(tmp_path).answers())
     assert asyncio.run(Storage(tmp_path / "missing").answers()), "the file system is there"
@@ -81,39 +90,40 @@ def test_a_storage_that_hangs_or_is_stale_does_not_answer(tmp_path, monkeypatch,
     assert not asyncio.run(Storage(Path("/mnt/c")).answers())
 
 
-SERVED = """
-import os, urllib.request
+STALE = """
+import errno, os
 import holdfast
 
 run = holdfast.attach()
 if os.environ["HOLDFAST_ATTEMPT"] == "1":
     run.step(1, loss=1.0)
-    raise ConnectionError(
-        "HTTPConnectionPool(host='127.0.0.1', port=PORT): Max retries exceeded with url: /data (Caused by "
-        "NewConnectionError('Failed to establish a new connection: [Errno 111] Connection refused'))"
-    )
+    raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), "/mnt/c/step-1")
 run.step(2, loss=1.0)
 """
 
 
-def test_a_run_goes_on_once_the_service_is_back(place):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    job = place.ranks(1, place.job(SERVED.replace("PORT", str(port))))
-    with place.start("run", "--name", "r", "--", *job) as process:
+def test_a_run_goes_on_once_the_storage_is_back(place, tmp_path):
+    program, answers = tmp_path / "bin" / "stat", tmp_path / "answers"
+    program.parent.mkdir()
+    program.write_text(STAT.format(answers=answers, fails=GONE))
+    program.chmod(0o755)
+    path = f"{program.parent}{os.pathsep}{place.environment['PATH']}"
+    job = place.ranks(1, place.job(STALE))
+    environment = {**place.environment, "PATH": path}
+    with place.start("run", "--name", "r", "--", *job, environment=environment) as process:
         seen = []
         for line in process.stderr:
             seen.append(line)
             if "does not answer" in line:
                 break
-        with socket.create_server(("127.0.0.1", port)):
-            _, rest = process.communicate(timeout=240)
+        answers.touch()
+        _, rest = process.communicate(timeout=240)
     text = "".join([*seen, rest])
     assert process.returncode == 0, text
-    assert f"127.0.0.1:{port} answers again: restarting." in text
+    assert "/mnt/c answers again: restarting." in text
     with place.ledger() as ledger:
         (incident,) = ledger.incidents("r")
-    assert f"127.0.0.1:{port} answered again after" in incident.explanation
+    assert "/mnt/c answered again after" in incident.explanation
 
 
 class World:
@@ -149,7 +159,7 @@ def test_the_restart_is_put_off_until_the_service_answers(world):
             servers.append(socket.create_server(("127.0.0.1", port)))
 
     world.then = then
-    asyncio.run(world.outage.probe([f"http://127.0.0.1:{port}/x"], lambda: world.waits))
+    asyncio.run(world.outage.probe([Service("127.0.0.1", port)], lambda: world.waits))
     servers[0].close()
     assert world.events == [policy.OutageLasts()] * 3 + [policy.OutageOver()]
     assert world.seen == [
@@ -161,9 +171,9 @@ def test_the_restart_is_put_off_until_the_service_answers(world):
 
 def test_a_service_that_answers_from_the_start_changes_nothing(world):
     with socket.create_server(("127.0.0.1", 0)) as server:
-        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        service = Service("127.0.0.1", server.getsockname()[1])
         looks = iter([True] * 6)
-        asyncio.run(world.outage.probe([url], lambda: next(looks, False)))
+        asyncio.run(world.outage.probe([service], lambda: next(looks, False)))
     assert world.events == []
 
 
@@ -172,6 +182,6 @@ def test_the_probes_end_with_the_wait(world):
         world.waits = False
 
     world.then = then
-    asyncio.run(world.outage.probe(["http://127.0.0.1:1"], lambda: world.waits))
+    asyncio.run(world.outage.probe([Service("127.0.0.1", 1)], lambda: world.waits))
     assert world.events == [policy.OutageLasts()]
-    asyncio.run(world.outage.probe(["no service"], lambda: True))
+    asyncio.run(world.outage.probe([], lambda: True))

@@ -26,7 +26,7 @@ def command(place: Place, run_id: str | None, as_json: bool) -> None:
 
     Without RUN, explain the newest run.
     """
-    with Ledger.open(place.ledger) as ledger:
+    with Ledger.open(place.existing_ledger()) as ledger:
         story = explain(ledger, place.home, run_id or ledger.newest_run().run_id)
         state = state_of(story.summary.run, place.home)
     if as_json:

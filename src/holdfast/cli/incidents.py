@@ -45,7 +45,7 @@ def ls(place: Place, run_id: str | None, as_json: bool) -> None:
     holdfast incidents ls
     holdfast incidents ls --run RUN
     """
-    with Ledger.open(place.ledger) as ledger:
+    with Ledger.open(place.existing_ledger()) as ledger:
         incidents = ledger.incidents(ledger.run(run_id).run_id if run_id else None)
         memories = ledger.memories()
         seen = {} if as_json else {one.incident_id: _seen(ledger, one) for one in incidents}
@@ -104,7 +104,7 @@ def show(place: Place, incident_id: str | None, as_json: bool) -> None:
 
     Without ID, show the last incident of the newest run.
     """
-    with Ledger.open(place.ledger) as ledger:
+    with Ledger.open(place.existing_ledger()) as ledger:
         incident_id = incident_id or _last(ledger)
         if incident_id.startswith(_WITHOUT_RUN):
             from holdfast.diagnose.memory import memory_of
@@ -220,7 +220,7 @@ def _judged(
 ) -> "Judged":
     from holdfast.diagnose.memory import judge
 
-    with Ledger.open(place.ledger) as ledger:
+    with Ledger.open(place.existing_ledger()) as ledger:
         incident = (
             None if incident_id.startswith(_WITHOUT_RUN) else ledger.incident(_number(incident_id))
         )

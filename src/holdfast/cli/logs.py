@@ -51,7 +51,7 @@ def command(
     """
     if follow and as_json:
         raise BadUse("--follow and --json do not go together. Leave one of them out.")
-    with Ledger.open(place.ledger) as ledger:
+    with Ledger.open(place.existing_ledger()) as ledger:
         run_id = ledger.newest_run().run_id if run_id is None else ledger.run(run_id).run_id
         newest = max((one.number for one in ledger.attempts(run_id)), default=0)
     paths = RunPaths(place.home, run_id)
@@ -117,7 +117,7 @@ def _follow(
 ) -> None:
     """Print a log, and follow it across rotations and restarts until the run ends."""
     tails: dict[Path, LogTail] = {}
-    with Ledger.open(place.ledger) as ledger, ExitStack() as opened:
+    with Ledger.open(place.existing_ledger()) as ledger, ExitStack() as opened:
         shown = attempt or max((one.number for one in ledger.attempts(paths.run_id)), default=1)
         while True:
             going = state_of(ledger.run(paths.run_id), place.home) in ("running", "queued")

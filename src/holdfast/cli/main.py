@@ -71,9 +71,6 @@ COMMANDS = {
 A module is imported only when its command is called, so that `--help` answers at once.
 """
 
-READS = ("runs", "logs", "explain", "incidents", "plan")
-"""The commands that need a ledger in which something was recorded."""
-
 MAX_SUMMARY_LENGTH = 200
 """The most characters of a command's summary; a test checks this."""
 
@@ -85,8 +82,10 @@ class Place:
     home: Path
     ledger: str
 
-    def require_ledger(self) -> None:
-        """Refuse a ledger that was named but does not exist, which a read would create.
+    def existing_ledger(self) -> str:
+        """Return the ledger's URL; refuse a named ledger that does not exist.
+
+        A command that only reads would create that ledger, and find nothing in it.
 
         Raises:
             NotFound: there is no such file.
@@ -98,6 +97,7 @@ class Place:
                 f"There is no ledger {file}. Check the path after --ledger; `holdfast --ledger PATH run` "
                 "creates a ledger."
             )
+        return self.ledger
 
 
 class _Commands(click.Group):
@@ -145,10 +145,7 @@ def _keep_summaries_whole(command: click.Command) -> None:
 def cli(context: click.Context, ledger: str | None) -> None:
     """Keep LLM development running on GPU clusters."""
     home = holdfast_home()
-    place = Place(home, ledger_at(ledger) if ledger else ledger_url(home))
-    if context.invoked_subcommand in READS:
-        place.require_ledger()
-    context.obj = place
+    context.obj = Place(home, ledger_at(ledger) if ledger else ledger_url(home))
 
 
 def _open_closed_streams() -> None:

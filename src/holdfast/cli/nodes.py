@@ -186,8 +186,7 @@ def ls(place: Place, as_json: bool) -> None:
     \b
     holdfast nodes ls
     """
-    place.require_ledger()
-    with Ledger.open(place.ledger) as ledger:
+    with Ledger.open(place.existing_ledger()) as ledger:
         nodes = ledger.nodes()
     if as_json:
         print_json("nodes", {"nodes": [_fields(node) for node in nodes]})

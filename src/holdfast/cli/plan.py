@@ -125,7 +125,7 @@ def records_of(place: Place, runs: Sequence[str], trace: str | None = None) -> "
     from holdfast.simulate.pretrain import Records
 
     summaries, longest_s = [], None
-    with Ledger.open(place.ledger) as ledger:
+    with Ledger.open(place.existing_ledger()) as ledger:
         names = runs or [one.run_id for one in ledger.runs()]
         for name in names:
             steps = list(read_steps(RunPaths(place.home, name).steps))

@@ -1,5 +1,6 @@
 """Provide `holdfast runs --watch | ls | show | stop | approve | rm | report | summary | export`."""
 
+import contextlib
 import socket
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -16,7 +17,7 @@ from holdfast.cli.runs_watch import watch_runs
 from holdfast.core.accounting import RunSummary, summarize
 from holdfast.core.atomic import write_atomic
 from holdfast.core.clock import SystemClock
-from holdfast.core.errors import BadUse
+from holdfast.core.errors import BadUse, HoldfastError
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import RunPaths
 from holdfast.core.telemetry import read_steps
@@ -56,7 +57,7 @@ def command(context: click.Context, watch: bool) -> None:
     from holdfast.ui import now_page
 
     place: Place = context.obj
-    with Ledger.open(place.ledger) as ledger:
+    with Ledger.open(place.existing_ledger()) as ledger:
         watch_runs(lambda: now_page(ledger, place.home, state_by_host(place.home)))
 
 
@@ -82,7 +83,7 @@ def ls(place: Place, as_json: bool) -> None:
     holdfast runs ls
     holdfast runs ls --json
     """
-    with Ledger.open(place.ledger) as ledger:
+    with Ledger.open(place.existing_ledger()) as ledger:
         rows = [_row(ledger, place, run.run_id) for run in ledger.runs()]
     if as_json:
         print_json("runs", {"runs": rows})
@@ -114,7 +115,8 @@ def _row(ledger: Ledger, place: Place, run_id: str) -> dict[str, Any]:
     state = state_of(run, place.home)
     if state == "running":  # the ledger gets the last step of an attempt at its end
         journal = RunPaths(place.home, run_id).steps
-        steps += [one.step for one in read_steps(journal, last_bytes=JOURNAL_END_BYTES)][-1:]
+        with contextlib.suppress(HoldfastError, OSError):  # another user's, or damaged
+            steps += [one.step for one in read_steps(journal, last_bytes=JOURNAL_END_BYTES)][-1:]
     return {
         "id": run_id,
         "state": state,
@@ -142,7 +144,7 @@ def show(place: Place, run_id: str | None, as_json: bool) -> None:
 
     Without RUN, show the newest run.
     """
-    with Ledger.open(place.ledger) as ledger:
+    with Ledger.open(place.existing_ledger()) as ledger:
         run_id = run_id or ledger.newest_run().run_id
         row = _row(ledger, place, run_id)
         summary = summarize(ledger, place.home, run_id)
@@ -213,7 +215,7 @@ def stop(place: Place, run_id: str, timeout_s: float, as_json: bool) -> None:
     \b
     holdfast runs stop RUN
     """
-    with Ledger.open(place.ledger) as ledger:
+    with Ledger.open(place.existing_ledger()) as ledger:
         if (run := ledger.run(run_id)).state == "queued":
             stop_queued(run, ledger, place.home)
         else:
@@ -238,7 +240,7 @@ def approve(place: Place, run_id: str, timeout_s: float, as_json: bool) -> None:
     \b
     holdfast runs approve RUN
     """
-    with Ledger.open(place.ledger) as ledger:
+    with Ledger.open(place.existing_ledger()) as ledger:
         proposal = approve_run(run_id, ledger, place.home, timeout_s=timeout_s)
     if as_json:
         print_json("approve", {"id": run_id, "proposal": proposal})
@@ -256,7 +258,7 @@ def rm(place: Place, run_ids: tuple[str, ...], as_json: bool) -> None:
     \b
     holdfast runs rm RUN
     """
-    with Ledger.open(place.ledger) as ledger:
+    with Ledger.open(place.existing_ledger()) as ledger:
         for run in [ledger.run(run_id) for run_id in run_ids]:
             remove_run(run, ledger, place.home)
     if as_json:
@@ -286,7 +288,7 @@ def report(place: Place, run_ids: tuple[str, ...], output: Path | None, as_json:
     """
     from holdfast.ui import write_report
 
-    with Ledger.open(place.ledger) as ledger:
+    with Ledger.open(place.existing_ledger()) as ledger:
         run_ids = run_ids or (ledger.newest_run().run_id,)
         path = output or RunPaths(place.home, run_ids[0]).report
         summaries = [summarize(ledger, place.home, run_id) for run_id in run_ids]
@@ -324,7 +326,7 @@ def summary(place: Place, since: str, output: Path | None, as_json: bool) -> Non
 
     now_s = SystemClock().now_s()
     since_s = begin_of(since, now_s)
-    with Ledger.open(place.ledger) as ledger, shown() as progress:
+    with Ledger.open(place.existing_ledger()) as ledger, shown() as progress:
         period = period_of(
             ledger, place.home, since_s, now_s,
             state_of=lambda run: state_by_host(place.home)(run.run_id, run.state, run.host),
@@ -373,7 +375,7 @@ def export(
     from holdfast.ui import curves_of
     from holdfast.ui import export as write
 
-    with Ledger.open(place.ledger) as ledger:
+    with Ledger.open(place.existing_ledger()) as ledger:
         run_id = run_id or ledger.newest_run().run_id
         curves = curves_of(ledger, place.home, run_id)
     outcome = write(curves, tracker, (output or Path(tracker)).absolute())

@@ -43,9 +43,10 @@ def ledger_at(place: str) -> str:
 
 
 def ledger_file(ledger: str) -> Path | None:
-    """Return the SQLite file of a ledger's URL; None if the URL names a database server."""
-    path = ledger.partition("?")[0].removeprefix("sqlite:///")
-    return None if is_server(ledger) else Path(unquote(path))
+    """Return the SQLite file of a ledger's URL; None if the URL names none."""
+    scheme, slashes, path = ledger.partition("?")[0].partition(":///")
+    is_file = slashes and path and not is_server(scheme)
+    return Path(unquote(path)) if is_file else None
 
 
 def is_server(ledger: str) -> bool:

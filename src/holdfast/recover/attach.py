@@ -433,7 +433,7 @@ class _Link:
                     self._stop.decide(int(message["proposal"]), commit=bool(message["commit"]))
                 elif message["kind"] == "look":
                     self._answer_look()
-                    self._report_collectives("begun")
+                    self._report_collectives("begun")  # the last message of the answer
                 elif message["kind"] == "collectives":
                     self._report_collectives("collectives")
                 elif message["kind"] == "terminate":
@@ -451,7 +451,9 @@ class _Link:
             collectives = read_collectives(list(self._steps_s))
         except Exception:  # the format is internal to PyTorch and may change
             collectives = None
-        self._client.send({"kind": kind, "collectives": collectives})
+        # Only this thread answers, so its CPU time shows the cost of all answers.
+        cpu_s = time.thread_time()
+        self._client.send({"kind": kind, "collectives": collectives, "cpu_s": cpu_s})
 
     def _answer_look(self) -> None:
         # The receiving thread sends this, since the sending thread may wait for a device that

@@ -89,6 +89,8 @@ class AttemptView:
     """The position of each rank in its code, from the answers since the last look."""
     begun: dict[int, Begun | None] = field(default_factory=dict)
     """The collectives that the ranks have begun, from the answers since the last look."""
+    answers_cpu_s: dict[int, float] = field(default_factory=dict)
+    """The CPU seconds that each rank has used for all of its answers, from the same answers."""
     collectives_s: float | None = None
     """The time of the last answer with the collectives of a rank."""
     start_step: int | None = None
@@ -141,6 +143,7 @@ class AttemptView:
             self.collectives_s = now_s
         elif kind == "begun":
             self.begun[rank] = collectives_of(message["collectives"])
+            self.answers_cpu_s[rank] = float(message.get("cpu_s") or 0.0)
         elif kind == "step" and rank in self.attached:
             self._watch(rank, now_s)
             self.steps[rank] = int(message["step"])
@@ -250,6 +253,7 @@ class AttemptView:
         """
         answers, self.answers = self.answers, {}
         begun, self.begun = self.begun, {}
+        answers_cpu_s, self.answers_cpu_s = self.answers_cpu_s, {}
         looks = {}
         for rank, one in used.items():
             cpu_s, io_bytes = (None, None) if one is None else one
@@ -260,6 +264,7 @@ class AttemptView:
                 io_bytes=io_bytes,
                 stand=answers.get(rank),
                 begun=begun.get(rank),
+                answers_cpu_s=answers_cpu_s.get(rank),
             )
         self.detector.looked(looks, now_s)
 

@@ -28,7 +28,7 @@ from holdfast.recover.leadership import HandedOver
 from holdfast.recover.localise.in_run import NodeTests
 from holdfast.recover.losses import Losses
 from holdfast.recover.nodes import Nodes
-from holdfast.recover.outage import Outage
+from holdfast.recover.outage import Outage, named_in
 from holdfast.recover.outcome import Outcome, outcome_of
 from holdfast.recover.people import modes
 from holdfast.recover.people.decisions import Decisions
@@ -408,7 +408,9 @@ class Conduct:
         if failure.waits_for_outside:
             outage = Outage(self.decide_on, self._observe, self.casework.add)
             is_waiting = functools.partial(self._is_waiting_after, self.view.number)
-            await outage.probe(self.casework.evidence, is_waiting)
+            own = {name for node in self._nodes.connected for name in (node.name, node.address)}
+            probed = named_in(self.casework.evidence, own=own)
+            await outage.probe(probed, is_waiting)
 
     def _is_waiting_after(self, attempt: int) -> bool:
         return self.state.phase is policy.Phase.WAITING and self.view.number == attempt
@@ -416,7 +418,7 @@ class Conduct:
     def _end(self, end: policy.End) -> None:
         step = self._losses.not_finite_since
         if end.state == "completed" and step is not None:
-            doubt = f"Its loss is not finite since step {step}: do not use its last checkpoint."
+            doubt = f"Its loss is not finite since step {step}: check its last checkpoint before you use it."
             end = replace(end, outcome=f"{end.outcome} {doubt}")
         outcome = outcome_of(
             end,

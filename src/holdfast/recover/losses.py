@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,9 @@ from holdfast.recover.recorder import Recorder
 from holdfast.recover.replay.classes import Finding
 from holdfast.recover.replay.replays import Replays
 from holdfast.recover.skipping.trail import Trail
+
+WITHOUT_LOSS_STEPS = 100
+"""A rank reports no losses if it has reported this number of steps without one."""
 
 
 class Losses:
@@ -34,8 +38,8 @@ class Losses:
         self._gate = CheckpointGate(
             healthy_after=healthy_after, folders=recorder.checkpoint_folders() or set()
         )
-        self._without_loss: set[int] = set()
-        """Ranks that have reported a step without a loss."""
+        self._without_loss: Counter[int] = Counter()
+        """For each rank, the steps of this attempt that it has reported without a loss."""
         self._marking: set[asyncio.Task[None]] = set()
         """Tasks that change the marks of a checkpoint."""
         self._marks_lock = asyncio.Lock()
@@ -58,12 +62,12 @@ class Losses:
         if not self._is_watched:
             return None
         if message["loss"] is None:
-            self._without_loss.add(rank)
+            self._without_loss[rank] += 1
             return None
         step, loss = int(message["step"]), float(message["loss"])
         self._trail.took(rank, message)
         leads = view.leads_losses(rank)
-        ranks = None if math.isfinite(loss) else view.watched - self._without_loss
+        ranks = None if math.isfinite(loss) else self._ranks_with_losses(view)
         found = self._anomalies.look(rank, step, loss, leads=leads, ranks=ranks)
         if found is None:
             is_calm = leads and self._anomalies.is_calm and not is_held
@@ -74,6 +78,10 @@ class Losses:
             return None
         led = self._trail.leading_to(rank, found.first_step, found.step)
         return replace(found, batches=led)
+
+    def _ranks_with_losses(self, view: AttemptView) -> set[int]:
+        """Return the ranks that report losses, perhaps not at each step."""
+        return {rank for rank in view.watched if self._without_loss[rank] < WITHOUT_LOSS_STEPS}
 
     @property
     def not_finite_since(self) -> int | None:
@@ -88,6 +96,7 @@ class Losses:
     def restarted(self, start_step: int) -> None:
         """Record, at the first step of an attempt, the step from which it continues."""
         self._anomalies.restarted(start_step)
+        self._without_loss.clear()
         self._trail.restarted()
 
     def saved(self, view: AttemptView, path: Path, step: int) -> None:

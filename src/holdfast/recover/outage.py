@@ -11,11 +11,12 @@ So a success without an earlier failure proves nothing, and the wait stays as it
 
 import asyncio
 import contextlib
+import ipaddress
 import os
 import re
 import time
 import urllib.request
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -42,7 +43,7 @@ GONE: Final = (
 """The words of stat(1) about a file system whose server is away."""
 
 _URL = re.compile(rf"\b(?:{'|'.join(PORTS)})://[^\s'\"<>()]+")
-_POOL = re.compile(r"\bhost='([^']+)', port=(\d+)")
+_POOL = re.compile(r"\bhost='([^']+)', port=(\d{1,5})\b")
 _QUOTED_PATH = re.compile(r"['\"](/[^'\"\0]+)['\"]")
 
 
@@ -61,7 +62,7 @@ class Service:
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 _, writer = await asyncio.open_connection(self.host, self.port)
-        except (OSError, UnicodeError):  # includes TimeoutError; a host name may be malformed
+        except (OSError, ValueError, OverflowError):  # includes TimeoutError and malformed names
             return False
         writer.close()
         with contextlib.suppress(OSError):
@@ -109,10 +110,15 @@ class Storage:
         return not any(word in errors.decode(errors="replace") for word in GONE)
 
 
-def named_in(lines: Iterable[str]) -> Sequence[Service | Storage]:
+def named_in(lines: Iterable[str], *, own: Collection[str] = ()) -> Sequence[Service | Storage]:
     """Return the services and folders that lines name, without duplicates.
 
-    A service that this host reaches by a proxy only is left out.
+    Left out are services that this host reaches by a proxy only, and services of the job itself,
+    which come back only with the job: those on this host and on the hosts in `own`.
+
+    Args:
+        lines: the lines.
+        own: the names and addresses of the hosts of the job.
     """
     found: list[Service | Storage] = []
     for line in lines:
@@ -124,8 +130,23 @@ def named_in(lines: Iterable[str]) -> Sequence[Service | Storage]:
                     found.append(Service(parts.hostname, port))
         found += [Service(host, int(port)) for host, port in _POOL.findall(line)]
         found += [Storage(Path(path).parent) for path in _QUOTED_PATH.findall(line)]
-    direct = [one for one in found if isinstance(one, Storage) or not _needs_proxy(one)]
-    return list(dict.fromkeys(direct))[:MAX_PROBED]
+    probed = [
+        one
+        for one in found
+        if isinstance(one, Storage)
+        or not (_is_loopback(one.host) or one.host in own or _needs_proxy(one))
+    ]
+    return list(dict.fromkeys(probed))[:MAX_PROBED]
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:  # a name
+        return False
+    return address.is_loopback or address.is_unspecified
 
 
 def _needs_proxy(service: Service) -> bool:
@@ -154,14 +175,15 @@ class Outage:
         self._observe = observe
         self._note = note
 
-    async def probe(self, lines: Iterable[str], is_waiting: Callable[[], bool]) -> None:
-        """Probe what the lines name, until all of it answers again or the wait is over.
+    async def probe(
+        self, probed: Sequence[Service | Storage], is_waiting: Callable[[], bool]
+    ) -> None:
+        """Probe until everything answers again or the wait is over.
 
         Args:
-            lines: the lines that prove the cause of the failure.
+            probed: the services and folders.
             is_waiting: a function that returns True while the restart waits.
         """
-        probed = named_in(lines)
         down_since_s: float | None = None
         while probed and is_waiting():
             answers = await asyncio.gather(*(one.answers() for one in probed))

@@ -125,6 +125,16 @@ def test_a_loss_that_is_nan_from_the_first_step_is_an_anomaly():
     assert found.rank is None
 
 
+def test_the_step_since_which_a_loss_is_broken_is_kept_over_many_findings():
+    detector = AnomalyDetector()
+    found_in([2.0, 2.0, *[NAN] * 5], detector)
+    for step in range(4, 60):
+        detector.look(0, step, NAN, leads=True)
+    assert detector.not_finite_since == 3
+    detector.look(0, 60, 2.0, leads=True)
+    assert detector.not_finite_since is None
+
+
 def test_the_first_finite_loss_may_be_reported_late():
     detector = AnomalyDetector()
     for step in range(1, 50):

@@ -1,5 +1,6 @@
 """The hang detector, with steps, looks and time set by the test."""
 
+import functools
 from dataclasses import replace
 
 import pytest
@@ -118,6 +119,27 @@ def test_a_lock_is_no_sign_while_some_thread_or_child_works():
         }
 
     assert first_alarm(detector, now_s, now_s + 79, reads) == (None, None)
+
+
+@pytest.mark.parametrize("stand", [IN_LOCK, IN_BACKWARD])
+def test_the_cost_of_answers_to_looks_is_no_work(stand):
+    """With a full flight recorder on a slow host, each answer takes a tenth of a second."""
+
+    def looks(now_s, *, answers_per_s):
+        return {
+            rank: replace(look, answers_cpu_s=answers_per_s * now_s)
+            for rank, look in standing(stand, stand, cpu_per_s=0.3)(now_s).items()
+        }
+
+    detector, now_s = trained()
+    frozen, after_s = first_alarm(
+        detector, now_s, now_s + 60, functools.partial(looks, answers_per_s=0.3)
+    )
+    assert frozen is not None
+    assert LIMITS.floor_s < after_s < 2 * LIMITS.floor_s
+    detector, now_s = trained()
+    works = functools.partial(looks, answers_per_s=0.1)
+    assert first_alarm(detector, now_s, now_s + 79, works) == (None, None)
 
 
 def test_all_ranks_in_collectives_are_found_within_the_short_limit():

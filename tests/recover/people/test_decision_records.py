@@ -302,6 +302,23 @@ def test_a_broken_loss_that_is_only_observed_is_still_held_by_the_next_superviso
     assert not later.holds_loss
 
 
+@pytest.mark.parametrize(("broken_at", "proposals"), [(510, 1), (5000, 2)])
+def test_a_loss_that_stays_broken_over_a_takeover_is_one_finding(world, broken_at, proposals):
+    """Nobody sees the steps in between; a loss that breaks later is another finding."""
+    begin, recorder, _, _ = world
+    view = view_of()
+    view.anomaly = SPIKE
+    tell(begin("propose"), view, policy.LossBroken(step=7, is_spike=False))
+    following, later = begin("propose"), view_of()
+    following.take_up()
+    later.steps = {0: 500}
+    tell(following, later, policy.Tick())
+    later.steps = {0: broken_at}
+    later.anomaly = SPIKE
+    tell(following, later, policy.LossBroken(step=broken_at, is_spike=False))
+    assert len(recorder.events("proposal")) == proposals
+
+
 def test_signals_that_cannot_be_seen_are_named_with_the_reason():
     view = view_of(ranks=3)
     view.watched.discard(2)

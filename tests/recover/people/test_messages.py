@@ -548,6 +548,19 @@ def test_saves_that_fail_have_a_message_at_once_and_then_one_in_a_while(run):
     assert len(outbox.orders) == 2
 
 
+def test_an_event_of_the_script_with_the_kind_of_a_failed_save_is_a_message_too(run):
+    ledger, _ = run
+    outbox, clock = Outbox(), FakeClock(2000.0)
+
+    def emit():
+        clock.advance(1.0)
+        event = Event(run_id="r", attempt=2, at_s=clock.now_s(), kind="save_failed", data={"x": 1})
+        ledger.add_event(event)
+
+    assert notify(run, outbox, urls=["json://a"], clock=clock, then=emit) == []
+    assert [one["alerts"] for one in outbox.orders] == [["the script reported save_failed"]]
+
+
 def test_a_notifier_that_breaks_is_a_complaint_and_nothing_more(run):
     async def broken(order):
         raise ValueError("odd answer")

@@ -114,6 +114,8 @@ class AnomalyDetector:
         """For each rank, the last step with a finite loss."""
         self._never_finite: dict[int, list[int]] = {}
         """For each rank that has reported losses, but never a finite one, its first steps."""
+        self._broken_since: dict[int, int] = {}
+        """For each rank whose last loss was not finite, the first step of these."""
         self._learns_anew = False
 
     def restarted(self, start_step: int) -> None:
@@ -122,6 +124,7 @@ class AnomalyDetector:
         self._ordinary = deque(kept, maxlen=WINDOW)
         self._last_step = dict.fromkeys(self._last_step, start_step)
         self._last_finite = dict.fromkeys(self._last_finite, start_step)
+        self._broken_since.clear()
         self._forget_signs()
 
     def accept(self) -> None:
@@ -138,9 +141,11 @@ class AnomalyDetector:
 
     @property
     def not_finite_since(self) -> int | None:
-        """Return the first of the newest steps whose loss was not finite; None if there is none."""
-        broken = self._not_finite or ({} if self._last_finite else self._never_finite)
-        return min((steps[0] for steps in broken.values()), default=None)
+        """Return the step since which a loss is not finite; None if all losses are finite."""
+        found = self._broken_since
+        if self._last_finite:  # a stage without a loss may report NaN
+            found = {rank: step for rank, step in found.items() if rank in self._last_finite}
+        return min(found.values(), default=None)
 
     def look(
         self,
@@ -165,8 +170,11 @@ class AnomalyDetector:
         if loss is None:
             return None
         is_finite = math.isfinite(loss)
+        if is_finite:
+            self._broken_since.pop(rank, None)
         last = self._last_step.get(rank)
         if last is None and not is_finite:
+            self._broken_since.setdefault(rank, step)
             return self._look_at_never_finite(rank, step, loss, ranks or {rank})
         if last is not None and step <= last:
             if step == last:
@@ -174,6 +182,7 @@ class AnomalyDetector:
             self.restarted(step - 1)
         self._last_step[rank] = step
         if not is_finite:
+            self._broken_since.setdefault(rank, step)
             return self._look_at_not_finite(rank, step, loss)
         self._not_finite.pop(rank, None)
         self._never_finite.clear()

@@ -52,8 +52,8 @@ LOOKS_WITHIN_LIMIT = 8
 LONGEST_BETWEEN_LOOKS_S = 10.0
 SHORTEST_BETWEEN_LOOKS_S = 0.5
 IDLE_CPU_SHARE = 0.05
-"""A process that uses less than this share of a core does no work. The share is above 0, since
-answering a look takes some CPU time."""
+"""A process that uses less than this share of a core does no work, apart from its answers to looks.
+The share is above 0, since threads of libraries use some CPU time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +84,8 @@ class Look:
     stand: Stand | None = None
     begun: Begun | None = None
     """The collectives that the rank has begun."""
+    answers_cpu_s: float | None = None
+    """The part of `cpu_s` that the rank has used to answer looks; None without a recent answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -427,9 +429,12 @@ class HangDetector:
 def _idle(before: Look, now: Look, passed_s: float) -> bool:
     if before.cpu_s is None or now.cpu_s is None:
         return False
-    return (
-        abs(now.cpu_s - before.cpu_s) <= IDLE_CPU_SHARE * passed_s + 0.02
-    )  # 0.02 s is one or two ticks of the kernel's clock
+    answers_s = 0.0
+    if before.answers_cpu_s is not None and now.answers_cpu_s is not None:
+        answers_s = max(0.0, now.answers_cpu_s - before.answers_cpu_s)
+    worked_s = now.cpu_s - before.cpu_s - answers_s
+    # 0.02 s is one or two ticks of the kernel's clock.
+    return abs(worked_s) <= IDLE_CPU_SHARE * passed_s + 0.02
 
 
 def _since(known_s: float | None, before_s: float, *, holds: bool) -> float | None:

@@ -72,6 +72,8 @@ class Decisions:
         """The first broken loss that the held decision is about."""
         self._is_taken_up = False
         """True until the first broken loss after a held one was taken up."""
+        self._seen_from: int | None = None
+        """The first step that was reported after the held loss was taken up."""
         self._number: int | None = None
         """The number of the proposal that waits for an approval."""
 
@@ -129,11 +131,14 @@ class Decisions:
     ) -> modes.Verdict:
         """Decide on an event (see `modes.decide`)."""
         held = self._held
-        if isinstance(event, policy.LossBroken):
-            if self._is_taken_up and self.holds_loss:
-                # No supervisor has seen the losses in between, so they count as the same finding.
-                held = modes.Held(finding=event)
+        if self._is_taken_up and self._seen_from is None:
+            self._seen_from = view.last_step
+        if self._is_taken_up and isinstance(event, policy.LossBroken):
             self._is_taken_up = False
+            from_step = event.step if self._seen_from is None else self._seen_from
+            if self.holds_loss and event.step <= from_step + modes.APART_STEPS:
+                # The loss was broken, and nobody saw the steps until now: it is the same finding.
+                held = modes.Held(finding=event)
         verdict = modes.decide(self._spec.mode, self._spec.restarts, state, held, event, now_s)
         self._held = verdict.held
         if isinstance(event, modes.Approved) and verdict.state is not state:

@@ -351,6 +351,13 @@ def _waiting(events: Sequence[Event], newest: int) -> tuple[_Waiting, float]:
     return _Waiting(number=int(number), proposals=texts), due_s
 
 
+def _told(event: Event) -> str:
+    try:
+        return str(narrate(event.kind, event.data))
+    except (KeyError, TypeError):  # the script itself has emitted an event of this kind
+        return f"the script reported {event.kind}"
+
+
 def _failed_saves(events: Sequence[Event], since_s: float) -> tuple[tuple[str, ...], float, float]:
     """Return a text for each kind of trouble with saves about which no message was sent.
 
@@ -369,6 +376,6 @@ def _failed_saves(events: Sequence[Event], since_s: float) -> tuple[tuple[str, .
         found = [one for one in fresh if one.kind == kind]
         if found:
             often = "" if len(found) == 1 else f"{len(found)} times, the last time: "
-            texts.append(f"{often}{narrate(kind, found[-1].data)}")
+            texts.append(f"{often}{_told(found[-1])}")
     due_s = max((one.at_s + STORM_S for one in told), default=0.0)
     return tuple(texts), max((one.at_s for one in fresh), default=0.0), due_s
