@@ -323,6 +323,14 @@ def test_a_lock_and_a_stuck_process_are_found_in_a_section_too(first_step):
         assert frozen.option is None
 
 
+def test_a_lock_is_found_while_the_others_wait_for_the_rank_in_a_save():
+    detector, now_s = trained()
+    detector.section(0, now_s, is_open=True, limit_s=None)
+    frozen, after_s = first_alarm(detector, now_s, now_s + 60, standing(IN_REDUCE, IN_LOCK))
+    assert LIMITS.floor_s < after_s < 2 * LIMITS.floor_s
+    assert (frozen.rank, frozen.is_locked, frozen.only_silence) == (1, True, False)
+
+
 def test_ranks_that_all_evaluate_may_wait_in_collectives():
     detector, now_s = trained()
     for rank in (0, 1):

@@ -21,7 +21,7 @@ longest section of the attempt. Within a section, waiting in collectives is no s
 evaluation also waits in collectives. The time before the first step of an attempt, when ranks
 compile and load, has a separate limit. While any rank is in a section, the silence of the other
 ranks does not count, since they may wait for that rank, and a false alarm costs more than a late
-one.
+one. The exception is a rank that waits for a lock that no thread of its process can release.
 
 One of these signs identifies the frozen rank; the strongest comes first:
 
@@ -416,8 +416,11 @@ class HangDetector:
             waits.append((True, silent_s, self.silence_limit_s, "--silence-limit-s"))
         # A stopped process does not continue by itself, not even before its first step.
         signs = [seen.stopped_since_s]
+        if in_section or seen.last_step is not None:
+            # The sections of others do not matter: they wait for this rank, such as in a save.
+            signs.append(seen.locked_since_s)
         if in_section or (seen.last_step is not None and not self.in_section):
-            signs += [seen.stuck_since_s, seen.locked_since_s]
+            signs.append(seen.stuck_since_s)
         waits += [
             (False, now_s - since_s, self.step_limit_s, None)
             for since_s in signs
