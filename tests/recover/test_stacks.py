@@ -19,6 +19,7 @@ held = threading.Lock()
 held.acquire()
 
 exec("def wait_in_holdfast(): held.acquire()", holdfast := {"__name__": "holdfast.checkpoint.save", "held": held})
+exec("def hook(script): script()", profile := {"__name__": "holdfast.profile.phases"})
 exec("def run(script): script()", shim := {"__name__": "holdfast.recover.shim.script"})
 
 def deadlock():
@@ -69,6 +70,7 @@ def read(block: str, call: str, others: str = "") -> list[dict]:
         ("Queue().get()", "acquire", Place.LOCK),
         ("Future().result()", "acquire", Place.LOCK),
         ("holdfast['wait_in_holdfast']()", "acquire", Place.OTHER),
+        ("profile['hook'](lambda: held.acquire())", "acquire", Place.LOCK),
         ("deadlock()", "acquire", Place.LOCK),
         ("shim['run'](lambda: held.acquire())", "acquire", Place.LOCK),
         ("shim['run'](holdfast['wait_in_holdfast'])", "acquire", Place.OTHER),

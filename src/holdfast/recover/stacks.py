@@ -7,7 +7,9 @@ interpreter's lock, the rank cannot answer.
 
 import dis
 import inspect
+import os
 import sys
+import sysconfig
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,6 +43,14 @@ _THREAD_LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _USERS = ("holdfast.recover.shim.", "holdfast.testing.")
 """Modules of Holdfast whose frames count as the user's code. They call the user's script in a
 restarted trainer, or stand for the user's code in tests."""
+_LIBRARIES = (
+    "<frozen ",
+    *(
+        f"{sysconfig.get_path(name)}{os.sep}"
+        for name in ("stdlib", "platstdlib", "purelib", "platlib")
+    ),
+)
+"""The beginnings of the file names of libraries, which both Holdfast and the user's code call."""
 _MONITORS = frozenset({"tqdm._monitor", "torch.utils.data._utils.pin_memory"})
 """Modules of threads that never release a lock for the user's code, since each wait for such a
 thread has a timeout."""
@@ -105,11 +115,16 @@ def thread_stacks() -> list[dict[str, Any]]:
 
 
 def _is_ours(frame: FrameType | None) -> bool:
-    """Return True if code of Holdfast is among the callers, up to the call of the user's script."""
+    """Return True if Holdfast is in a call, perhaps in a library that Holdfast has called.
+
+    The user's code below a call of Holdfast, such as a signal handler, is the user's.
+    """
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
-        if name.startswith("holdfast.") and not name.startswith(_USERS):
-            return True
+        if name.startswith("holdfast."):
+            return not name.startswith(_USERS)
+        if not frame.f_code.co_filename.startswith(_LIBRARIES):
+            return False
         frame = frame.f_back
     return False
 
