@@ -6,6 +6,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from test_policy import LIMITS, crash, play
 
 from holdfast.recover import policy
 from holdfast.recover.outage import MAX_PROBED, Outage, Service, Storage, named_in
@@ -185,3 +186,29 @@ def test_the_probes_end_with_the_wait(world):
     asyncio.run(world.outage.probe([Service("127.0.0.1", 1)], lambda: world.waits))
     assert world.events == [policy.OutageLasts()]
     asyncio.run(world.outage.probe([], lambda: True))
+
+
+def test_a_lasting_outage_puts_off_the_restart_up_to_a_limit():
+    waiting, _ = play([(0, policy.Begin()), *crash(5, outside=True)])
+    assert waiting.deadline_s == 5 + LIMITS.outside_wait_s
+    put_off, actions = play([(30, policy.OutageLasts()), (36, policy.Tick())], waiting)
+    assert (put_off.phase, actions) == (policy.Phase.WAITING, [])
+    for at_s in range(40, 3000, 5):
+        put_off, _ = play([(at_s, policy.OutageLasts()), (at_s, policy.Tick())], put_off)
+        assert (put_off.phase is policy.Phase.WAITING) == (at_s < 5 + LIMITS.outage_max_s)
+
+
+def test_the_end_of_an_outage_begins_the_restart():
+    waiting, _ = play([(0, policy.Begin()), *crash(5, outside=True)])
+    state, actions = play([(8, policy.OutageLasts()), (9, policy.OutageOver())], waiting)
+    assert (state.phase, [type(one) for one in actions]) == (policy.Phase.RUNNING, [policy.Launch])
+
+
+def test_another_wait_is_not_changed_by_probes():
+    """The probes of an earlier failure may report late."""
+    waiting, _ = play(
+        [(0, policy.Begin()), *crash(5, outside=True), (6, policy.OutageOver()), *crash(7, "b")]
+    )
+    assert waiting.phase is policy.Phase.WAITING
+    for event in (policy.OutageLasts(), policy.OutageOver()):
+        assert play([(8, event)], waiting) == (waiting, [])

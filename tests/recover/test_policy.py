@@ -19,8 +19,6 @@ from holdfast.recover.policy import (
     Launch,
     LossBroken,
     NodeToLeave,
-    OutageLasts,
-    OutageOver,
     Phase,
     RankFailed,
     Replay,
@@ -545,30 +543,6 @@ def test_stop_during_a_failure_is_not_followed_by_a_restart():
     assert (state.phase, actions[-1].state) == (Phase.ENDED, "stopped")
 
 
-def test_a_lasting_outage_puts_off_the_restart_up_to_a_limit():
-    waiting, _ = play([(0, Begin()), *crash(5, outside=True)])
-    assert waiting.deadline_s == 5 + LIMITS.outside_wait_s
-    put_off, actions = play([(30, OutageLasts()), (36, Tick())], waiting)
-    assert (put_off.phase, actions) == (Phase.WAITING, [])
-    for at_s in range(40, 3000, 5):
-        put_off, _ = play([(at_s, OutageLasts()), (at_s, Tick())], put_off)
-        assert (put_off.phase is Phase.WAITING) == (at_s < 5 + LIMITS.outage_max_s)
-
-
-def test_the_end_of_an_outage_begins_the_restart():
-    waiting, _ = play([(0, Begin()), *crash(5, outside=True)])
-    state, actions = play([(8, OutageLasts()), (9, OutageOver())], waiting)
-    assert (state.phase, [type(one) for one in actions]) == (Phase.RUNNING, [Launch])
-
-
-def test_another_wait_is_not_changed_by_probes():
-    """The probes of an earlier failure may report late."""
-    waiting, _ = play([(0, Begin()), *crash(5, outside=True), (6, OutageOver()), *crash(7, "b")])
-    assert waiting.phase is Phase.WAITING
-    for event in (OutageLasts(), OutageOver()):
-        assert play([(8, event)], waiting) == (waiting, [])
-
-
 def test_stop_while_waiting_ends_the_run():
     state, actions = play([(0, Begin()), *crash(5, "a"), *crash(10, "b"), (10.5, STOP)])
     assert (state.phase, actions[-1].state) == (Phase.ENDED, "stopped")
@@ -591,8 +565,7 @@ EVENTS = st.one_of(
     st.builds(CannotSave),
     st.builds(Saved, st.floats(0, 1e6)),
     st.builds(NodeToLeave, node=st.just("n"), why=st.just("w")),
-    st.builds(OutageLasts),
-    st.builds(OutageOver),
+    st.sampled_from([policy.OutageLasts(), policy.OutageOver()]),
     st.builds(Tick),
 )
 
