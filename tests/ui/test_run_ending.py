@@ -4,7 +4,7 @@ import pytest
 import sample_runs
 
 from holdfast.cli.run.ending import ending
-from holdfast.core.ledger import Checkpoint, Run
+from holdfast.core.ledger import Checkpoint, Event, Run
 
 
 @pytest.fixture
@@ -33,10 +33,15 @@ def test_without_a_step_or_checkpoint_it_says_so(home, state, following):
     ledger.add_run(run)
     said = ending(ledger, folder, "r")
     assert said == f"no step reported in 3.0 s; no checkpoint. Next: {following}"
-    for step, state in ((1200, "written"), (1300, "damaged"), (1400, "abandoned")):
+    for step, state in ((1200, "written"), (1300, "damaged")):
         mark = Checkpoint(
             run_id="r", attempt=1, step=step, path=f"ck/step_{step}", state=state, size_bytes=1,
             stall_s=0.0, committed_at_s=float(step),
         )  # fmt: skip
         ledger.add_checkpoint(mark)
     assert "; newest checkpoint: step 1,200 in ck/step_1200. " in ending(ledger, folder, "r")
+    goes_back = Event(
+        run_id="r", attempt=1, at_s=1250.0, kind="rolled_back", data={"to_step": 1100}
+    )
+    ledger.add_event(goes_back)
+    assert "no checkpoint" in ending(ledger, folder, "r"), "the rollback has left step 1,200"

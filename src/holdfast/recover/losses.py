@@ -2,7 +2,6 @@
 
 import asyncio
 import functools
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -67,7 +66,7 @@ class Losses:
         step, loss = int(message["step"]), float(message["loss"])
         self._trail.took(rank, message)
         leads = view.leads_losses(rank)
-        ranks = None if math.isfinite(loss) else self._ranks_with_losses(view)
+        ranks = functools.partial(self._ranks_with_losses, view)
         found = self._anomalies.look(rank, step, loss, leads=leads, ranks=ranks)
         if found is None:
             is_calm = leads and self._anomalies.is_calm and not is_held

@@ -117,10 +117,10 @@ def test_a_loss_that_is_nan_from_the_first_step_is_an_anomaly():
     detector = AnomalyDetector()
     for step in range(1, NEVER_FINITE_STEPS):
         for rank in range(2):
-            assert detector.look(rank, step, NAN, leads=rank == 0, ranks={0, 1}) is None
+            assert detector.look(rank, step, NAN, leads=rank == 0, ranks=lambda: {0, 1}) is None
             assert not detector.is_calm, "no loss shows that the state is healthy"
             assert detector.not_finite_since == 1
-    found = detector.look(0, NEVER_FINITE_STEPS, NAN, leads=True, ranks={0, 1})
+    found = detector.look(0, NEVER_FINITE_STEPS, NAN, leads=True, ranks=lambda: {0, 1})
     assert (found.kind, found.first_step, found.step) == ("not finite", 1, NEVER_FINITE_STEPS)
     assert found.rank is None
 
@@ -138,11 +138,11 @@ def test_the_step_since_which_a_loss_is_broken_is_kept_over_many_findings():
 def test_the_first_finite_loss_may_be_reported_late():
     detector = AnomalyDetector()
     for step in range(1, 50):
-        assert detector.look(0, step, NAN, leads=True, ranks={0, 1}) is None
+        assert detector.look(0, step, NAN, leads=True, ranks=lambda: {0, 1}) is None
     assert detector.look(1, 1, 2.0, leads=False) is None
     assert detector.not_finite_since is None
     for step in range(50, 100):
-        assert detector.look(0, step, NAN, leads=True, ranks={0, 1}) is None
+        assert detector.look(0, step, NAN, leads=True, ranks=lambda: {0, 1}) is None
 
 
 def test_several_reports_of_a_step_are_one():

@@ -24,7 +24,7 @@ the anomaly, too, so that the anomaly begins where the loss left its usual value
 
 import math
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice, pairwise
 from statistics import median
@@ -154,7 +154,7 @@ class AnomalyDetector:
         loss: float | None,
         *,
         leads: bool,
-        ranks: Collection[int] | None = None,
+        ranks: Callable[[], Collection[int]] | None = None,
     ) -> Anomaly | None:
         """Record the loss of a rank's step; return the anomaly if it becomes certain, else None.
 
@@ -165,7 +165,8 @@ class AnomalyDetector:
             loss: the loss; None if the rank reports no loss.
             leads: True to search for spikes in the losses of this rank. This is done for only one
                 rank, since the losses of ranks differ.
-            ranks: the ranks whose losses are expected; None: only this rank's.
+            ranks: a function that returns the ranks whose losses are expected; None: only this
+                rank's. It is called seldom, since there may be thousands of ranks.
         """
         if loss is None:
             return None
@@ -175,7 +176,7 @@ class AnomalyDetector:
         last = self._last_step.get(rank)
         if last is None and not is_finite:
             self._broken_since.setdefault(rank, step)
-            return self._look_at_never_finite(rank, step, loss, ranks or {rank})
+            return self._look_at_never_finite(rank, step, loss, ranks or (lambda: {rank}))
         if last is not None and step <= last:
             if step == last:
                 return None
@@ -190,17 +191,19 @@ class AnomalyDetector:
         return self._look_at_level(step, loss) if leads else None
 
     def _look_at_never_finite(
-        self, rank: int, step: int, loss: float, ranks: Collection[int]
+        self, rank: int, step: int, loss: float, ranks: Callable[[], Collection[int]]
     ) -> Anomaly | None:
         if self._last_finite:
             return None
         steps = self._never_finite.setdefault(rank, [])
         if step not in steps and len(steps) < NEVER_FINITE_STEPS:
             steps.append(step)
+        if len(steps) < NEVER_FINITE_STEPS:
+            return None
         shown = {
             other for other, them in self._never_finite.items() if len(them) >= NOT_FINITE_STEPS
         }
-        if len(steps) < NEVER_FINITE_STEPS or not shown.issuperset(ranks):
+        if not shown.issuperset(ranks()):
             return None
         self._forget_signs()
         return Anomaly(kind="not finite", first_step=steps[0], step=step, value=loss)
