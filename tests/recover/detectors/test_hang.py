@@ -6,7 +6,12 @@ from dataclasses import replace
 import pytest
 
 from holdfast.recover.detectors.collectives import Begun
-from holdfast.recover.detectors.hang import HangDetector, HangLimits, Look
+from holdfast.recover.detectors.hang import (
+    SHORTEST_BETWEEN_LOOKS_S,
+    HangDetector,
+    HangLimits,
+    Look,
+)
 from holdfast.recover.stacks import Place, Stand
 
 LIMITS = HangLimits(factor=10, floor_s=3, first_step_s=100, section_s=50, silence_s=80)
@@ -94,7 +99,7 @@ def test_a_lock_that_nobody_can_release_is_found_within_the_short_limit():
     detector, now_s = trained()
     frozen, after_s = first_alarm(detector, now_s, now_s + 60, standing(IN_REDUCE, IN_LOCK))
     assert (frozen.is_locked, frozen.is_of_software) == (True, True)
-    assert LIMITS.floor_s < after_s < 2 * LIMITS.floor_s
+    assert LIMITS.floor_s < after_s < LIMITS.floor_s + SHORTEST_BETWEEN_LOOKS_S
     assert (frozen.rank, frozen.only_silence, frozen.limit_s) == (1, False, LIMITS.floor_s)
     detector, now_s = trained()
     frozen, _ = first_alarm(detector, now_s, now_s + 60, standing(IN_CODE, IN_LOCK))

@@ -9,11 +9,12 @@ so far.
 
 If there is a second sign, the limit is short: `factor` times the recent median step time, but at
 least `floor_s`. The second sign is a state in which the rank cannot be working. Each look must have
-found the state for as long as the limit. There are these states:
+found the state for as long as the limit, and a lock for half as long. There are these states:
 
 - The process is stopped.
 - The process is blocked in the kernel without finishing a read or write.
-- Its main thread waits for a lock that no thread of the process can release.
+- Its main thread waits for a lock that no thread of the process can release. Looks begin after
+  half of the limit, so half of the limit remains for the state. Half is enough, since such a rank cannot continue.
 - All ranks wait in collectives.
 
 A section may have its own limit. By default, its limit is the limit for silence, or twice the
@@ -415,17 +416,14 @@ class HangDetector:
         elif not self.in_section:
             waits.append((True, silent_s, self.silence_limit_s, "--silence-limit-s"))
         # A stopped process does not continue by itself, not even before its first step.
-        signs = [seen.stopped_since_s]
-        if in_section or seen.last_step is not None:
+        signs_s = [] if seen.stopped_since_s is None else [now_s - seen.stopped_since_s]
+        has_begun = in_section or seen.last_step is not None
+        if seen.locked_since_s is not None and has_begun:
             # The sections of others do not matter: they wait for this rank, such as in a save.
-            signs.append(seen.locked_since_s)
-        if in_section or (seen.last_step is not None and not self.in_section):
-            signs.append(seen.stuck_since_s)
-        waits += [
-            (False, now_s - since_s, self.step_limit_s, None)
-            for since_s in signs
-            if since_s is not None
-        ]
+            signs_s.append(min(silent_s, 2 * (now_s - seen.locked_since_s)))
+        if seen.stuck_since_s is not None and has_begun and (in_section or not self.in_section):
+            signs_s.append(now_s - seen.stuck_since_s)
+        waits += [(False, sign_s, self.step_limit_s, None) for sign_s in signs_s]
         return waits
 
 
