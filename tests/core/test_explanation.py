@@ -101,6 +101,8 @@ def test_what_happened_is_said_in_plain_words(found, events, said):
 def test_the_cause_is_the_line_that_states_the_root_without_stamps():
     assert cause(DIAGNOSIS) == "rank 2 (pid 7) was killed by SIGKILL after step 9."
     assert cause({"reason": "NodeFailure", "root_line": None}) == "NodeFailure."
+    named = {"reason": "ValueError", "root_line": {"text": "ValueError: bad batch"}}
+    assert cause(named) == "ValueError: bad batch."
     assert cause({}) == "No cause was found."
 
 
@@ -213,6 +215,13 @@ def test_an_incident_is_told_from_its_signals_to_its_cost():
         assert said in text
     assert "\x1b" not in text
     assert "Others" not in text
+
+
+def test_a_broken_loss_is_found_at_a_later_step_than_its_first():
+    found = {"kind": "nan", "value": "nan", "first_step": 8, "step": 9}
+    broken = event("ending", anomaly=found)
+    (one,) = story([incident("anomaly", rank=None)], [broken]).incidents
+    assert (one.what, one.place) == ("The loss became NaN at step 8", "found at step 9")
 
 
 def test_an_incident_of_a_run_that_goes_on_is_not_settled_before_the_next_step():

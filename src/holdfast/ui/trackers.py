@@ -94,9 +94,7 @@ def curves_of(ledger: Ledger, home: Path, run_id: str) -> Curves:
             "ranks": summary.world_size,
             "attempts": len(summary.attempts),
             "steps_lost": summary.steps_lost,
-            "incidents": [
-                f"{one.what}, after step {one.step or 0}. {one.cause}" for one in stories
-            ],
+            "incidents": [f"{one.what}, {one.place}. {one.cause}" for one in stories],
         },
     )
 

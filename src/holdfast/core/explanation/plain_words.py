@@ -92,7 +92,7 @@ def cause(diagnosis: Mapping[str, Any]) -> str:
     statement = " ".join(OWN_WORDS.sub("", words.clean(statement)).split())
     statement = words.shorten(statement, SENTENCE_LIMIT).rstrip(".")
     reason = str(diagnosis.get("reason") or "")
-    if reason in NO_REASON or not reason:
+    if reason in NO_REASON or not reason or statement.startswith(reason):
         return f"{statement}." if statement else "No cause was found."
     return f"{reason}: {statement}." if statement else f"{reason}."
 
@@ -235,6 +235,7 @@ RULES: Mapping[str, str] = {
     "kept-launcher": "an attempt that failed before its first step below a kept launcher gets a new launcher",
     "work-done": "a job that failed only after its work was done is not restarted",
     "not-mended": "a cause that a restart does not mend ends the run",
+    "rollback-missed": "a broken loss ends the run if the job does not go back to the checkpoint that a rollback left",
     "same-root": "the same root at the same place, without progress since, ends the run",
     "budget-spent": "too many restarts in a row without progress end the run",
     "observe": "in the mode observe nothing is restarted",

@@ -16,7 +16,7 @@ from holdfast.core.explanation.plain_words import (
     observed_failure,
 )
 from holdfast.core.explanation.training_words import class_note
-from holdfast.core.ledger import Event, Ledger
+from holdfast.core.ledger import Event, Incident, Ledger
 
 OF_INCIDENT = ("nodes_tested", "nodes_not_tested", "nodes_marked", "nodes_readmitted")
 """Kinds of events that become part of an incident, if their attempt ended in an incident."""
@@ -75,6 +75,8 @@ class IncidentStory:
     node: str | None
     """The lost node; if no node was lost, the node of the rank at fault."""
     step: int | None
+    place: str
+    """The place in the training, such as "after step 36"."""
     signals: Signals | None
     """The signals at the failure; None if the run is older than the recording of signals."""
     cause: str
@@ -177,6 +179,7 @@ def _incident(
         rank=incident.rank,
         node=cost.node,
         step=incident.step,
+        place=_place(incident),
         signals=_signals(events),
         cause=cause(found),
         confidence=_number(found.get("confidence")),
@@ -198,6 +201,13 @@ def _incident(
         lost_gpu_hours=gpu_hours(rank_s),
         lost=summary.lost_time.by_incident.get(cost.number, {}),
     )
+
+
+def _place(incident: Incident) -> str:
+    if not incident.step:
+        return "before the first step"
+    # The headline names the first step with a broken loss, which becomes certain at a later step.
+    return f"{'found at' if incident.kind == 'anomaly' else 'after'} step {incident.step}"
 
 
 def _signals(events: Sequence[Event]) -> Signals | None:

@@ -47,10 +47,9 @@ def _state(story: RunStory, shown: str | None) -> str:
 
 def incident_lines(story: IncidentStory) -> Iterator[str]:
     """Yield the lines of one incident, from the failure to the lost time."""
-    step = "before the first step" if not story.step else f"after step {story.step}"
     node = "" if story.node is None or story.what.startswith("Node") else f", on node {story.node}"
     number = "" if story.incident_id is None else f" (incident {story.incident_id})"
-    yield f"{words.moment(story.at_s)}  {story.what}{node}, {step}{number}."
+    yield f"{words.moment(story.at_s)}  {story.what}{node}, {story.place}{number}."
     detected = _plain(words.duration(story.detected_after_s))
     yield f"  seen      {detected} after it happened, in attempt {story.attempt}"
     if story.signals is not None:

@@ -133,9 +133,11 @@ def compose(
 
 
 def _one(story: IncidentStory) -> list[str]:
-    step = "before the first step" if not story.step else f"after step {story.step}"
     node = "" if story.node is None else f", node {story.node}"
-    lines = [f"{story.what}, {step}{node}, {words.moment(story.at_s)}.", f"Cause: {story.cause}"]
+    lines = [
+        f"{story.what}, {story.place}{node}, {words.moment(story.at_s)}.",
+        f"Cause: {story.cause}",
+    ]
     lines += [f"Evidence: {one.place}: {one.text}" for one in story.evidence[:EVIDENCE_SENT]]
     return [*lines, f"Done: {story.done}", f"Effect: {story.check}"]
 
