@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from holdfast.cluster import is_in_pod
@@ -33,7 +33,7 @@ from holdfast.recover.outcome import Outcome, outcome_of
 from holdfast.recover.people import modes
 from holdfast.recover.people.decisions import Decisions
 from holdfast.recover.people.rollback import ASKED, DONE, NOT_DONE, Rollback, requested
-from holdfast.recover.recorder import Launch, Recorder
+from holdfast.recover.recorder import MISSED, Launch, Recorder
 from holdfast.recover.signals.in_run import NodeHealth
 from holdfast.recover.signals.slurm import states_here
 from holdfast.recover.skipping.plan import Skip
@@ -242,6 +242,16 @@ class Conduct:
         self._settled, self._rollback = asked.number, None
         with contextlib.suppress(OSError):
             self._paths.rollback_request.unlink(missing_ok=True)
+
+    def check_rollback(self, start_step: int) -> None:
+        """Record a rollback without effect, at the first step of an attempt from `start_step`."""
+        to_step = self._recorder.goes_back_to
+        if to_step is None or start_step <= to_step:
+            return
+        missed = policy.RollbackMissed(to_step, start_step)
+        self._recorder.event(MISSED, {**asdict(missed), "text": missed.sentence})
+        self._observe("trouble", {"text": f"{missed.sentence} {policy.RESTORE}"})
+        self.decide_on(missed)
 
     def grow_if_possible(self) -> None:
         """Have the ranks save and end, if the job can be launched on more nodes now."""

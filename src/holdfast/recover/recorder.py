@@ -31,6 +31,8 @@ MOST = 2**53
 """The largest step, and the largest number of bytes, of a checkpoint that can be recorded."""
 LEAVE_OUT = "leave_out"
 """The kind of the event that records batches which all later attempts leave out."""
+MISSED = "rollback_missed"
+"""The kind of the event that records a rollback without effect."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -83,6 +85,15 @@ class Recorder:
         """True once any attempt of the run has reported a step."""
         self.checkpoint_step: int | None = None
         """The step of the newest checkpoint that the present attempt made durable."""
+        self.goes_back_to: int | None = None
+        """The step of the checkpoint that the last rollback left as the newest; None once an
+        attempt after the rollback has completed a step, and before the first rollback."""
+        rollbacks = ledger.events(self._run_id, kind="rolled_back")
+        if rollbacks and not any(
+            one.number > rollbacks[-1].attempt and one.first_step_at_s is not None
+            for one in ledger.attempts(self._run_id)
+        ):
+            self.goes_back_to = whole_number(rollbacks[-1].data.get("to_step"))
         self._incident_ids: list[int] = []
         """The id of the last incident, once the ledger has recorded the incident."""
         self._newest_checkpoint: tuple[int, str] | None = None
@@ -180,7 +191,7 @@ class Recorder:
     @_or_complain
     def first_step(self, start_step: int, at_s: float) -> None:
         """Record when the attempt completed its first step, and the step from which it started."""
-        self.any_step = True
+        self.any_step, self.goes_back_to = True, None
         number, changes = self.attempt, {"start_step": start_step, "first_step_at_s": at_s}
         self._thread.later(lambda ledger: ledger.set_attempt(self._run_id, number, **changes))
 
@@ -223,6 +234,7 @@ class Recorder:
     @_or_complain
     def rolled_back(self, data: dict[str, Any], to_step: int | None) -> None:
         """Record that the job goes back to a checkpoint; None if there is none."""
+        self.goes_back_to = to_step
         self.event("rolled_back", {**data, "to_step": to_step})
         if to_step is not None:
             self._thread.later(
@@ -484,4 +496,14 @@ class Recorder:
                 replays=incident.attempt in replays,
             )
         in_vain = state.skipping.in_vain
-        return replace(state, skipping=replace(self.skipping, in_vain=in_vain))
+        missed: policy.RollbackMissed | None = None
+        for kind, _, data in self.events("begun", MISSED):
+            is_missed = kind == MISSED  # a person who starts the run has looked at earlier ones
+            missed = (
+                policy.RollbackMissed(data["to_step"], data["start_step"]) if is_missed else None
+            )
+        return replace(
+            state,
+            skipping=replace(self.skipping, in_vain=in_vain),
+            missed_rollback=missed,
+        )

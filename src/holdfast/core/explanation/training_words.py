@@ -41,6 +41,8 @@ def training_note(event: Event) -> str | None:
         case "leave_out":
             left_out = in_words(data.get("first"), data.get("last"))
             return f"Left out {left_out} of the data in all later attempts."
+        case "rollback_missed":
+            return str(data.get("text"))
         case "slow_ranks":
             return _slow_ranks(data)
         case "step_time":

@@ -17,7 +17,9 @@ the batches that led to the broken loss, if the ranks report batches (see `skipp
 more batches can be left out, the loss breaks because of the data or the settings. Then a spike of
 the loss at about the same step is accepted, and training continues from the spike; the same is done
 if there is no healthy checkpoint. If the loss is not finite again, at the same step or before a
-newer checkpoint was healthy, the run ends.
+newer checkpoint was healthy, the run ends. The first step of the next attempt shows if the job went
+back. If it continues from a newer state than the rollback left, the run ends at the next broken
+loss, since another rollback would not help either.
 
 After a failure, the job is restarted if three conditions hold: the diagnosis finds that a restart
 helps, the budget is not spent, and the same root has not struck at the same place since the last
@@ -57,6 +59,7 @@ from holdfast.recover.policy.events import (
     Replay,
     RequestFinalSave,
     Resolve,
+    RollbackMissed,
     RollbackRequested,
     Saved,
     StateSaved,
@@ -67,10 +70,11 @@ from holdfast.recover.policy.events import (
 from holdfast.recover.policy.history import after_failure
 from holdfast.recover.policy.nodes import Circumstances, plan_for
 from holdfast.recover.policy.state import Phase, RestartLimits, State, move_grace_s
-from holdfast.recover.policy.table import TABLE, decide, finish, rule_of
+from holdfast.recover.policy.table import RESTORE, TABLE, decide, finish, rule_of
 from holdfast.recover.skipping.plan import Skip
 
 __all__ = [
+    "RESTORE",
     "TABLE",
     "Action",
     "Adopted",
@@ -97,6 +101,7 @@ __all__ = [
     "RequestFinalSave",
     "Resolve",
     "RestartLimits",
+    "RollbackMissed",
     "RollbackRequested",
     "Saved",
     "Skip",

@@ -87,6 +87,24 @@ class RollbackRequested:
     to_step: int
 
 
+@dataclass(frozen=True)
+class RollbackMissed:
+    """An attempt after a rollback continues from a newer state than the rollback left."""
+
+    to_step: int
+    """The step of the checkpoint that the rollback left as the newest."""
+    start_step: int
+    """The step from which the attempt continues."""
+
+    @property
+    def sentence(self) -> str:
+        """Return the event as a sentence."""
+        return (
+            f"The job was to go back to the checkpoint of step {self.to_step}, but continued from "
+            f"step {self.start_step}."
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class NodeToLeave:
     """The job must leave a node, which has not failed yet."""
@@ -204,6 +222,7 @@ Event = (
     | OutageLasts
     | OutageOver
     | RollbackRequested
+    | RollbackMissed
     | JobExited
     | Diagnosed
     | StopRequested

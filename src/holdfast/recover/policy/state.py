@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from holdfast.recover.policy.events import RollbackMissed
 from holdfast.recover.skipping.plan import Skipping
 
 
@@ -107,6 +108,8 @@ class State:
     """The step of the last spike of the loss that ended an attempt."""
     broken_step: int | None = None
     """The step of the last broken loss after which the run went back to a healthy checkpoint."""
+    missed_rollback: RollbackMissed | None = None
+    """The last rollback without effect; None if there was none."""
     grows: bool = False
     """True if the ranks are saving their state to end, for a launch on more nodes."""
     keeps_size: bool = False

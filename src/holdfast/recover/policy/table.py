@@ -26,6 +26,7 @@ from holdfast.recover.policy.events import (
     Replay,
     RequestFinalSave,
     Resolve,
+    RollbackMissed,
     RollbackRequested,
     Saved,
     StateSaved,
@@ -51,6 +52,9 @@ WRAP = (
 KEPT = (
     "It failed before its first step below a launcher that was kept, which may be the cause: "
     "a new launcher is started."
+)
+RESTORE = (
+    "Have the job restore with `Checkpointer.restore`, which leaves out abandoned checkpoints."
 )
 REPLAYS = (
     "The same steps run again first, on other nodes or GPUs if there are several: if the loss breaks again with the "
@@ -161,6 +165,13 @@ def _launch_earlier(limits: RestartLimits, state: State, event: Event, now_s: fl
     return _launch(limits, earlier, event, now_s)
 
 
+def _note_missed_rollback(
+    _limits: RestartLimits, state: State, event: Event, _now_s: float
+) -> Decision:
+    assert isinstance(event, RollbackMissed)
+    return replace(state, missed_rollback=event), ()
+
+
 def _stop_again(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
     assert isinstance(event, StopRequested)
     if state.goes_back_to is not None:  # the ranks are already ending
@@ -245,6 +256,8 @@ def _diagnosed(limits: RestartLimits, state: State, event: Event, now_s: float) 
     if not event.restart_helps:
         why = f"A restart does not mend this. {event.summary}"
         return _resolved(state, _failed(f"{why} {event.mitigation}"), why, rule="not-mended")
+    if event.healthy_step is not None and state.missed_rollback is not None:
+        return _rolled_back_in_vain(state, state.missed_rollback, event)
     replays = _replays(state, event)
     mends = event.is_hardware or event.is_checkpoint or replays
     skip = None if mends else state.skipping.next_skip(event.batches)
@@ -297,6 +310,12 @@ def _diagnosed(limits: RestartLimits, state: State, event: Event, now_s: float) 
         relaunched, actions = _launch(limits, waiting, event, now_s)
         return relaunched, (*resolving, *actions)
     return waiting, resolving
+
+
+def _rolled_back_in_vain(state: State, missed: RollbackMissed, event: Diagnosed) -> Decision:
+    why = f"{missed.sentence} The loss broke again. {event.summary}"
+    end = _failed(f"{why} {RESTORE} Then `holdfast run --resume`.")
+    return _resolved(state, end, why, rule="rollback-missed")
 
 
 def _replays(state: State, event: Diagnosed) -> bool:
@@ -423,6 +442,7 @@ TABLE: dict[tuple[Phase, type[Event]], Rule] = {
     (Phase.RUNNING, LossBroken): _leave_broken_state,
     (Phase.RUNNING, NodeToLeave): _leave_node,
     (Phase.RUNNING, RollbackRequested): _go_back,
+    (Phase.RUNNING, RollbackMissed): _note_missed_rollback,
     (Phase.RUNNING, JobExited): _exited,
     (Phase.RUNNING, StopRequested): _save_first,
     (Phase.FAILING, Tick): _kill_when_due,
