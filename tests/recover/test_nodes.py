@@ -52,6 +52,28 @@ def test_the_first_node_has_rank_0_even_if_another_one_connects_before():
     with_nodes(scenario, own_node="n1")
 
 
+def test_a_launch_waits_for_the_supervisors_own_node_though_others_are_enough():
+    async def scenario(nodes, listener, agent):
+        others, own = [agent("n2"), agent("n3")], agent("n1")
+        for one in others:
+            await one.connect()
+        gathering = asyncio.create_task(nodes.gather(2, asyncio.Event(), timeout_s=20.0))
+        await let_pass(nodes, 3, *others)
+        assert not gathering.done()
+        await own.connect()
+        assert await gathering
+
+    with_nodes(scenario, own_node="n1")
+
+
+def test_a_launch_does_without_the_own_node_if_its_agent_does_not_come():
+    async def scenario(nodes, listener, agent):
+        await agent("n2").connect()
+        assert await nodes.gather(1, asyncio.Event(), timeout_s=0.05)
+
+    with_nodes(scenario, own_node="n1")
+
+
 def test_nothing_is_lost_or_doubled_by_a_cut():
     async def scenario(nodes, listener, agent):
         one = agent("n1")

@@ -229,12 +229,18 @@ class Nodes:
     async def gather(self, count: int, given_up: asyncio.Event, *, timeout_s: float) -> bool:
         """Wait for `count` nodes without a launcher; return True if there are enough.
 
-        The wait ends after `timeout_s` seconds at the latest, or when `given_up` is set.
+        The supervisor's own node is waited for even if there are enough others, since its agent may
+        be slower to connect and the node should not become a spare. The wait ends after `timeout_s`
+        seconds at the latest, or when `given_up` is set.
         """
 
         async def enough() -> None:
             async with self._changed:
-                await self._changed.wait_for(lambda: self.missing(count) == 0)
+                await self._changed.wait_for(
+                    lambda: (
+                        self.missing(count) == 0 and (self.own is not None or not self._own_node)
+                    )
+                )
 
         waits = [asyncio.create_task(work) for work in (enough(), given_up.wait())]
         await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
