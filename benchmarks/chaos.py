@@ -483,10 +483,11 @@ def bounds(outcome: Outcome) -> tuple[float, float, list[tuple[object, ...]]]:
 def recorded_costs() -> dict[str, float]:
     """Return the recorded median seconds from a fault to the first new step, by the kind."""
     rows = {row["measure"]: row["ours"] for row in json.loads(RECOVER_RESULTS.read_text())}
-    return {
-        kind: rows[f"{measure} → first new step, median"]
+    found = {
+        kind: rows.get(f"{measure} → first new step, median")
         for kind, measure in MEASURED_BY_RECOVER.items()
     }
+    return {kind: median_s for kind, median_s in found.items() if median_s is not None}
 
 
 # Rows

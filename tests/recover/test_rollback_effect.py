@@ -2,9 +2,15 @@
 
 from dataclasses import replace
 
+import pytest
+
+from holdfast.core.ledger import Ledger, Run
+from holdfast.core.paths import RunPaths, ledger_url
 from holdfast.recover.policy import (
     Diagnosed,
     End,
+    JobExited,
+    LossBroken,
     Phase,
     Resolve,
     RestartLimits,
@@ -12,6 +18,9 @@ from holdfast.recover.policy import (
     State,
     decide,
 )
+from holdfast.recover.spec import RunSpec
+from holdfast.recover.supervisor import Supervisor
+from holdfast.testing import FakeClock
 
 BROKEN = Diagnosed(
     fingerprint="f",
@@ -23,7 +32,39 @@ BROKEN = Diagnosed(
     healthy_step=20,
     replays=True,
 )
-FAILING = State(phase=Phase.DIAGNOSING, missed_rollback=RollbackMissed(to_step=20, start_step=25))
+MISSED = RollbackMissed(to_step=20, start_step=25)
+FAILING = State(phase=Phase.DIAGNOSING, missed_rollback=MISSED)
+
+
+@pytest.fixture
+def conduct(tmp_path):
+    """The conduct of a run in its second attempt, before which it went back from 30 to step 20."""
+    ledger, paths = Ledger.open(ledger_url(tmp_path)), RunPaths(tmp_path, "r")
+    run = Run(
+        run_id="r",
+        state="running",
+        command=["true"],
+        options={},
+        cwd="/",
+        host="h",
+        pid=1,
+        started_at_s=0.0,
+    )
+    ledger.add_run(run)
+    spec = RunSpec(command=("true",), cwd=str(tmp_path))
+    supervisor = Supervisor(spec, paths, ledger, token="x", generation=1, clock=FakeClock())
+    conduct, recorder = supervisor._conduct, supervisor._recorder
+    recorder.attempt_began(1)
+    for step in (20, 25):
+        path = str(paths.root / "checkpoints" / f"step-{step}")
+        recorder.checkpoint({"path": path, "step": step, "size_bytes": 1, "stall_s": 0.0})
+    recorder.attempt_ended(outcome="failed", last_step=30)
+    recorder.rolled_back({}, 20)
+    recorder.attempt_began(2)
+    yield conduct
+    conduct.close()
+    recorder.close()
+    ledger.close()
 
 
 def test_after_a_rollback_without_effect_the_next_broken_loss_ends_the_run():
@@ -40,6 +81,55 @@ def test_a_rollback_without_effect_does_not_end_the_run_at_another_failure():
     crash = replace(BROKEN, healthy_step=None, replays=False)
     _, actions = decide(RestartLimits(), FAILING, crash, 0.0)
     assert not any(isinstance(one, End) for one in actions)
+
+
+def test_after_a_rollback_without_effect_a_spike_is_accepted():
+    running = State(phase=Phase.RUNNING, missed_rollback=MISSED)
+    for is_spike, phase in ((True, Phase.RUNNING), (False, Phase.FAILING)):
+        state, _ = decide(RestartLimits(), running, LossBroken(step=40, is_spike=is_spike), 0.0)
+        assert state.phase is phase
+
+
+@pytest.mark.parametrize("phase", [Phase.RUNNING, Phase.STOPPING, Phase.LEAVING, Phase.FAILING])
+def test_a_rollback_without_effect_counts_until_a_person_has_the_job_go_back(phase):
+    state, _ = decide(RestartLimits(), State(phase=phase), MISSED, 0.0)
+    assert state.missed_rollback == MISSED
+    leaving = replace(state, phase=Phase.LEAVING, goes_back_to=10)
+    assert decide(RestartLimits(), leaving, JobExited(-9), 0.0)[0].missed_rollback is None
+
+
+@pytest.mark.parametrize(
+    ("restored", "first_step", "is_missed"),
+    [
+        (("checkpoints", 20), 21, False),
+        (("checkpoints", 25), 26, True),
+        (("checkpoints", 20), 70, False),  # reports only each 50th step
+        (("teacher", 500), 21, False),
+        (("teacher", 500), 30, False),
+        (None, 1, False),
+        (None, 31, True),
+    ],
+)
+def test_a_rollback_is_compared_with_what_the_next_attempt_restored(
+    conduct, restored, first_step, is_missed
+):
+    folder = conduct._paths.root
+    if restored is not None:
+        name, step = restored
+        conduct.view.restored = {"path": str(folder / name / f"step-{step}"), "step": step}
+    conduct.state = replace(conduct.state, phase=Phase.RUNNING)
+    conduct.check_rollback(first_step)
+    assert (conduct.state.missed_rollback is not None) is is_missed
+    assert len(conduct._recorder.events("rollback_missed")) == is_missed
+    remembered = conduct._recorder.remembered(RestartLimits())
+    assert remembered.missed_rollback == conduct.state.missed_rollback
+
+
+def test_only_the_attempt_after_a_rollback_is_compared(conduct):
+    conduct._recorder.attempt_began(3)
+    conduct.state = replace(conduct.state, phase=Phase.RUNNING)
+    conduct.check_rollback(500)
+    assert conduct.state.missed_rollback is None
 
 
 FROM_OWN_FILES = """

@@ -9,6 +9,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from holdfast.cluster import is_in_pod
@@ -243,10 +244,28 @@ class Conduct:
         with contextlib.suppress(OSError):
             self._paths.rollback_request.unlink(missing_ok=True)
 
-    def check_rollback(self, start_step: int) -> None:
-        """Record a rollback without effect, at the first step of an attempt from `start_step`."""
-        to_step = self._recorder.goes_back_to
-        if to_step is None or start_step <= to_step:
+    def check_rollback(self, first_step: int) -> None:
+        """Record a rollback before the present attempt that had no effect.
+
+        A rollback had no effect if the attempt restored a newer checkpoint of the run than the
+        rollback left. If the attempt restored no checkpoint of the run, its first reported step is
+        above all steps of the attempt before.
+
+        Args:
+            first_step: the first step that the attempt reported.
+        """
+        rolled_back = self._recorder.rolled_back_before()
+        if rolled_back is None:
+            return
+        to_step, reached = rolled_back
+        restored = self.view.restored
+        folders = self._recorder.checkpoint_folders() or set()
+        if restored is not None and Path(str(restored.get("path"))).parent in folders:
+            start_step = int(restored["step"])
+            is_missed = start_step > to_step
+        else:
+            start_step, is_missed = first_step - 1, first_step > reached
+        if not is_missed:
             return
         missed = policy.RollbackMissed(to_step, start_step)
         self._recorder.event(MISSED, {**asdict(missed), "text": missed.sentence})

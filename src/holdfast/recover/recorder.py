@@ -85,15 +85,6 @@ class Recorder:
         """True once any attempt of the run has reported a step."""
         self.checkpoint_step: int | None = None
         """The step of the newest checkpoint that the present attempt made durable."""
-        self.goes_back_to: int | None = None
-        """The step of the checkpoint that the last rollback left as the newest; None once an
-        attempt after the rollback has completed a step, and before the first rollback."""
-        rollbacks = ledger.events(self._run_id, kind="rolled_back")
-        if rollbacks and not any(
-            one.number > rollbacks[-1].attempt and one.first_step_at_s is not None
-            for one in ledger.attempts(self._run_id)
-        ):
-            self.goes_back_to = whole_number(rollbacks[-1].data.get("to_step"))
         self._incident_ids: list[int] = []
         """The id of the last incident, once the ledger has recorded the incident."""
         self._newest_checkpoint: tuple[int, str] | None = None
@@ -191,7 +182,7 @@ class Recorder:
     @_or_complain
     def first_step(self, start_step: int, at_s: float) -> None:
         """Record when the attempt completed its first step, and the step from which it started."""
-        self.any_step, self.goes_back_to = True, None
+        self.any_step = True
         number, changes = self.attempt, {"start_step": start_step, "first_step_at_s": at_s}
         self._thread.later(lambda ledger: ledger.set_attempt(self._run_id, number, **changes))
 
@@ -234,12 +225,27 @@ class Recorder:
     @_or_complain
     def rolled_back(self, data: dict[str, Any], to_step: int | None) -> None:
         """Record that the job goes back to a checkpoint; None if there is none."""
-        self.goes_back_to = to_step
         self.event("rolled_back", {**data, "to_step": to_step})
         if to_step is not None:
             self._thread.later(
                 lambda ledger: ledger.abandon_checkpoints(self._run_id, after_step=to_step)
             )
+
+    @_or_complain
+    def rolled_back_before(self) -> tuple[int, int] | None:
+        """Return the rollback between the present attempt and the attempt before; None without one.
+
+        Returns:
+            The step of the checkpoint that the rollback left as the newest, and the last step of
+            the attempt before.
+        """
+        before = self.attempt - 1
+        done = [data for _, attempt, data in self.events("rolled_back") if attempt == before]
+        to_step = whole_number(done[-1].get("to_step")) if done else None
+        if to_step is None:
+            return None
+        reached = [one.last_step or 0 for one in self.attempts() if one.number == before]
+        return to_step, max(to_step, *reached)
 
     @_or_complain
     def observed(self, lines: list[str]) -> None:
@@ -497,8 +503,10 @@ class Recorder:
             )
         in_vain = state.skipping.in_vain
         missed: policy.RollbackMissed | None = None
-        for kind, _, data in self.events("begun", MISSED):
-            is_missed = kind == MISSED  # a person who starts the run has looked at earlier ones
+        # A person who starts the run has looked at earlier ones, and the effect of another rollback
+        # is checked again.
+        for kind, _, data in self.events("begun", "rolled_back", MISSED):
+            is_missed = kind == MISSED
             missed = (
                 policy.RollbackMissed(data["to_step"], data["start_step"]) if is_missed else None
             )

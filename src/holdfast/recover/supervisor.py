@@ -389,7 +389,7 @@ class Supervisor:
             start_step = min(start_step, int(restored["step"]))
         self._view.start_step = start_step
         self._losses.restarted(start_step)
-        self._conduct.check_rollback(start_step)
+        self._conduct.check_rollback(record.step)
         self._recorder.first_step(start_step, record.at_s)
         self._conduct.casework.stepped(record, start_step)
 

@@ -19,7 +19,7 @@ the loss at about the same step is accepted, and training continues from the spi
 if there is no healthy checkpoint. If the loss is not finite again, at the same step or before a
 newer checkpoint was healthy, the run ends. The first step of the next attempt shows if the job went
 back. If it continues from a newer state than the rollback left, the run ends at the next broken
-loss, since another rollback would not help either.
+loss that is not finite, since another rollback would not help either, and accepts a spike.
 
 After a failure, the job is restarted if three conditions hold: the diagnosis finds that a restart
 helps, the budget is not spent, and the same root has not struck at the same place since the last

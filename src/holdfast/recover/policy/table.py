@@ -161,6 +161,7 @@ def _launch_earlier(limits: RestartLimits, state: State, event: Event, now_s: fl
         best_step=step,
         best_checkpoint_step=step,
         rolled_back_to=step,
+        missed_rollback=None,
     )
     return _launch(limits, earlier, event, now_s)
 
@@ -214,7 +215,8 @@ def _leave_broken_state(
     assert isinstance(event, LossBroken)
     known = state.spike_step is not None and event.step <= state.spike_step + BROKEN_SLACK
     in_vain = known and state.skipping.next_skip(event.batches) is None
-    if event.is_spike and (in_vain or not event.can_go_back):
+    can_go_back = event.can_go_back and state.missed_rollback is None
+    if event.is_spike and (in_vain or not can_go_back):
         return state, ()  # the same data cause the same spike again: continue from the spike
     spike_step = event.step if event.is_spike else state.spike_step
     failing = replace(state, phase=Phase.FAILING, deadline_s=None, spike_step=spike_step)
@@ -443,6 +445,9 @@ TABLE: dict[tuple[Phase, type[Event]], Rule] = {
     (Phase.RUNNING, NodeToLeave): _leave_node,
     (Phase.RUNNING, RollbackRequested): _go_back,
     (Phase.RUNNING, RollbackMissed): _note_missed_rollback,
+    (Phase.STOPPING, RollbackMissed): _note_missed_rollback,
+    (Phase.LEAVING, RollbackMissed): _note_missed_rollback,
+    (Phase.FAILING, RollbackMissed): _note_missed_rollback,
     (Phase.RUNNING, JobExited): _exited,
     (Phase.RUNNING, StopRequested): _save_first,
     (Phase.FAILING, Tick): _kill_when_due,
