@@ -27,12 +27,10 @@ import functools
 import json
 import os
 import random
-import statistics
 import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -67,6 +65,7 @@ from holdfast.testing.injector import (
     schedule,
 )
 from holdfast.testing.rank_faults import ENV_FOLDER
+from recovering.storm_bounds import bounds, recorded_costs
 
 PARTS = ("instants", "storm")
 SCRIPT = str(WORKERS / "chaos_training.py")
@@ -100,14 +99,6 @@ QUICK_STORM: Mapping[int, Kind] = {
     45: "rank killed",
 }
 """The faults of a quick storm, by the step at which each one comes."""
-RECOVER_RESULTS = Path(__file__).parent / "results" / "recover.json"
-MEASURED_BY_RECOVER = {
-    "rank killed": "warm SIGKILL",
-    "rank frozen": "warm SIGSTOP",
-    "deadlock": "warm deadlock",
-    "node killed": "node killed, spare there",
-}
-"""The kinds of faults that `recover.py` measures too, with the beginning of its measures' names."""
 
 
 @dataclass(kw_only=True)
@@ -445,51 +436,6 @@ def storm(duration_s: float, seed: int, *, is_quick: bool) -> Outcome:
     return conduct("storm", steps, ("--step-s", str(STEP_S)), strike, spares=0 if is_quick else 2)
 
 
-def bounds(outcome: Outcome) -> tuple[float, float, list[tuple[object, ...]]]:
-    """Return bounds of the ETTR by the kinds' rates and median costs, and a line for each kind.
-
-    An incident belongs to the last fault before its detection. The first bound uses the costs in
-    this storm. The second one uses the costs that `recover.py` has recorded; for kinds that
-    `recover.py` does not measure, the costs in this storm.
-    """
-    assert outcome.summary is not None
-    costs: dict[str, list[tuple[float, float]]] = {}
-    faults = sorted(outcome.faults, key=lambda one: one[1])
-    for one in outcome.summary.incidents:
-        before = [kind for kind, at_s in faults if at_s <= one.incident.detected_at_s]
-        at_s = max(
-            (at for _, at in faults if at <= one.incident.detected_at_s), default=one.fault_at_s
-        )
-        detected_s = one.incident.detected_at_s - at_s
-        restart_s = one.seconds_to_restart or 0.0
-        costs.setdefault(before[-1] if before else "no fault", []).append((detected_s, restart_s))
-    lines: list[tuple[object, ...]] = []
-    lost_s = recorded_lost_s = 0.0
-    recorded = recorded_costs()
-    for kind, count in sorted(Counter(kind for kind, _ in faults).items()):
-        some = costs.pop(kind, [])
-        detect_s = statistics.median(one for one, _ in some) if some else 0.0
-        restart_s = statistics.median(one for _, one in some) if some else 0.0
-        lost_s += len(some) * (detect_s + restart_s)
-        recorded_lost_s += len(some) * recorded.get(kind, detect_s + restart_s)
-        known = f"{recorded[kind]:.1f}" if kind in recorded else ""
-        lines.append((kind, count, len(some), f"{detect_s:.1f}", f"{restart_s:.1f}", known))
-    for kind, some in costs.items():
-        lines.append((kind, 0, len(some), "", "", ""))
-    wall_s = max(1.0, outcome.summary.wall_s)
-    return max(0.0, 1 - lost_s / wall_s), max(0.0, 1 - recorded_lost_s / wall_s), lines
-
-
-def recorded_costs() -> dict[str, float]:
-    """Return the recorded median seconds from a fault to the first new step, by the kind."""
-    rows = {row["measure"]: row["ours"] for row in json.loads(RECOVER_RESULTS.read_text())}
-    found = {
-        kind: rows.get(f"{measure} → first new step, median")
-        for kind, measure in MEASURED_BY_RECOVER.items()
-    }
-    return {kind: median_s for kind, median_s in found.items() if median_s is not None}
-
-
 # Rows
 
 
@@ -552,7 +498,7 @@ def ettr_rows(outcome: Outcome, *, is_quick: bool) -> Iterator[Row]:
     """Yield the ETTR of a storm."""
     if outcome.summary is None:
         return
-    limit, recorded_limit, lines = bounds(outcome)
+    limit, recorded_limit, lines = bounds(outcome.faults, outcome.summary, recorded_costs())
     medians = ("detect s, median", "restart s, median", "recover.py s")
     columns = ("fault", "faults", "incidents", *medians)
     print_table("Storm: what each kind cost", columns, lines)
