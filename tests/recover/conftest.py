@@ -16,8 +16,11 @@ import pytest
 
 import light_torchrun
 from holdfast.cli.main import main
-from holdfast.core.ledger import Ledger
+from holdfast.core.ledger import Ledger, Run
 from holdfast.core.paths import RunPaths, ledger_url
+from holdfast.recover.spec import RunSpec
+from holdfast.recover.supervisor import Supervisor
+from holdfast.testing import FakeClock
 
 HOLDFAST = [sys.executable, "-m", "holdfast.cli.main"]
 TIMEOUT_S = 240
@@ -183,3 +186,34 @@ def _place_in(folder):
     for process in left:
         process.send_signal(signal.SIGKILL)
     assert not left, f"left behind: {left}"
+
+
+@pytest.fixture
+def supervisor(tmp_path):
+    """Return a function that makes the next supervisor of one run; the former ones are gone."""
+    ledger, made = Ledger.open(ledger_url(tmp_path)), []
+    run = Run(
+        run_id="r",
+        state="running",
+        command=["true"],
+        options={},
+        cwd="/",
+        host="h",
+        pid=1,
+        started_at_s=0.0,
+    )
+    ledger.add_run(run)
+    spec = RunSpec(command=("true",), cwd=str(tmp_path), nnodes=4, min_nodes=2)
+
+    def make():
+        paths = RunPaths(tmp_path, "r")
+        made.append(
+            Supervisor(spec, paths, ledger, token="x", generation=len(made), clock=FakeClock())
+        )
+        return made[-1]
+
+    yield make
+    for one in made:
+        one._conduct.close()
+        one._recorder.close()
+    ledger.close()

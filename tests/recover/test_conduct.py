@@ -8,8 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from holdfast.core.ledger import Ledger, Run
-from holdfast.core.paths import RunPaths, ledger_url
 from holdfast.recover import policy
 from holdfast.recover.channel import Peer
 from holdfast.recover.conduct import HERE
@@ -17,45 +15,11 @@ from holdfast.recover.connected_node import Node
 from holdfast.recover.leadership import HandedOver
 from holdfast.recover.people.rollback import Rollback
 from holdfast.recover.policy import NodesBack, NodeToLeave, Phase, RestartLimits, StopRequested
-from holdfast.recover.spec import RunSpec
-from holdfast.recover.supervisor import Supervisor
-from holdfast.testing import FakeClock
 
 LEAVE = NodeToLeave(node="n2", why="a notice")
 FAILED = policy.Diagnosed(
     fingerprint="f", step=5, summary="StateMismatch.", mitigation="m", restart_helps=False
 )
-
-
-@pytest.fixture
-def supervisor(tmp_path):
-    """Return a function that makes the next supervisor of one run; the former ones are gone."""
-    ledger, made = Ledger.open(ledger_url(tmp_path)), []
-    run = Run(
-        run_id="r",
-        state="running",
-        command=["true"],
-        options={},
-        cwd="/",
-        host="h",
-        pid=1,
-        started_at_s=0.0,
-    )
-    ledger.add_run(run)
-    spec = RunSpec(command=("true",), cwd=str(tmp_path), nnodes=4, min_nodes=2)
-
-    def make():
-        paths = RunPaths(tmp_path, "r")
-        made.append(
-            Supervisor(spec, paths, ledger, token="x", generation=len(made), clock=FakeClock())
-        )
-        return made[-1]
-
-    yield make
-    for one in made:
-        one._conduct.close()
-        one._recorder.close()
-    ledger.close()
 
 
 def moved(supervisor, *events):

@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.core.ledger import Ledger, Run
-from holdfast.core.paths import RunPaths, ledger_url
 from holdfast.recover.policy import (
     Diagnosed,
     End,
@@ -18,9 +16,6 @@ from holdfast.recover.policy import (
     State,
     decide,
 )
-from holdfast.recover.spec import RunSpec
-from holdfast.recover.supervisor import Supervisor
-from holdfast.testing import FakeClock
 
 BROKEN = Diagnosed(
     fingerprint="f",
@@ -37,34 +32,18 @@ FAILING = State(phase=Phase.DIAGNOSING, missed_rollback=MISSED)
 
 
 @pytest.fixture
-def conduct(tmp_path):
+def conduct(supervisor):
     """The conduct of a run in its second attempt, before which it went back from 30 to step 20."""
-    ledger, paths = Ledger.open(ledger_url(tmp_path)), RunPaths(tmp_path, "r")
-    run = Run(
-        run_id="r",
-        state="running",
-        command=["true"],
-        options={},
-        cwd="/",
-        host="h",
-        pid=1,
-        started_at_s=0.0,
-    )
-    ledger.add_run(run)
-    spec = RunSpec(command=("true",), cwd=str(tmp_path))
-    supervisor = Supervisor(spec, paths, ledger, token="x", generation=1, clock=FakeClock())
-    conduct, recorder = supervisor._conduct, supervisor._recorder
+    conduct = supervisor()._conduct
+    recorder = conduct._recorder
     recorder.attempt_began(1)
     for step in (20, 25):
-        path = str(paths.root / "checkpoints" / f"step-{step}")
+        path = str(conduct._paths.root / "checkpoints" / f"step-{step}")
         recorder.checkpoint({"path": path, "step": step, "size_bytes": 1, "stall_s": 0.0})
     recorder.attempt_ended(outcome="failed", last_step=30)
     recorder.rolled_back({}, 20)
     recorder.attempt_began(2)
-    yield conduct
-    conduct.close()
-    recorder.close()
-    ledger.close()
+    return conduct
 
 
 def test_after_a_rollback_without_effect_the_next_broken_loss_ends_the_run():

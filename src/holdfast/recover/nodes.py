@@ -229,17 +229,14 @@ class Nodes:
     async def gather(self, count: int, given_up: asyncio.Event, *, timeout_s: float) -> bool:
         """Wait for `count` nodes without a launcher; return True if there are enough.
 
-        The supervisor's own node is waited for even if there are enough others, since its agent may
-        be slower to connect and the node should not become a spare. The wait ends after `timeout_s`
-        seconds at the latest, or when `given_up` is set.
+        The wait ends after `timeout_s` seconds at the latest, or when `given_up` is set.
         """
 
         async def enough() -> None:
             async with self._changed:
+                # The own node must not become a spare because its agent is slow to connect.
                 await self._changed.wait_for(
-                    lambda: (
-                        self.missing(count) == 0 and (self.own is not None or not self._own_node)
-                    )
+                    lambda: not (self.missing(count) or (self._own_node and self.own is None))
                 )
 
         waits = [asyncio.create_task(work) for work in (enough(), given_up.wait())]
@@ -520,12 +517,9 @@ class Nodes:
     def _take_look(self, message: Mapping[str, Any]) -> None:
         answers = self._looks.get(int(message["look"]))
         if answers is not None:
-            answers.put_nowait(
-                {
-                    int(rank): None if used is None else (float(used[0]), int(used[1]))
-                    for rank, used in message["used"].items()
-                }
-            )
+            used = {int(rank): one for rank, one in message["used"].items()}
+            read = {rank: (float(one[0]), int(one[1])) for rank, one in used.items() if one}
+            answers.put_nowait(dict.fromkeys(used) | read)
 
     def _take_peer(self, node: Node, envelope: Mapping[str, Any]) -> None:
         again = bool(envelope["again"])

@@ -110,6 +110,20 @@ def test_a_lock_that_nobody_can_release_is_found_within_the_short_limit():
     )
 
 
+def test_a_lock_must_be_seen_for_half_of_the_limit():
+    detector, now_s = trained()
+    locked_s = now_s + LIMITS.floor_s  # before, the rank computes
+
+    def looks(look_s):
+        if look_s < locked_s:
+            return standing(IN_REDUCE, IN_CODE, cpu_per_s=1.0)(look_s)
+        return standing(IN_REDUCE, IN_LOCK)(look_s)
+
+    frozen, after_s = first_alarm(detector, now_s, now_s + 60, looks)
+    assert frozen.is_locked
+    assert after_s >= 1.5 * LIMITS.floor_s
+
+
 def test_a_lock_is_no_sign_while_some_thread_or_child_works():
     detector, now_s = trained()
     assert first_alarm(
