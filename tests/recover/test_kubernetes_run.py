@@ -8,8 +8,8 @@ import torch.distributed  # noqa: F401 - compiled once here, so that the ranks s
 
 from holdfast.cluster import end_of_pod
 from holdfast.cluster.kubernetes_cordons import TAINT
-from holdfast.recover.agent.child import Child
-from holdfast.recover.agent.node import Node
+from holdfast.recover.agent.child import KeptProcess
+from holdfast.recover.agent.node import NodeProcess
 from holdfast.recover.agent.rendezvous import Meeting
 from holdfast.recover.spec import RunSpec
 from holdfast.testing.kubernetes import PrivateKubernetes
@@ -113,11 +113,11 @@ def test_an_idle_pod_that_is_drained_leaves_alone(tmp_path, monkeypatch):
     async def nothing(*_):
         pass
 
-    monkeypatch.setattr(Child, "keep", nothing)
-    monkeypatch.setattr(Node, "_keep_launcher_ready", nothing)
+    monkeypatch.setattr(KeptProcess, "keep", nothing)
+    monkeypatch.setattr(NodeProcess, "_keep_launcher_ready", nothing)
 
     async def drained():
-        node = Node(spec, tmp_path, meeting=Meeting(nnodes=2, key="k", is_first=False))
+        node = NodeProcess(spec, tmp_path, meeting=Meeting(nnodes=2, key="k", is_first=False))
         joining = asyncio.create_task(node.join(ledger_url="sqlite:///none"))
         await asyncio.sleep(0)
         node.stop("SIGTERM")

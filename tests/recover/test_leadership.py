@@ -14,9 +14,9 @@ from holdfast.core.paths import RunPaths
 from holdfast.recover import leadership
 from holdfast.recover.agent.board import LedgerBoard, board_of
 from holdfast.recover.leadership import (
+    LeaderWatch,
     SharedFolder,
     Superseded,
-    Watch,
     leadership_of,
 )
 from holdfast.testing.postgresql import PrivatePostgreSQL, postgresql_binaries
@@ -73,7 +73,7 @@ def test_numbers_rise_and_the_highest_leads(lead):
 def test_a_supervisor_that_beats_is_not_gone(lead, clock):
     lead.take("n1", None)
     lead.beat(1)
-    watch = Watch(lead)
+    watch = LeaderWatch(lead)
     for at_s in range(20):
         lead.beat(1)
         if isinstance(lead, SharedFolder):
@@ -159,7 +159,7 @@ def test_a_number_that_could_not_be_recorded_is_lost_to_the_node_that_records_it
 
 
 def test_without_the_folder_nobody_is_gone(paths, clock):
-    watch = Watch(SharedFolder(paths))
+    watch = LeaderWatch(SharedFolder(paths))
     clock[0] += 1000.0
     assert watch.gone() is None
 
@@ -202,7 +202,7 @@ def test_a_database_that_is_away_changes_nothing(server, url, paths, clock):
         told = {"hosts": ["h"], "port": 1, "token": "t", "run_id": "r"}
         board.publish(told)
         assert board.read() == told
-        watch = Watch(lead)
+        watch = LeaderWatch(lead)
         assert watch.gone() is None
         server.stop()
         try:
@@ -227,7 +227,7 @@ def test_a_database_that_is_away_changes_nothing(server, url, paths, clock):
 
 @NEEDS_POSTGRESQL
 def test_nodes_that_watch_keep_no_connection_of_the_server(url, paths, place):
-    watches = [Watch(leadership_of(url, paths)) for _ in range(3)]
+    watches = [LeaderWatch(leadership_of(url, paths)) for _ in range(3)]
     boards = [board_of(None, "k", url) for _ in range(3)]
     assert [watch.gone() for watch in watches] == [None] * 3
     assert [board.read() for board in boards] == [None] * 3

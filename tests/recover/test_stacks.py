@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from holdfast.recover.channel import MAX_MESSAGE_BYTES, encode
-from holdfast.recover.stacks import Place, stand_of
+from holdfast.recover.stacks import Activity, stand_of
 
 READ = """
 import json, os, threading, time
@@ -63,37 +63,37 @@ def read(block: str, call: str, others: str = "") -> list[dict]:
 
 
 @pytest.mark.parametrize(
-    ("block", "call", "place"),
+    ("block", "call", "activity"),
     [
-        ("held.acquire()", "acquire", Place.LOCK),
-        ("enter_lock()", "with", Place.LOCK),
-        ("Queue().get()", "acquire", Place.LOCK),
-        ("Future().result()", "acquire", Place.LOCK),
-        ("holdfast['wait_in_holdfast']()", "acquire", Place.OTHER),
-        ("profile['hook'](lambda: held.acquire())", "acquire", Place.LOCK),
-        ("deadlock()", "acquire", Place.LOCK),
-        ("shim['run'](lambda: held.acquire())", "acquire", Place.LOCK),
-        ("shim['run'](holdfast['wait_in_holdfast'])", "acquire", Place.OTHER),
-        ("held.acquire(timeout=1000)", "acquire", Place.OTHER),
-        ("threading.Event().wait(1000)", "acquire", Place.OTHER),
-        ("time.sleep(1000)", "sleep", Place.OTHER),
-        ("while True: pass", "", Place.OTHER),
+        ("held.acquire()", "acquire", Activity.LOCK),
+        ("enter_lock()", "with", Activity.LOCK),
+        ("Queue().get()", "acquire", Activity.LOCK),
+        ("Future().result()", "acquire", Activity.LOCK),
+        ("holdfast['wait_in_holdfast']()", "acquire", Activity.OTHER),
+        ("profile['hook'](lambda: held.acquire())", "acquire", Activity.LOCK),
+        ("deadlock()", "acquire", Activity.LOCK),
+        ("shim['run'](lambda: held.acquire())", "acquire", Activity.LOCK),
+        ("shim['run'](holdfast['wait_in_holdfast'])", "acquire", Activity.OTHER),
+        ("held.acquire(timeout=1000)", "acquire", Activity.OTHER),
+        ("threading.Event().wait(1000)", "acquire", Activity.OTHER),
+        ("time.sleep(1000)", "sleep", Activity.OTHER),
+        ("while True: pass", "", Activity.OTHER),
     ],
 )
-def test_a_wait_without_end_is_told_from_others(block, call, place):
+def test_a_wait_without_end_is_told_from_others(block, call, activity):
     stand = stand_of(read(block, call))
-    assert stand.place is place
+    assert stand.activity is activity
     assert any(frame.startswith("block (") for frame in stand.frames)
 
 
 @pytest.mark.parametrize(
-    ("call", "daemon", "place"),
+    ("call", "daemon", "activity"),
     [
-        ("time.sleep(1000)", True, Place.OTHER),
-        ("held.acquire(True, 1000)", False, Place.OTHER),
-        ("threading.Event().wait(1000)", True, Place.OTHER),
-        ("shared.acquire()", True, Place.OTHER),
-        ("held.acquire()", False, Place.LOCK),
+        ("time.sleep(1000)", True, Activity.OTHER),
+        ("held.acquire(True, 1000)", False, Activity.OTHER),
+        ("threading.Event().wait(1000)", True, Activity.OTHER),
+        ("shared.acquire()", True, Activity.OTHER),
+        ("held.acquire()", False, Activity.LOCK),
     ],
     ids=[
         "one that sleeps",
@@ -103,26 +103,26 @@ def test_a_wait_without_end_is_told_from_others(block, call, place):
         "one that waits",
     ],
 )
-def test_a_lock_that_another_thread_may_release_is_none(call, daemon, place):
+def test_a_lock_that_another_thread_may_release_is_none(call, daemon, activity):
     other = "import multiprocessing\nshared = multiprocessing.Lock()\nshared.acquire()\n"
     other += "pool = ThreadPoolExecutor()\npool.submit(int).result()\n"
     other += f"def other():\n    {call}\nthreading.Thread(target=other, daemon={daemon}).start()\n"
     in_its_wait = "while not any(one['call'].startswith(('sleep', 'acquire', 'other')) for one in thread_stacks()): pass"  # noqa: E501
-    assert stand_of(read("held.acquire()", "acquire", other + in_its_wait)).place is place
+    assert stand_of(read("held.acquire()", "acquire", other + in_its_wait)).activity is activity
 
 
 @pytest.mark.parametrize(
-    ("block", "place"),
+    ("block", "activity"),
     [
-        ("shared.acquire()", Place.OTHER),
-        ("[held, shared][1].acquire()", Place.OTHER),
-        ("box.shared.acquire()", Place.OTHER),
-        ("box.held.acquire()", Place.LOCK),
-        ("re_entered.acquire()", Place.LOCK),
-        ("held.acquire()", Place.LOCK),
+        ("shared.acquire()", Activity.OTHER),
+        ("[held, shared][1].acquire()", Activity.OTHER),
+        ("box.shared.acquire()", Activity.OTHER),
+        ("box.held.acquire()", Activity.LOCK),
+        ("re_entered.acquire()", Activity.LOCK),
+        ("held.acquire()", Activity.LOCK),
     ],
 )
-def test_a_lock_that_another_process_may_release_is_none(block, place):
+def test_a_lock_that_another_process_may_release_is_none(block, activity):
     prelude = (
         "import multiprocessing\nfrom types import SimpleNamespace\n"
         "shared = multiprocessing.Lock()\nshared.acquire()\nbox = SimpleNamespace(held=held, shared=shared)\n"
@@ -131,7 +131,7 @@ def test_a_lock_that_another_process_may_release_is_none(block, place):
         "threading.Thread(target=keep, daemon=True).start()\nkept.wait()\n"
         "while not any(one['call'] == 'acquire/0' for one in thread_stacks()): pass\n"
     )
-    assert stand_of(read(block, "acquire", prelude)).place is place
+    assert stand_of(read(block, "acquire", prelude)).activity is activity
 
 
 PREFETCH = """
@@ -151,13 +151,13 @@ while not any(one["call"].startswith("acquire/") for one in thread_stacks()): pa
 
 
 def test_a_prefetcher_that_waits_for_stalled_storage_may_go_on():
-    assert stand_of(read("batches.get()", "acquire", PREFETCH)).place is Place.OTHER
+    assert stand_of(read("batches.get()", "acquire", PREFETCH)).activity is Activity.OTHER
 
 
 def test_a_progress_bars_monitor_releases_no_lock():
     bar = "from tqdm import tqdm\nbar = tqdm(total=3)\n"
     bar += "while not any(one['module'] == 'tqdm._monitor' for one in thread_stacks()): pass\n"
-    assert stand_of(read("held.acquire()", "acquire", bar)).place is Place.LOCK
+    assert stand_of(read("held.acquire()", "acquire", bar)).activity is Activity.LOCK
 
 
 def frame(module, function="f", line=1):
@@ -179,47 +179,50 @@ def thread(
 
 
 @pytest.mark.parametrize(
-    ("main", "place"),
+    ("main", "activity"),
     [
         (
             thread(frame("torch.distributed.distributed_c10d", "all_reduce"), frame("__main__")),
-            Place.COLLECTIVE,
+            Activity.COLLECTIVE,
         ),
         (
             thread(frame("torch._ops"), frame("torch.distributed._functional_collectives")),
-            Place.COLLECTIVE,
+            Activity.COLLECTIVE,
         ),
-        (thread(frame("torch.nn.parallel.distributed"), frame("__main__")), Place.COLLECTIVE),
+        (thread(frame("torch.nn.parallel.distributed"), frame("__main__")), Activity.COLLECTIVE),
         (
             thread(frame("torch.autograd.graph", "_engine_run_backward"), frame("torch._tensor")),
-            Place.BACKWARD,
+            Activity.BACKWARD,
         ),
-        (thread(frame("__main__"), call="item/0"), Place.DEVICE),
-        (thread(frame("__main__"), call="wait/0"), Place.DEVICE),
+        (thread(frame("__main__"), call="item/0"), Activity.DEVICE),
+        (thread(frame("__main__"), call="wait/0"), Activity.DEVICE),
         # A checkpoint is written, or the user's forward runs, below torch.distributed.
-        (thread(frame("torch.distributed.checkpoint.filesystem"), call="write/1"), Place.OTHER),
+        (thread(frame("torch.distributed.checkpoint.filesystem"), call="write/1"), Activity.OTHER),
         (
             thread(frame("__main__"), frame("torch.nn.parallel.distributed"), call="sleep/1"),
-            Place.OTHER,
+            Activity.OTHER,
         ),
         # Holdfast waits for its own processes.
         (
             thread(frame("threading", "wait"), frame("__main__"), call="acquire/0", ours=True),
-            Place.OTHER,
+            Activity.OTHER,
         ),
-        (thread(frame("threading", "wait"), frame("__main__"), call="acquire/0"), Place.LOCK),
+        (thread(frame("threading", "wait"), frame("__main__"), call="acquire/0"), Activity.LOCK),
     ],
 )
-def test_places_of_pytorch(main, place):
+def test_activities_of_pytorch(main, activity):
     idle = thread(frame("multiprocessing.connection"), call="poll/1", main=False)
-    assert stand_of([main, {**idle, "module": "torch.utils.data._utils.pin_memory"}]).place is place
+    assert (
+        stand_of([main, {**idle, "module": "torch.utils.data._utils.pin_memory"}]).activity
+        is activity
+    )
 
 
 def test_a_thread_of_holdfasts_releases_no_lock_of_the_user():
     main = thread(frame("threading", "wait"), frame("__main__"), call="acquire/0")
     receiving = thread(frame("socket", "readinto"), call="recv_into/2", main=False, daemon=True)
-    assert stand_of([main, receiving]).place is Place.OTHER
-    assert stand_of([main, {**receiving, "ours": True}]).place is Place.LOCK
+    assert stand_of([main, receiving]).activity is Activity.OTHER
+    assert stand_of([main, {**receiving, "ours": True}]).activity is Activity.LOCK
 
 
 def test_the_words_for_a_stack():
@@ -237,7 +240,9 @@ def test_many_deep_threads_fit_into_a_message():
     )
     threads = read("held.acquire()", "acquire", deep)
     assert len(encode({"kind": "stacks", "threads": threads})) <= MAX_MESSAGE_BYTES
-    assert stand_of(threads).place is Place.OTHER, "one that was left out may release the lock"
+    assert stand_of(threads).activity is Activity.OTHER, (
+        "one that was left out may release the lock"
+    )
 
 
 @pytest.mark.parametrize(

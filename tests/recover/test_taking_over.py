@@ -7,9 +7,9 @@ import pytest
 from holdfast.core.errors import HoldfastError, LedgerError
 from holdfast.core.ledger import Ledger, Run
 from holdfast.core.paths import RunPaths, ledger_url
-from holdfast.recover.agent.node import Node
+from holdfast.recover.agent.node import NodeProcess
 from holdfast.recover.agent.rendezvous import Meeting
-from holdfast.recover.leadership import SharedFolder, Watch
+from holdfast.recover.leadership import LeaderWatch, SharedFolder
 from holdfast.recover.run_lock import RunLock, is_alive
 from holdfast.recover.spec import RunSpec
 
@@ -31,7 +31,9 @@ def node(tmp_path):
         ledger.add_run(Run(**run, host="h", pid=1, started_at_s=0.0))
     SharedFolder(paths).take("n1", None)
     meeting = Meeting(nnodes=2, key="k", host="127.0.0.1", port=1)
-    node = Node(RunSpec(command=("true",), cwd="/", nproc=1, nnodes=2), tmp_path, meeting=meeting)
+    node = NodeProcess(
+        RunSpec(command=("true",), cwd="/", nproc=1, nnodes=2), tmp_path, meeting=meeting
+    )
     node._ledger_url, node._paths = url, paths
     return node
 
@@ -78,7 +80,7 @@ def test_a_node_to_which_the_lead_was_handed_over_takes_it_at_once(node, monkeyp
     monkeypatch.setattr(Meeting, "publish", lambda *_args, **_kwargs: None)
 
     async def play(*, is_asked):
-        watch = Watch(lead)
+        watch = LeaderWatch(lead)
         if is_asked:
             node._from_agent({"kind": "lead"})
         await node._follow(watch)

@@ -14,7 +14,7 @@ from holdfast.core.errors import BadUse, HoldfastError
 from holdfast.core.words import plainly
 
 if TYPE_CHECKING:
-    from holdfast.simulate.cluster import Answer
+    from holdfast.simulate.cluster import ClusterAnswer
 
 PRETRAINING = "Pretrain"
 
@@ -138,7 +138,7 @@ def _numbers(option: str, given: Sequence[str]) -> dict[str, int]:
     return found
 
 
-def _show(found: "Answer", assumed: Sequence[str]) -> None:
+def _show(found: "ClusterAnswer", assumed: Sequence[str]) -> None:
     from holdfast.simulate.cluster import compared_rows, policy_facts, wait_rows
 
     one = found.replayed

@@ -499,7 +499,7 @@ class AttemptView:
         if self.frozen is None and self.left is None:
             return []
         return [
-            f"holdfast: rank {rank} (pid {self.rank_pids[rank]}) stands in {stand.place.value}: "
+            f"holdfast: rank {rank} (pid {self.rank_pids[rank]}) stands in {stand.activity.value}: "
             + " < ".join(stand.frames[:CITED_FRAMES])
             for rank, stand in sorted(self.detector.stands.items())
         ]

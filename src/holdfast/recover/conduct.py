@@ -34,7 +34,7 @@ from holdfast.recover.outcome import Outcome, outcome_of
 from holdfast.recover.people import modes
 from holdfast.recover.people.decisions import Decisions
 from holdfast.recover.people.rollback import ASKED, DONE, NOT_DONE, Rollback, requested
-from holdfast.recover.recorder import MISSED, Launch, Recorder
+from holdfast.recover.recorder import MISSED, RecordedLaunch, Recorder
 from holdfast.recover.signals.in_run import NodeHealth
 from holdfast.recover.signals.slurm import states_here
 from holdfast.recover.skipping.plan import Skip
@@ -138,7 +138,7 @@ class Conduct:
         self.launches.remember()
         self.health.remember()
 
-    def take_up(self, launch: Launch | None) -> None:
+    def take_up(self, launch: RecordedLaunch | None) -> None:
         """Continue with the attempt of an earlier supervisor.
 
         Args:

@@ -253,7 +253,7 @@ def leadership_of(url: str, paths: RunPaths, ledger: Ledger | None = None) -> Le
     return SharedLedger(opened, paths.run_id)
 
 
-class Watch:
+class LeaderWatch:
     """Watch the signs of life of the run's supervisor from another node."""
 
     def __init__(self, leadership: Leadership) -> None:

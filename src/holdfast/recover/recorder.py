@@ -53,7 +53,7 @@ def _or_complain(
 
 
 @dataclass(frozen=True)
-class Launch:
+class RecordedLaunch:
     """The launchers of one attempt, or of several attempts below the same launchers."""
 
     attempt: int
@@ -341,14 +341,14 @@ class Recorder:
         """Record the ids and the names of the nodes with the attempt's launchers, by node rank."""
         self.event("launched", {"nodes": dict(nodes)})
 
-    def running_launch(self) -> "Launch | None":
+    def running_launch(self) -> "RecordedLaunch | None":
         """Return the launch below which the newest attempt runs; None if no attempt runs."""
         attempts = self._ledger.attempts(self._run_id)
         launches = self._ledger.events(self._run_id, kind="launched")
         if not attempts or attempts[-1].outcome != "running" or not launches:
             return None
         last = launches[-1]
-        return Launch(attempt=last.attempt, nodes=dict(last.data["nodes"]))
+        return RecordedLaunch(attempt=last.attempt, nodes=dict(last.data["nodes"]))
 
     def leave_out(self, skip: Skip) -> None:
         """Leave out a range of batches in all later attempts, also under later supervisors."""

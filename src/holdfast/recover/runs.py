@@ -21,7 +21,7 @@ from holdfast.core.atomic import write_atomic
 from holdfast.core.errors import BadUse, HoldfastError
 from holdfast.core.ledger import Ledger, Run
 from holdfast.core.paths import RUN_ID, RunPaths
-from holdfast.recover.agent.node import Node, Observer
+from holdfast.recover.agent.node import NodeProcess, Observer
 from holdfast.recover.agent.rendezvous import Meeting
 from holdfast.recover.leadership import Superseded
 from holdfast.recover.outcome import Outcome
@@ -156,7 +156,7 @@ def supervise(
         is_lost = goes_on and bool(ledger.attempts(run_id))
         changes = {"state": "running", "pid": os.getpid(), "host": socket.gethostname()}
         ledger.set_run(run_id, **changes, ended_at_s=None, exit_code=None, outcome="")
-        node = Node(spec, home, meeting=meeting, observer=observer, echo=echo, notify=notify)
+        node = NodeProcess(spec, home, meeting=meeting, observer=observer, echo=echo, notify=notify)
         leading = node.lead(
             paths, lock, ledger_url=ledger.url, listening=listening, is_lost=is_lost
         )
@@ -203,12 +203,12 @@ def join(
     Raises:
         HoldfastError: no supervisor was found, or another node has taken over from this one.
     """
-    node = Node(spec, home, meeting=meeting, observer=observer, echo=echo, notify=notify)
+    node = NodeProcess(spec, home, meeting=meeting, observer=observer, echo=echo, notify=notify)
     outcome = asyncio.run(_until_the_end(node, node.join(ledger_url=ledger.url)))
     return replace(outcome, led=node.is_leading())
 
 
-async def _until_the_end(node: Node, running: Coroutine[Any, Any, Outcome]) -> Outcome:
+async def _until_the_end(node: NodeProcess, running: Coroutine[Any, Any, Outcome]) -> Outcome:
     loop = asyncio.get_running_loop()
     for number, by in STOPPERS.items():
         loop.add_signal_handler(number, node.stop, by)

@@ -56,7 +56,7 @@ _MONITORS = frozenset({"tqdm._monitor", "torch.utils.data._utils.pin_memory"})
 thread has a timeout."""
 
 
-class Place(Enum):
+class Activity(Enum):
     """The activity of a main thread, as far as its stack shows."""
 
     COLLECTIVE = "a collective"
@@ -71,7 +71,7 @@ class Place(Enum):
 class Stand:
     """The position of a rank's main thread in its code."""
 
-    place: Place
+    activity: Activity
     frames: tuple[str, ...]
     """The calls as `function (file.py:line)`, the innermost first."""
 
@@ -210,31 +210,31 @@ def stand_of(threads: Sequence[Mapping[str, Any]]) -> Stand:
     others = [one for one in threads if one is not main]
     calls = tuple(f"{function} ({file}:{line})" for _, file, function, line in frames)
     return Stand(
-        _place(main, [(module, function) for module, _, function, _ in frames], others), calls
+        _activity(main, [(module, function) for module, _, function, _ in frames], others), calls
     )
 
 
-def _place(
+def _activity(
     main: Mapping[str, Any], frames: Sequence[tuple[str, str]], others: Sequence[Mapping[str, Any]]
-) -> Place:
+) -> Activity:
     call = str(main["call"])
     for module, function in frames:
         if module in _COLLECTIVES:
-            return Place.COLLECTIVE
+            return Activity.COLLECTIVE
         if function == "_engine_run_backward":
-            return Place.BACKWARD
+            return Activity.BACKWARD
         if not module.startswith("torch."):
             break
     if call.partition("/")[0] in _DEVICE_CALLS:
-        return Place.DEVICE
+        return Activity.DEVICE
     # If the main thread waits in Holdfast's own code, it waits for a process of Holdfast.
     if (
         call in ("acquire/0", "with")
         and not main["ours"]
         and not any(_may_release(one) for one in others)
     ):
-        return Place.LOCK
-    return Place.OTHER
+        return Activity.LOCK
+    return Activity.OTHER
 
 
 def _may_release(thread: Mapping[str, Any]) -> bool:

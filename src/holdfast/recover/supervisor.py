@@ -31,7 +31,7 @@ from holdfast.recover.losses import Losses
 from holdfast.recover.nodes import Nodes
 from holdfast.recover.outcome import Outcome
 from holdfast.recover.people import modes
-from holdfast.recover.recorder import Launch, Recorder
+from holdfast.recover.recorder import RecordedLaunch, Recorder
 from holdfast.recover.replay.replays import Replays
 from holdfast.recover.spec import RunSpec
 
@@ -113,7 +113,7 @@ class Supervisor:
         )
         self._decide_on = self._conduct.decide_on
         self._leadership = leadership_of(ledger.url, paths, ledger)
-        self._running: Launch | None = None
+        self._running: RecordedLaunch | None = None
         """The launch of an earlier supervisor, which may still be running."""
         self._over: tuple[str, int, str] | None = None
         """The state, the exit code and the outcome of the run, if an earlier supervisor recorded
@@ -217,7 +217,7 @@ class Supervisor:
         self._running = launch = self._recorder.running_launch()
         self._conduct.take_up(launch)
 
-    async def _adopt(self, launch: Launch) -> bool:
+    async def _adopt(self, launch: RecordedLaunch) -> bool:
         """Take over the present attempt; return False if this is not possible."""
         number, launched, ids = self._view.number, launch.attempt, list(launch.nodes)
         for _ in range(ADOPT_TICKS):

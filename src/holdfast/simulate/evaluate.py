@@ -61,7 +61,7 @@ CHUNK = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class EvaluationOutcome:
     """The result of a simulated evaluation.
 
     Attributes:
@@ -97,7 +97,7 @@ def simulate(
     seed: int = 0,
     record: bool = False,
     timed: bool = False,
-) -> Outcome:
+) -> EvaluationOutcome:
     """Simulate a workload on a cluster under Holdfast's own policy.
 
     Args:
@@ -107,7 +107,7 @@ def simulate(
             samples.
         config: the configuration of the policy; by default with the round-trip time of `cluster`.
         seed: the random seed for the order in which tasks submit their samples.
-        record: True to keep every span in `Outcome.timeline`.
+        record: True to keep every span in `EvaluationOutcome.timeline`.
         timed: True to measure the CPU time of the policy.
 
     Raises:
@@ -159,7 +159,7 @@ class _Run:
         self._decisions = 0
         self._decide_s = 0.0
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> EvaluationOutcome:
         self._begin()
         while self._samples_left and self._heap:
             now_s, _, happens, what = heappop(self._heap)
@@ -181,7 +181,7 @@ class _Run:
             started_at_s=0.0, suite="simulated", tasks=[task.name for task in self._workload.tasks]
         )
         lines = [begin, *self._lines, End(state="done", t1=self._end_s)]
-        return Outcome(
+        return EvaluationOutcome(
             makespan_s=self._end_s,
             bound=bound_of(self._workload, self._cluster),
             timeline=timeline_of(lines),

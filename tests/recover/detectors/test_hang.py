@@ -12,18 +12,18 @@ from holdfast.recover.detectors.hang import (
     HangLimits,
     Look,
 )
-from holdfast.recover.stacks import Place, Stand
+from holdfast.recover.stacks import Activity, Stand
 
 LIMITS = HangLimits(factor=10, floor_s=3, first_step_s=100, section_s=50, silence_s=80)
 
 IN_REDUCE = Stand(
-    Place.COLLECTIVE, ("all_reduce (distributed_c10d.py:3252)", "<module> (train.py:7)")
+    Activity.COLLECTIVE, ("all_reduce (distributed_c10d.py:3252)", "<module> (train.py:7)")
 )
 IN_BACKWARD = Stand(
-    Place.BACKWARD, ("_engine_run_backward (graph.py:979)", "<module> (train.py:6)")
+    Activity.BACKWARD, ("_engine_run_backward (graph.py:979)", "<module> (train.py:6)")
 )
-IN_LOCK = Stand(Place.LOCK, ("fetch (queue_of_mine.py:5)", "<module> (train.py:3)"))
-IN_CODE = Stand(Place.OTHER, ("evaluate (train.py:40)",))
+IN_LOCK = Stand(Activity.LOCK, ("fetch (queue_of_mine.py:5)", "<module> (train.py:3)"))
+IN_CODE = Stand(Activity.OTHER, ("evaluate (train.py:40)",))
 
 
 def trained(ranks=2, steps=5, step_s=0.1, limits=LIMITS):
@@ -180,9 +180,9 @@ def test_all_ranks_in_collectives_are_found_within_the_short_limit():
         standing(IN_BACKWARD, IN_BACKWARD, cpu_per_s=1.0),
         standing(IN_REDUCE, IN_CODE),
         standing(IN_REDUCE, None),
-        lambda now_s: standing(IN_REDUCE, Stand(Place.COLLECTIVE, (f"gather (train.py:{now_s})",)))(
-            now_s
-        ),
+        lambda now_s: standing(
+            IN_REDUCE, Stand(Activity.COLLECTIVE, (f"gather (train.py:{now_s})",))
+        )(now_s),
     ],
     ids=["backward that computes", "one outside", "one that does not answer", "one that goes on"],
 )
@@ -477,7 +477,7 @@ def begun(last, *, waits=True):
 def test_the_rank_that_has_not_begun_the_others_collective_is_named(collectives, stands, named):
     detector, now_s = trained(ranks=3)
     # No stack stands in a collective that is known as one, unless stated.
-    stand = Stand(Place.OTHER, ("train_step (train.py:12)",))
+    stand = Stand(Activity.OTHER, ("train_step (train.py:12)",))
 
     def looks(at_s):
         return {

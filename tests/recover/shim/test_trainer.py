@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.recover.shim import rank_shim
 from holdfast.recover.shim.imports import Imports
-from holdfast.recover.shim.rank_shim import Child, Forked, Warm
+from holdfast.recover.shim.rank_shim import Forked, Spawned, Warm
 from holdfast.recover.shim.script import Script
 
 FACTS = """
@@ -118,7 +118,7 @@ def test_modules_are_found_where_a_new_interpreter_finds_them(
 def test_without_imports_the_process_becomes_the_trainer(started):
     process = Warm(["python", "job.py"])
     trainer, output = started(process, FACTS)
-    assert isinstance(trainer, Child)
+    assert isinstance(trainer, Spawned)
     assert trainer.wait()[0] == 0
     assert int(output.read().split()[0]) == process.process.pid
     assert not process.starts_again
@@ -131,7 +131,7 @@ def test_what_has_threads_is_not_forked(warm, started, install):
     install("threaded", THREADED)
     process = warm("threaded")
     trainer, output = started(process, "import sys; print('threaded' in sys.modules); sys.exit(5)")
-    assert isinstance(trainer, Child)
+    assert isinstance(trainer, Spawned)
     assert trainer.wait()[0] == 5
     assert output.read() == "True\n"
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from holdfast.recover.signals.facts import CannotSee, NodeSignal, Notice
 from holdfast.recover.signals.kernel import KernelLog
-from holdfast.recover.signals.watch import REFRESH_S, STUCK_S, Watch
+from holdfast.recover.signals.watch import REFRESH_S, STUCK_S, SignalWatch
 from holdfast.testing.clock import FakeClock
 
 SIGNAL = NodeSignal(source="a", name="link-down", where="eth0", text="eth0 is down")
@@ -14,7 +14,7 @@ SIGNAL = NodeSignal(source="a", name="link-down", where="eth0", text="eth0 is do
 
 def watch_of(clock=None):
     sent = []
-    return Watch([], sent.append, clock or FakeClock()), sent
+    return SignalWatch([], sent.append, clock or FakeClock()), sent
 
 
 def test_only_changes_are_sent_and_a_new_supervisor_receives_all_that_holds():
@@ -84,7 +84,7 @@ def test_a_source_that_hangs_or_fails_hides_no_other_one():
 
     async def run():
         sent = []
-        watch = Watch(sources, sent.append, clock)
+        watch = SignalWatch(sources, sent.append, clock)
         watch.start()
         async with asyncio.timeout(60):
             while len(sent) < 4 or "hangs" not in watch._reading_since_s:

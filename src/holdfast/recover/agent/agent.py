@@ -34,7 +34,7 @@ from holdfast.recover.agent.stream import Stream, proof
 from holdfast.recover.agent.trust import Trust, why_not
 from holdfast.recover.channel import ChannelServer, Peer
 from holdfast.recover.localise.tester import NodeTester
-from holdfast.recover.signals.watch import Watch, sources_of_this_host
+from holdfast.recover.signals.watch import SignalWatch, sources_of_this_host
 
 RECONNECT_S = 0.1
 RECONNECT_MAX_S = 2.0
@@ -117,7 +117,7 @@ class Agent:
         self._tester = NodeTester()
         began_s = begin["began_s"]  # None if the node is only tested, and has no job
         sources = [] if began_s is None else sources_of_this_host(since_s=float(began_s))
-        self._watch = Watch(sources, self._send, SystemClock())
+        self._watch = SignalWatch(sources, self._send, SystemClock())
         self._home = Path(home)
         self._sampling = Sampling(str(begin["name"]), self._pids)
         self._checking: set[asyncio.Task[None]] = set()

@@ -32,7 +32,7 @@ SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 
 @dataclass(kw_only=True)
-class Child:
+class KeptProcess:
     """A process that is kept going. Call all methods from one event loop."""
 
     module: str

@@ -28,14 +28,14 @@ from holdfast.core.ledger import Ledger
 from holdfast.core.paths import RunPaths
 from holdfast.core.tasks import Tasks
 from holdfast.recover.agent.board import Board, board_of
-from holdfast.recover.agent.child import Child
+from holdfast.recover.agent.child import KeptProcess
 from holdfast.recover.agent.held_connection import HeldConnection
 from holdfast.recover.agent.kept_memory import end_kept_memory
 from holdfast.recover.agent.rendezvous import Meeting, loopback_listener, node_name
 from holdfast.recover.agent.time_limit import stop_in_time
 from holdfast.recover.connected_node import LEFT
 from holdfast.recover.launching.launch import Job, Place, can_stand_by, launch, stand_by
-from holdfast.recover.leadership import Sign, Superseded, Watch, leadership_of
+from holdfast.recover.leadership import LeaderWatch, Sign, Superseded, leadership_of
 from holdfast.recover.outcome import Outcome
 from holdfast.recover.run_lock import RunLock
 from holdfast.recover.spec import RunSpec
@@ -68,7 +68,7 @@ resumed, proposal, observed, stopping, nodes, trouble and ended.
 """
 
 
-class Node:
+class NodeProcess:
     """This node's part of a run."""
 
     def __init__(
@@ -128,7 +128,7 @@ class Node:
         self._tasks = Tasks(self._failed)
         self._ended: asyncio.Future[Outcome] | None = None
         self._held = HeldConnection()
-        self._agent = Child(
+        self._agent = KeptProcess(
             module="holdfast.recover.agent.agent",
             listening=self._channel,
             begin=self._agent_begins,
@@ -137,7 +137,7 @@ class Node:
             starting=self._starting,
             inherits=(self._held.sending.fileno(),),
         )
-        self._supervisor: Child | None = None
+        self._supervisor: KeptProcess | None = None
         self._known: dict[str, Any] | None = None
         """The address of the supervisor on this node, and the run's token."""
         self._is_successor = False
@@ -201,7 +201,7 @@ class Node:
         return board_of(self._home, self._meeting.key, self._ledger_url)
 
     def _lead(self, listening: socket.socket, *, is_lost: bool, adopts: bool) -> None:
-        """Prepare the supervisor on this node, which `Child.keep` starts."""
+        """Prepare the supervisor on this node, which `KeptProcess.keep` starts."""
         assert self._paths is not None
         paths, token = self._paths, secrets.token_hex(16)
         if self._meeting is not None:
@@ -225,7 +225,7 @@ class Node:
                 "wall_offset_s": self._wall_offset_s,
             }
 
-        supervisor = self._supervisor = Child(
+        supervisor = self._supervisor = KeptProcess(
             module="holdfast.recover.supervisor_process",
             listening=listening,
             begin=begin,
@@ -409,7 +409,7 @@ class Node:
                 watch = None
                 continue
             if self._paths is not None:
-                watch = watch or Watch(leadership_of(self._ledger_url, self._paths))
+                watch = watch or LeaderWatch(leadership_of(self._ledger_url, self._paths))
                 try:
                     await self._follow(watch)
                 except (HoldfastError, OSError) as error:
@@ -423,7 +423,7 @@ class Node:
                     f"No supervisor was found for {ALONE_S / 60:.0f} minutes. {self._complaint(why)}"
                 )
 
-    async def _follow(self, watch: Watch) -> None:
+    async def _follow(self, watch: LeaderWatch) -> None:
         """Start a supervisor here if the last one was lost with its node, and if this node may lead."""
         assert self._meeting is not None
         is_successor, self._is_successor = self._is_successor, False

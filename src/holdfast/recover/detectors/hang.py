@@ -40,7 +40,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from holdfast.recover.detectors.collectives import Begun, without_the_others_collective
-from holdfast.recover.stacks import Place, Stand
+from holdfast.recover.stacks import Activity, Stand
 
 RECENT_STEPS = 64
 STOPPED_STATES = {"stopped": "T", "tracing-stop": "t"}
@@ -157,12 +157,14 @@ class _Rank:
         same = before is not None and stand is not None and before.stand == stand
         idle = before is not None and _idle(before, look, now_s - since_s)
         quiet = before is not None and before.io_bytes == look.io_bytes
-        place = None if stand is None else stand.place
+        activity = None if stand is None else stand.activity
         stuck = before is not None and before.state in STUCK_STATES and look.state in STUCK_STATES
         self.stuck_since_s = _since(self.stuck_since_s, since_s, holds=stuck and idle and quiet)
-        locked = same and place is Place.LOCK
+        locked = same and activity is Activity.LOCK
         self.locked_since_s = _since(self.locked_since_s, since_s, holds=locked and idle and quiet)
-        waits = same and (place is Place.COLLECTIVE or (place is Place.BACKWARD and idle))
+        waits = same and (
+            activity is Activity.COLLECTIVE or (activity is Activity.BACKWARD and idle)
+        )
         self.waits_since_s = _since(self.waits_since_s, since_s, holds=waits)
         self.quiet_since_s = _since(
             self.quiet_since_s, since_s, holds=waits and quiet and look.io_bytes is not None
@@ -479,7 +481,7 @@ def _blame(ranks: Mapping[int, _Rank], states: Mapping[int, str | None]) -> _Bla
         return rank, None, None, f"the others wait for it{_where(stands.get(rank))}"
     locked = [rank for rank, seen in ranks.items() if seen.locked_since_s is not None]
     if len(locked) == 1:
-        lock = f"it waits for {Place.LOCK.value}{_where(stands.get(locked[0]))}"
+        lock = f"it waits for {Activity.LOCK.value}{_where(stands.get(locked[0]))}"
         return locked[0], None, None, lock
     steps = {rank: seen.last_step or 0 for rank, seen in ranks.items()}
     behind = [rank for rank, step in steps.items() if step == min(steps.values())]
@@ -489,8 +491,8 @@ def _blame(ranks: Mapping[int, _Rank], states: Mapping[int, str | None]) -> _Bla
 
 
 def _waits_for_others(stand: Stand | None) -> bool:
-    waits = (Place.COLLECTIVE, Place.BACKWARD, Place.DEVICE)
-    return stand is not None and stand.place in waits
+    waits = (Activity.COLLECTIVE, Activity.BACKWARD, Activity.DEVICE)
+    return stand is not None and stand.activity in waits
 
 
 def _where(stand: Stand | None) -> str:

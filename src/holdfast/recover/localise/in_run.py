@@ -24,7 +24,7 @@ on other nodes.
 """
 
 
-class Records(Protocol):
+class NodeTestRecords(Protocol):
     """The interface of the recorder that the tests need."""
 
     def event(self, kind: str, data: dict[str, Any], rank: int | None = None) -> None:
@@ -88,7 +88,7 @@ class NodeTests:
         spec: RunSpec,
         nodes: Nodes,
         ledger: Ledger,
-        records: Records,
+        records: NodeTestRecords,
         clock: Clock,
         observe: Callable[[str, Mapping[str, Any]], None],
     ) -> None:

@@ -105,7 +105,7 @@ class Trainer(Protocol):
         ...
 
 
-class Child:
+class Spawned:
     """A trainer that is a child of this process."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
@@ -197,7 +197,7 @@ class Warm:
         if self._forks:
             return Forked(self, int(started[0]["pid"]), *started[1])
         self._control.close()
-        return Child(self.process)
+        return Spawned(self.process)
 
     def end(self) -> None:
         """Kill the process. The kernel then also kills the trainer that the process has forked."""
@@ -256,7 +256,7 @@ class RankShim:
         os.close(theirs)
         signal.signal(signal.SIGINT, self._pass_on)
         threading.Thread(target=self._obey, daemon=True).start()
-        returncode = self._watch(Child(process), output, log)
+        returncode = self._watch(Spawned(process), output, log)
         while (order := self._orders.get()) is not None and order["kind"] == "start":
             if int(order["attempt"]) <= self._attempt.number:  # a repeated order, see `supervisor`
                 continue

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from holdfast.core.clock import Clock
-from holdfast.core.ledger import Incident, NodeRecord
+from holdfast.core.ledger import NodeRecord
 from holdfast.recover import policy
 from holdfast.recover.attempt import AttemptView
 from holdfast.recover.connected_node import Node
 from holdfast.recover.detectors import external, node
 from holdfast.recover.detectors.liveness import Liveness, Looks, blind
-from holdfast.recover.localise.in_run import NodeTests
+from holdfast.recover.localise.in_run import Case, NodeTests
 from holdfast.recover.localise.pairing import MAX_PRIOR, cordon_limit
 from holdfast.recover.nodes import Nodes
 from holdfast.recover.policy.nodes import Circumstances, Finding, NodePlan, plan_for
@@ -34,7 +34,7 @@ DUE_S = 30.0
 Phase = policy.Phase
 
 
-class Records(Protocol):
+class SignalRecords(Protocol):
     """The interface of the recorder that this module needs."""
 
     def event(self, kind: str, data: dict[str, Any], rank: int | None = None) -> None:
@@ -45,17 +45,6 @@ class Records(Protocol):
 
     def events(self, *kinds: str) -> list[tuple[str, int, dict[str, Any]]]:
         """Return the events of the given kinds."""
-
-
-class Case(Protocol):
-    """The interface of the present incident that this module needs."""
-
-    @property
-    def incident(self) -> Incident | None:
-        """Return the incident; None if there is none."""
-
-    def add(self, sentences: Sequence[str]) -> None:
-        """Add sentences to the incident's explanation."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +63,7 @@ class NodeHealth:
         spec: RunSpec,
         nodes: Nodes,
         tests: NodeTests,
-        records: Records,
+        records: SignalRecords,
         clock: Clock,
         observe: Callable[[str, Mapping[str, Any]], None],
         tell: Callable[[policy.NodeToLeave], None],

@@ -66,7 +66,7 @@ def sources_of_this_host(*, since_s: float) -> list[Source]:
     ]
 
 
-class Watch:
+class SignalWatch:
     """Read the sources of one node for its agent. Call all methods from one event loop."""
 
     def __init__(

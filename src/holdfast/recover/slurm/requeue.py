@@ -28,7 +28,7 @@ QUEUED_AGAIN = "queued_again"
 """The kind of the event that records that the run was queued again."""
 
 
-class Records(Protocol):
+class RequeueRecords(Protocol):
     """The interface of the recorder that this module needs."""
 
     def event(self, kind: str, data: dict[str, Any], rank: int | None = None) -> None:
@@ -95,7 +95,7 @@ class Requeue:
         self,
         paths: RunPaths,
         cwd: str,
-        records: Records,
+        records: RequeueRecords,
         observe: Callable[[str, Mapping[str, Any]], None],
         clock: Clock,
         *,

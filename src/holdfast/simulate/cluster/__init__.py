@@ -17,17 +17,17 @@ on partly used nodes. Optionally, a second replay shows the effect of decoupled 
 | `formulas` | closed forms of queueing theory (Erlang C), with which the replay must agree |
 """
 
-from holdfast.simulate.cluster.answers import Answer, answer, assumptions
-from holdfast.simulate.cluster.engine import Outcome, replay
+from holdfast.simulate.cluster.answers import ClusterAnswer, answer, assumptions
+from holdfast.simulate.cluster.engine import ReplayOutcome, replay
 from holdfast.simulate.cluster.jobs import Jobs, Replayed, jobs_of
 from holdfast.simulate.cluster.page import compared_rows, policy_facts, wait_rows, write_cluster
 from holdfast.simulate.cluster.policy import Policy, classes, usual_reserve
 
 __all__ = [
-    "Answer",
+    "ClusterAnswer",
     "Jobs",
-    "Outcome",
     "Policy",
+    "ReplayOutcome",
     "Replayed",
     "answer",
     "assumptions",

@@ -10,7 +10,7 @@ from holdfast.core.errors import BadUse
 from holdfast.core.words import plainly
 from holdfast.simulate.arrivals import GAP_S, MIN_JOBS
 from holdfast.simulate.cluster.decoupled import Batches, batches_of, decouple
-from holdfast.simulate.cluster.engine import HOUR_S, Outcome, Progress, replay
+from holdfast.simulate.cluster.engine import HOUR_S, Progress, ReplayOutcome, replay
 from holdfast.simulate.cluster.jobs import EVALUATION, Floats, Jobs, Replayed, places
 from holdfast.simulate.cluster.policy import Flags, Policy, classes
 
@@ -109,7 +109,7 @@ class Variant:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Answer:
+class ClusterAnswer:
     """The result of replaying a trace under a policy."""
 
     replayed: Replayed
@@ -118,7 +118,7 @@ class Answer:
     """The replay of the jobs as submitted; then, if requested, the replay with decoupled
     evaluation.
     """
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[ReplayOutcome, ...]
     trace_utilisation: float | None
     """The utilisation under the schedule that the trace recorded; None if the trace has no waits.
     """
@@ -147,7 +147,7 @@ def answer(
     decoupled: bool = False,
     seed: int = 0,
     progress: Progress | None = None,
-) -> Answer:
+) -> ClusterAnswer:
     """Replay a trace under a policy, and optionally again with decoupled evaluation.
 
     Args:
@@ -195,7 +195,7 @@ def answer(
             "scores_ratio": other.scores_ratio,
             "simulated_batches": other.simulated,
         }
-    return Answer(
+    return ClusterAnswer(
         replayed=replayed,
         policy=policy,
         variants=tuple(variants),
@@ -205,7 +205,9 @@ def answer(
     )
 
 
-def _replay(jobs: Jobs, replayed: Replayed, policy: Policy, progress: Progress | None) -> Outcome:
+def _replay(
+    jobs: Jobs, replayed: Replayed, policy: Policy, progress: Progress | None
+) -> ReplayOutcome:
     per = replayed.gpus_per_node
     sorted_into = classes(jobs, policy, nodes=replayed.nodes, gpus_per_node=per)
     return replay(jobs, sorted_into, gpus_per_node=per, mode=policy.mode, progress=progress)
@@ -214,7 +216,7 @@ def _replay(jobs: Jobs, replayed: Replayed, policy: Policy, progress: Progress |
 def _variant(
     name: str,
     jobs: Jobs,
-    outcome: Outcome,
+    outcome: ReplayOutcome,
     replayed: Replayed,
     batches: Batches,
     ended_s: Floats,
@@ -279,7 +281,7 @@ def _trace_utilisation(replayed: Replayed) -> float | None:
     )
 
 
-def assumptions(chosen: Answer, *, reserve_given: bool) -> Sequence[str]:
+def assumptions(chosen: ClusterAnswer, *, reserve_given: bool) -> Sequence[str]:
     """Return the assumptions that the replay makes beyond the trace, one sentence each."""
     policy, types = chosen.policy, chosen.replayed.jobs.types
     lines = [

@@ -36,7 +36,7 @@ Progress = Callable[[str, float, float | None], None]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Outcome:
+class ReplayOutcome:
     """The results for jobs and nodes. Shapes: N jobs, H whole hours until the last submission."""
 
     first_start_s: Floats
@@ -119,7 +119,7 @@ def replay(
     gpus_per_node: int,
     mode: str,
     progress: Progress | None = None,
-) -> Outcome:
+) -> ReplayOutcome:
     """Replay jobs on the nodes of a cluster; return what happened to jobs and nodes.
 
     Args:
@@ -189,7 +189,7 @@ class _Replay:
         self.hours: list[tuple[float, float, float, float]] = []
         self.progress = progress
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> ReplayOutcome:
         busy_at_last_s = self._run()
         if self.placed or self.number != sum(map(math.isfinite, self.end_s)):
             raise RuntimeError("Jobs were still waiting after the last event.")
@@ -205,7 +205,7 @@ class _Replay:
                     f"The GPU time {what} is {one} s by nodes and {other} s by jobs."
                 )
         hours = np.array(self.hours, dtype=float).reshape(-1, 4)
-        return Outcome(
+        return ReplayOutcome(
             first_start_s=np.array(self.first_start_s),
             start_s=np.array(self.start_s),
             end_s=np.array(self.end_s),

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.core.page import KeyFigure, template, write_page
-from holdfast.simulate.cluster.answers import Answer, Variant, Waits
+from holdfast.simulate.cluster.answers import ClusterAnswer, Variant, Waits
 
 TEMPLATE: Final = Path(__file__).parent / "templates" / "cluster.html.j2"
 
 
-def write_cluster(path: Path, answer: Answer, assumed: Sequence[str]) -> None:
+def write_cluster(path: Path, answer: ClusterAnswer, assumed: Sequence[str]) -> None:
     """Write the page to `path`.
 
     Args:
@@ -54,7 +54,7 @@ def write_cluster(path: Path, answer: Answer, assumed: Sequence[str]) -> None:
     )
 
 
-def policy_facts(answer: Answer) -> list[tuple[str, str]]:
+def policy_facts(answer: ClusterAnswer) -> list[tuple[str, str]]:
     """Return the settings of the policy as pairs of a name and a value."""
     policy = answer.policy
 
@@ -91,7 +91,7 @@ def wait_rows(variant: Variant) -> list[list[str]]:
     ]
 
 
-def compared_rows(answer: Answer) -> list[list[str]]:
+def compared_rows(answer: ClusterAnswer) -> list[list[str]]:
     """Return one row per figure, with the value of each variant, as texts."""
     figures: list[tuple[str, Callable[[Variant], str]]] = [
         ("GPUs in use until the last submission", lambda one: f"{one.utilisation:.2%}"),
