@@ -215,6 +215,27 @@ def test_one_that_is_deleted_while_it_is_looked_at_is_left_out(two, monkeypatch)
     assert [info.step for info in scan(two)] == [2]
 
 
+def test_marks_are_those_of_the_listed_save(two, monkeypatch):
+    """A step that was healthy is saved again between the reads of its marks and its manifest."""
+    path = two / "step-0000000002"
+    with Checkpointer(two / "again") as ckpt:
+        again = ckpt.save(2, {"value": 3}).result()
+    save = read_manifest(again, step=2).save
+    note_healthy(path, by="me", now_s=1.0)
+    read_marks = catalog.read_marks
+
+    def saved_again_meanwhile(checkpoint):
+        marks = read_marks(checkpoint)
+        if checkpoint == path and again.exists():
+            discard(path)
+            again.rename(path)
+        return marks
+
+    monkeypatch.setattr(catalog, "read_marks", saved_again_meanwhile)
+    listed = scan(two)[0]
+    assert (listed.step, listed.save, listed.marks.healthy) == (2, save, None)
+
+
 def test_other_things_in_the_folder_are_left_out(two):
     (two / "notes.txt").write_text("")
     (two / "step-0000000009").write_text("")

@@ -126,6 +126,23 @@ def inspect_checkpoint(path: Path) -> CheckpointInfo:
     Raises:
         NotFound: `path` is not a checkpoint, by its name `step-NUMBER` or by a manifest.
     """
+    while True:
+        folder = _folder_id(path)
+        info = _inspect(path)
+        # If the step is saved again meanwhile, its marks and its manifest may be of two saves.
+        if _folder_id(path) == folder:
+            return info
+
+
+def _folder_id(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:  # `_inspect` reports the error
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _inspect(path: Path) -> CheckpointInfo:
     step = checkpoint_step(path)
     if step is None or not is_folder(path):
         if step is not None and (target := _target(path)) is not None:
