@@ -369,6 +369,8 @@ class Supervisor:
         if self._conduct.state.phase is not policy.Phase.RUNNING:
             return
         is_held = self._conduct.decisions.holds_loss
+        if message["loss"] is not None:
+            self._conduct.decisions.looked_at(int(message["step"]))
         found = self._losses.look(self._view, peer.rank, message, is_held=is_held)
         if found is None:
             return

@@ -302,20 +302,31 @@ def test_a_broken_loss_that_is_only_observed_is_still_held_by_the_next_superviso
     assert not later.holds_loss
 
 
-@pytest.mark.parametrize(("broken_at", "proposals"), [(510, 1), (5000, 2)])
-def test_a_loss_that_stays_broken_over_a_takeover_is_one_finding(world, broken_at, proposals):
-    """Nobody sees the steps in between; a loss that breaks later is another finding."""
+@pytest.mark.parametrize(
+    ("broken_from", "found_at", "proposals"),
+    [(500, 510, 1), (500, 1400, 1), (5000, 5010, 2)],
+    ids=["at once", "losses-each-100-steps", "later"],
+)
+def test_a_loss_that_stays_broken_over_a_takeover_is_one_finding(
+    world, broken_from, found_at, proposals
+):
+    """Nobody sees the losses in between; a loss that breaks later is another finding.
+
+    The steps that the earlier supervisor has seen are reported again, without a look at their losses.
+    """
     begin, recorder, _, _ = world
     view = view_of()
     view.anomaly = SPIKE
     tell(begin("propose"), view, policy.LossBroken(step=7, is_spike=False))
     following, later = begin("propose"), view_of()
     following.take_up()
-    later.steps = {0: 500}
+    later.steps = {0: 100}
     tell(following, later, policy.Tick())
-    later.steps = {0: broken_at}
-    later.anomaly = SPIKE
-    tell(following, later, policy.LossBroken(step=broken_at, is_spike=False))
+    for step in (500, 501):
+        following.looked_at(step)
+    later.steps = {0: found_at}
+    later.anomaly = replace(SPIKE, kind="not finite", first_step=broken_from, step=found_at)
+    tell(following, later, policy.LossBroken(step=found_at, is_spike=False))
     assert len(recorder.events("proposal")) == proposals
 
 

@@ -73,7 +73,7 @@ class Decisions:
         self._is_taken_up = False
         """True until the first broken loss after a held one was taken up."""
         self._seen_from: int | None = None
-        """The first step that was reported after the held loss was taken up."""
+        """The first step with a loss that was looked at after the held loss was taken up."""
         self._number: int | None = None
         """The number of the proposal that waits for an approval."""
 
@@ -115,6 +115,11 @@ class Decisions:
         """True if a decision about a broken loss is held, which means not carried out yet."""
         return self._held is not None and isinstance(self._held.finding, policy.LossBroken)
 
+    def looked_at(self, step: int) -> None:
+        """Record that the detector has received the loss of a step."""
+        if self._is_taken_up and self._seen_from is None:
+            self._seen_from = step
+
     def is_approved(self) -> bool:
         """Return True if a person has approved the waiting proposal."""
         if self._number is None:
@@ -131,12 +136,11 @@ class Decisions:
     ) -> modes.Verdict:
         """Decide on an event (see `modes.decide`)."""
         held = self._held
-        if self._is_taken_up and self._seen_from is None:
-            self._seen_from = view.last_step
         if self._is_taken_up and isinstance(event, policy.LossBroken):
             self._is_taken_up = False
-            from_step = event.step if self._seen_from is None else self._seen_from
-            if self.holds_loss and event.step <= from_step + modes.APART_STEPS:
+            broken_from = event.step if view.anomaly is None else view.anomaly.first_step
+            seen_from = broken_from if self._seen_from is None else self._seen_from
+            if self.holds_loss and broken_from <= seen_from + modes.APART_STEPS:
                 # The loss was broken, and nobody saw the steps until now: it is the same finding.
                 held = modes.Held(finding=event)
         verdict = modes.decide(self._spec.mode, self._spec.restarts, state, held, event, now_s)
