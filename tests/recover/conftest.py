@@ -102,7 +102,7 @@ class Place:
 
     def json(self, *arguments: str) -> dict:
         code, out, err = self.look(*arguments, "--json")
-        assert code == 0, err
+        assert code == 0, out + err
         return json.loads(out)
 
     def ledger(self) -> Ledger:
