@@ -31,7 +31,7 @@ from holdfast.recover.detectors.anomaly import NOT_FINITE_STEPS, SPIKE_STEPS, An
 from holdfast.recover.detectors.collectives import Begun
 from holdfast.recover.detectors.hang import Frozen, HangDetector, HangLimits, Look
 from holdfast.recover.detectors.slow import SlowDetector
-from holdfast.recover.stacks import Place, Stand
+from holdfast.recover.stacks import Activity, Stand
 
 PARTS = ("losses", "classes", "slow", "hangs")
 NOISE = ("even", "heavy tails", "slow", "sawtooth", "other data", "taking turns", "outliers")
@@ -46,10 +46,12 @@ TICK_S = 0.1
 STEP_S = 1.0
 HOUR_S = 3600.0
 KINDS = ("stopped", "lock", "sleep", "busy", "interpreter")
-TRAIN = Stand(Place.OTHER, ("forward (model.py:80)",))
-WAIT = Stand(Place.BACKWARD, ("_engine_run_backward (graph.py:979)", "<module> (train.py:6)"))
-BARRIER = Stand(Place.COLLECTIVE, ("barrier (distributed_c10d.py:4159)", "<module> (train.py:9)"))
-EVALUATE = Stand(Place.OTHER, ("evaluate (train.py:40)",))
+TRAIN = Stand(Activity.OTHER, ("forward (model.py:80)",))
+WAIT = Stand(Activity.BACKWARD, ("_engine_run_backward (graph.py:979)", "<module> (train.py:6)"))
+BARRIER = Stand(
+    Activity.COLLECTIVE, ("barrier (distributed_c10d.py:4159)", "<module> (train.py:9)")
+)
+EVALUATE = Stand(Activity.OTHER, ("evaluate (train.py:40)",))
 
 Rule = Callable[[float], bool]
 """Receives a loss; returns True if the rule takes the loss for a spike."""
@@ -419,7 +421,7 @@ def hang(kind: str, source: random.Random) -> tuple[int, Frozen | None]:
     ranks = Ranks(source.choice((2, 4, 8)), source)
     ranks.steps(source.randrange(20, 60))
     victim, last = source.randrange(ranks.world), int(ranks.step)
-    stand = Stand(Place.LOCK if kind == "lock" else Place.OTHER, ("fetch (data.py:12)",))
+    stand = Stand(Activity.LOCK if kind == "lock" else Activity.OTHER, ("fetch (data.py:12)",))
     # A stopped process and one that keeps the interpreter's lock answer nothing.
     answers = kind not in ("stopped", "interpreter")
     if kind == "stopped":
