@@ -168,9 +168,9 @@ class Losses:
         earlier = anomaly.batches[0] - skip.first
         return [anomaly.first_step - 1 - earlier, anomaly.first_step]
 
-    def close(self) -> None:
-        """Stop all tasks that change marks."""
-        self.replays.close()
+    async def close(self, *, leads: bool) -> None:
+        """Stop all tasks that change marks; see `Replays.close`."""
+        await self.replays.close(leads=leads)
         for task in self._marking:
             task.cancel()
 

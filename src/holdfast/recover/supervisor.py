@@ -165,7 +165,7 @@ class Supervisor:
             if leads:
                 await self._conduct.end_launchers()
             self._conduct.close()
-            self._losses.close()
+            await self._losses.close(leads=leads)
             await self._nodes.close(farewell if leads else None)
             self._recorder.close()
 

@@ -102,6 +102,25 @@ def test_a_replay_that_passes_names_the_hardware_also_after_another_supervisor_b
     assert records.complaints == []
 
 
+@pytest.mark.parametrize("leads", [True, False])
+def test_the_end_of_a_run_waits_for_the_present_finding(records, leads):
+    """If another supervisor leads, the finding is left to that one."""
+
+    async def run():
+        incident_id = await broken_once(records)
+        records.attempt(2, 5, [1.5, 1.4, 1.3, 1.2, 1.1], nodes=("b", "a"))
+        replays = records.replays()
+        replays.passed(10)
+        await replays.close(leads=leads)
+        return incident_id
+
+    incident_id = asyncio.run(run())
+    assert len(records.seen) == leads
+    assert (records.anomaly_class(incident_id) or {}).get("class") == (
+        "hardware" if leads else None
+    )
+
+
 def test_what_breaks_again_is_recorded_of_both_incidents(records):
     async def run():
         first = await broken_once(records)

@@ -21,6 +21,8 @@ CLASSIFIED = "anomaly_class"
 
 Its data are `incidents`, `attempts`, and the values of `Finding.to_json`.
 """
+CLOSE_S = 10.0
+"""The longest time, in seconds, for which the end of a run waits for a finding."""
 CANNOT_READ = "The records of the steps cannot be read, so the cause cannot be determined."
 
 
@@ -92,10 +94,17 @@ class Replays:
         names, self._suspects = list(self._suspects), {}
         return names
 
-    def close(self) -> None:
-        """Stop making findings."""
-        if self._deciding is not None:
-            self._deciding.cancel()
+    async def close(self, *, leads: bool) -> None:
+        """Wait for the present finding, for at most `CLOSE_S`.
+
+        Args:
+            leads: False if another supervisor leads now. That supervisor makes the finding.
+        """
+        if (deciding := self._deciding) is None:
+            return
+        if leads:
+            await asyncio.wait([deciding], timeout=CLOSE_S)
+        deciding.cancel()
 
     def _decide(self, find: Callable[[], Finding]) -> None:
         assert self._replayed is not None
