@@ -29,7 +29,7 @@ from holdfast.demo.faults import KINDS
 from holdfast.demo.outcome import FaultRow, fault_rows
 
 SEEDS, STEPS = 5, 144
-QUICK_STEPS = 84
+QUICK_STEPS = 96
 """The fewest steps with room for all faults."""
 TIMEOUT_S = 600.0
 

@@ -23,12 +23,12 @@ EVERY = 12
 
 @pytest.mark.parametrize("seed", range(20))
 def test_each_kind_strikes_once_between_two_saves_of_its_own(seed):
-    plan = plan_faults(seed, steps=84, save_every=EVERY, world_size=2)
+    plan = plan_faults(seed, steps=96, save_every=EVERY, world_size=2)
     assert sorted(fault.kind for fault in plan) == sorted(KINDS)
     intervals = [fault.step // EVERY for fault in plan]
     assert intervals == sorted(set(intervals))
     assert intervals[0] >= FIRST_INTERVAL
-    assert intervals[-1] < 84 // EVERY
+    assert intervals[-1] < 96 // EVERY - 1
     for fault in plan:
         assert MARGIN_STEPS <= fault.step % EVERY < EVERY - MARGIN_STEPS
         if fault.kind in ("Bad node", "Loss became NaN"):
@@ -43,7 +43,7 @@ def test_seeds_differ_and_a_seed_repeats():
 
 
 def test_too_few_steps_are_refused_with_the_number_that_suffices():
-    with pytest.raises(BadUse, match="--steps 72 leaves no room for 5 faults: give at least 84"):
+    with pytest.raises(BadUse, match="--steps 72 leaves no room for 5 faults: give at least 96"):
         plan_faults(0, steps=72, save_every=EVERY, world_size=2)
 
 

@@ -45,7 +45,7 @@ def demo(tmp_path_factory, dist):
     wheel, _ = dist
     binaries = environment_of(wheel, folder / "empty")
     out = folder / "report"
-    options = ["--seed", "7", "--steps", "84", "--out", out, "--json"]
+    options = ["--seed", "7", "--steps", "96", "--out", out, "--json"]
     answer = run(binaries / "holdfast", "demo", *options)
     return out, json_schemas.check(json.loads(answer))
 

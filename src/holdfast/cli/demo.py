@@ -43,7 +43,7 @@ CAUSE_LIMIT = 160
 )
 @click.option(
     "--steps",
-    type=click.IntRange(min=84),
+    type=click.IntRange(min=96),
     default=144,
     show_default=True,
     help="Length of the training; a multiple of 12.",
@@ -54,7 +54,7 @@ def command(seed: int, out: Path, steps: int, as_json: bool) -> int:
 
     \b
     holdfast demo
-    holdfast demo --seed 3 --steps 84 --out demo-report
+    holdfast demo --seed 3 --steps 96 --out demo-report
 
     The demonstration makes three runs on this machine. The first run has two nodes and a spare
     node: a rank is killed, a checkpoint is damaged, a rank is frozen, a batch of bad data makes the
