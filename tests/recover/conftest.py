@@ -182,6 +182,9 @@ def shared_place(tmp_path_factory):
 def _place_in(folder):
     place = Place(folder)
     yield place
+    # A process that was killed last may not have been scheduled since.
+    with contextlib.suppress(AssertionError):
+        place.wait_until(lambda: not place.processes(), timeout_s=60.0)
     left = place.processes()
     for process in left:
         process.send_signal(signal.SIGKILL)

@@ -57,6 +57,12 @@ def runs(place):
         return ledger.runs()
 
 
+def has_spare(place):
+    """Return True if two nodes have joined the one that leads; each then has a lock of its own."""
+    (run,) = runs(place)
+    return len(list((place.paths(run.run_id).root / "nodes").glob("*.lock"))) == 2
+
+
 def field(path):
     return {"valueFrom": {"fieldRef": {"fieldPath": path}}}
 
@@ -138,6 +144,7 @@ def test_an_evicted_and_a_killed_pod_are_replaced_by_spares_and_a_cordoned_node_
     kubernetes.apply(manifest)
     first, second = place.folder / "rank-1-1", place.folder / "rank-1-2"
     kubernetes.wait_for(lambda: first.exists() and first.read_text())
+    kubernetes.wait_for(lambda: has_spare(place))
     kubernetes.evict(first.read_text())
     kubernetes.wait_for(lambda: second.exists() and second.read_text())
     victim = second.read_text()
@@ -183,6 +190,7 @@ def test_the_pod_that_leads_is_evicted_and_another_one_leads_a_training_that_goe
     kubernetes.apply(jobset(place.folder, place.home, *command, pods=3))
     first, second = place.folder / "rank-0-1", place.folder / "rank-0-2"
     kubernetes.wait_for(lambda: first.exists() and first.read_text())
+    kubernetes.wait_for(lambda: has_spare(place))
     leader = first.read_text()
     assert leader == "train-node-0-0"
     uid = kubernetes.pod(leader)["metadata"]["uid"]

@@ -3,7 +3,7 @@
 import psutil
 
 TRAIN = """
-import os, pathlib, time
+import os, pathlib, signal, time
 import torch, torch.distributed as dist
 import holdfast
 
@@ -20,6 +20,8 @@ for step in range(start + 1, 100_000):
     if step == start + 5:
         with open(f"at-work-{rank}", "a") as facts:
             print(attempt, os.getpid(), file=facts)
+        if attempt == "1" and rank == 1:  # before there are warm processes
+            os.kill(os.getpid(), signal.SIGKILL)
     if rank == 0:  # it may be killed at any moment
         pathlib.Path("progress-next").write_text(str(step))
         os.replace("progress-next", progress)
@@ -100,7 +102,6 @@ def test_trainers_are_started_again_below_whatever_is_there(place):
     A new launcher where a shim is gone.
     """
     job = Job(place)
-    job.trainers(1)[1].kill()
     second = job.trainers(2)
     launcher, shims = job.launcher(), job.shims()
     assert [one.parent() for one in second] == shims, "new interpreters"

@@ -129,7 +129,8 @@ with holdfast.Checkpointer("checkpoints", every=5, keep=None) as ckpt:
     for step in range(start + 1, 1_000_000):
         if os.environ["HOLDFAST_ATTEMPT"] == "1" and is_healthy():
             broken.touch()
-        own.write_text(str(step))
+        pathlib.Path("own-next").write_text(str(step))  # it may be killed at any moment
+        os.replace("own-next", own)
         run.step(step, loss=float("nan") if broken.exists() else 1.0)
         ckpt.save(step, {"model": model})
         time.sleep(0.02)

@@ -30,14 +30,17 @@ with holdfast.Checkpointer(sys.argv[1], every=int(sys.argv[3]), keep=2) as ckpt:
         weights += gradient
         run.step(step, loss=1 / step)
         ckpt.save(step, state)
+        if sys.argv[5:] == [str(step)] and os.environ["HOLDFAST_ATTEMPT"] == "1":
+            time.sleep(3600)
 if has_others:
     dist.destroy_process_group()
 """
+"""The last argument, if given, is the step at which the first attempt stands still."""
 
 
-def run_arguments(place, folder, *, ranks=2, size=1000, every=1000, steps=100_000):
+def run_arguments(place, folder, *, ranks=2, size=1000, every=1000, steps=100_000, still_at=()):
     """Return the arguments of a run; several ranks meet at the store of torchrun."""
-    job = [place.job(TRAIN), str(folder), str(size), str(every), str(steps)]
+    job = [place.job(TRAIN), str(folder), *map(str, (size, every, steps, *still_at))]
     if ranks == 1:
         return ["run", "--name", "r", "--", *place.ranks(1, *job)]
     return ["run", "--name", "r", "--nproc", str(ranks), "--", "python", *job]
@@ -80,8 +83,10 @@ def resumed(shared_place):
     Returns the place, the folder of the checkpoints, and its newest checkpoint before the resume.
     """
     place, folder = shared_place, shared_place.folder / "checkpoints"
-    with place.start(*run_arguments(place, folder, ranks=1, every=10, steps=60)) as process:
+    arguments = run_arguments(place, folder, ranks=1, every=10, steps=60, still_at=[35])
+    with place.start(*arguments) as process:
         place.wait_for_step("r", 25)
+        place.wait_until(lambda: any(folder.glob("step-*")))
         os.kill(process.pid, signal.SIGKILL)
         process.communicate(timeout=240)
     place.wait_until(lambda: not place.processes())

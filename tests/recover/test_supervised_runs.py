@@ -97,7 +97,7 @@ def eventful(shared_place):
         for attempt, (step, fault) in enumerate(FAULTS, 1)
     )
     script = shared_place.job(TRAIN.replace("    if fault(step):\n        FAULT\n", faults))
-    limits = [*QUICK_HANG, "--silence-limit-s", "3"]
+    limits = [*QUICK_HANG, "--silence-limit-s", "15"]
     command = ["run", *limits, "--", "torchrun", "--nproc-per-node=2", script]
     done = shared_place.holdfast(*command, timeout_s=400)
     assert [incident.action for incident in incidents(shared_place)] == ["restart"] * 4 + ["stop"]
@@ -112,7 +112,7 @@ def test_a_killed_rank_is_found_and_the_run_goes_on(eventful):
         assert "was killed by SIGKILL" in cited(incident)
         assert incident.diagnosis["restart_helps"]
         assert incident.fault_at_s <= incident.detected_at_s < incident.resumed_at_s
-        assert incident.detected_at_s - incident.fault_at_s < 10.0
+        assert incident.detected_at_s - incident.fault_at_s < 60.0
     with place.ledger() as ledger:
         attempts = ledger.attempts(only_run(place))
     assert {attempt.outcome for attempt in attempts} == {"failed"}
@@ -261,7 +261,7 @@ def test_ctrl_c_leaves_no_process(place):
     assert process.returncode == 4
     assert "Stopped by Ctrl-C." in err
     assert "No checkpoint was saved" in err
-    assert place.processes() == []
+    place.wait_until(lambda: not place.processes())
 
 
 UNTIL_FINISHED = """
@@ -269,7 +269,9 @@ import os, pathlib, time
 import holdfast
 
 run = holdfast.attach()
-step = 1000 * int(os.environ["HOLDFAST_ATTEMPT"])
+attempt = os.environ["HOLDFAST_ATTEMPT"]
+pathlib.Path(f"at-{attempt}-{os.environ['RANK']}").touch()
+step = 1000 * int(attempt)
 while not pathlib.Path("finish").exists():
     step += 1
     time.sleep(0.05)
@@ -292,14 +294,16 @@ def test_whatever_is_killed_no_process_is_left_and_the_run_goes_on(place):
     assert place.json("runs", "ls")["runs"][0]["state"] == "lost"
     with place.start("run", "--resume", "r") as process:
         for attempt, victim in enumerate(["shim", "guard", "launcher"], 2):
+            for rank in range(2):
+                place.wait_until((place.folder / f"at-{attempt}-{rank}").exists)
             place.wait_for_step("r", 1000 * attempt + 3)
             guard = place.child(process, "guard")
             (launcher,) = guard.children()
             shims = launcher.children()
-            whole = [guard, *guard.children(recursive=True)]
+            whole = {guard, *guard.children(recursive=True)}
             {"guard": guard, "launcher": launcher, "shim": shims[1]}[victim].kill()
             place.wait_for_step("r", 1000 * (attempt + 1) + 3)
-            assert not set(whole) & set(place.processes())
+            place.wait_until(lambda whole=whole: not whole & set(place.processes()))
         (place.folder / "finish").touch()
         _, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
@@ -419,12 +423,13 @@ def test_detached_runs_need_no_terminal(place):
 
 def test_a_suspended_supervisor_blames_nobody(place):
     """SIGSTOP of supervisor and agent for longer than the hang limit: no incident when they go on."""
-    job = place.ranks(2, place.job(train("pass")))
+    job = place.ranks(2, place.job(UNTIL_FINISHED))
     with place.start("run", "--name", "r", *QUICK_HANG, "--", *job) as process:
-        place.wait_for_step("r", 2)
+        place.wait_for_step("r", 1003)
         suspended = [place.child(process, name) for name in ("agent", "supervisor_process")]
         for one in suspended:
             one.suspend()
+        (place.folder / "finish").touch()
         time.sleep(3.0)
         for one in suspended:
             one.resume()
@@ -438,11 +443,13 @@ def test_a_full_disk_under_the_records_costs_records_and_not_the_training(
 ):
     """Ledger, journal and logs are on a full disk: the job, with its files elsewhere, completes."""
     monkeypatch.setattr(type(place), "home", small_disk / "home")
-    script = place.job(train("pass").replace("range(start + 1, 21)", "range(start + 1, 200)"))
+    waits = "while not pathlib.Path('filled').exists(): time.sleep(0.01)"
+    script = place.job(train(waits).replace("range(start + 1, 21)", "range(start + 1, 200)"))
     job = place.ranks(2, script)
     with place.start("run", "--name", "r", "--no-echo", "--", *job) as process:
         place.wait_for_step("r", 5)
         fill(small_disk / "ballast")
+        (place.folder / "filled").touch()
         _, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
     assert (place.folder / "progress").read_text() == "195"

@@ -230,7 +230,7 @@ def test_a_cut_line_loses_nothing_and_what_is_committed_is_not_said_again(tmp_pa
 def test_what_is_held_is_finished_while_the_coordinator_is_away_and_not_twice(tmp_path):
     async def scenario():
         async with Coordinator() as coordinator:
-            await coordinator.worker()
+            await coordinator.worker(step_base_s=0.025)  # 5 s a request: none is done at the cut
             first = await coordinator.connection()
             await first.serve(tmp_path)
             requests = [generation(seed, 200) for seed in range(6)]

@@ -66,7 +66,7 @@ def test_a_killed_owner_takes_everything_with_it() -> None:
 
 @pytest.mark.parametrize("whom", ["launcher", "forkserver"])
 def test_a_killed_parent_is_replaced_and_the_trial_done_again(whom: str) -> None:
-    with Sandbox(1, Limits(wall_s=1.0), packages=False) as box:
+    with Sandbox(1, Limits(wall_s=10.0), packages=False) as box:
         launcher = box.process_id()
         thread, verdicts = _in_background(box, WAITS, "f()\n")
         _until(lambda: len(_tree(launcher)) >= 5)
@@ -80,7 +80,7 @@ def test_a_killed_parent_is_replaced_and_the_trial_done_again(whom: str) -> None
 
 
 def test_killed_jails_give_no_wrong_verdict() -> None:
-    with Sandbox(1, Limits(wall_s=1.0), packages=False) as box:
+    with Sandbox(1, Limits(wall_s=60.0), packages=False) as box:
         launcher = box.process_id()
         for victim in range(1, 5):  # after the forkserver: each of the four processes of a trial
             _until(lambda: len(_tree(launcher)) <= 1)  # the last trial's processes are gone
