@@ -11,7 +11,7 @@ from holdfast.checkpoint.writer.direct_io import piece_digests
 from holdfast.core.rate_limit import RateLimit
 
 TEN_FILES = [4096] * 9 + [4096 * 5]
-"""The sizes of ten files. The last file takes long enough to be killed in where writing is slow."""
+"""The sizes of ten files, of which the last one is larger."""
 
 
 class Enough(Exception):

@@ -1,6 +1,6 @@
-"""Request a slow save of step 2, and wait to be killed.
+"""Request a save of step 2, and wait to be killed.
 
-Run as `ordered_then_killed.py FOLDER BYTES_S FORKS FILES`. FILES of the ten files are copied.
+Run as `ordered_then_killed.py FOLDER FORKS FILES`. FILES of the ten files are copied.
 
 Prints the process ids of the writing process and of a child that shares this process's open files,
 or 0 without a child.
@@ -17,13 +17,13 @@ from holdfast.checkpoint.ipc.shared_buffer import State
 from holdfast.checkpoint.writer.client import Writer
 
 
-def main(folder, max_write_bytes_s, forks, files):
+def main(folder, forks, files):
     layout = hand_made(sizes=TEN_FILES)
     arena = sealed(layout, 2)
     if files < len(layout.shards):
         arena.move(State.FREE, arena.generation)
         half_copied(arena, layout, 2, files)
-    writer = Writer(timeout_s=60, max_write_bytes_s=max_write_bytes_s)
+    writer = Writer(timeout_s=60, max_write_bytes_s=None)
     ended = writer.save(
         order_of(folder, 2),
         arena=writer.share_arena(arena),
@@ -41,4 +41,4 @@ def main(folder, max_write_bytes_s, forks, files):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3] == "forks", int(sys.argv[4]))
+    main(Path(sys.argv[1]), sys.argv[2] == "forks", int(sys.argv[3]))

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from images import again, hand_made, order_of, sealed
-from waiting import ENDS_S, until
-from writer_bench import LAYOUT, SLOW_BYTES_S, copy_the_rest, files_of, following, kill
+from waiting import ENDS_S
+from writer_bench import LAYOUT, copy_the_rest, following, kill
 
 from holdfast.checkpoint.format.rank_layout import PAGE_BYTES, Piece
 from holdfast.checkpoint.ipc.messages import send
@@ -19,6 +19,9 @@ from holdfast.checkpoint.ipc.shared_buffer import State
 from holdfast.checkpoint.writer.client import NotAttestedError
 from holdfast.checkpoint.writer.process import Service, pause_s
 from holdfast.core.errors import SaveFailed
+
+SLOW_BYTES_S = 4096 * 20
+"""A rate of one file of the layout every 50 ms; the last file is not waited for."""
 
 
 def is_there(pid):
@@ -159,10 +162,11 @@ def test_it_looks_for_other_ranks_ever_more_seldom():
     "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
 )
 def test_what_a_scheduler_sends_to_all_processes_is_the_trainers_to_act_on(bench, number):
-    made = bench(max_write_bytes_s=SLOW_BYTES_S)
-    save, pid = made.save(1), made.writer.pid
-    until(lambda: files_of(made.folder, 1))
+    made = bench()
+    generation, save = following(made, files=1)
+    pid = made.writer.pid
     kill(pid, number)
+    copy_the_rest(made, generation)
     save.result(ENDS_S)
     assert made.writer.pid == pid
 

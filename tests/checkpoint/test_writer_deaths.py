@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from images import TEN_FILES, hand_made, is_whole, order_of, sealed
 from waiting import ENDS_S, open_descriptors, until
-from writer_bench import LAYOUT, SLOW_BYTES_S, copy_the_rest, files_of, following, has_ended, kill
+from writer_bench import LAYOUT, block, copy_the_rest, following, has_ended, kill, take_away
 
 from holdfast.checkpoint.format.paths import failure_path
 from holdfast.checkpoint.ipc.shared_buffer import State
@@ -38,11 +38,10 @@ def test_one_that_is_killed_while_idle_is_replaced_at_the_next_save(bench, caplo
 def test_one_that_is_killed_in_a_save_is_started_again_and_the_save_is_durable(
     bench, caplog, files
 ):
-    made = bench(max_write_bytes_s=SLOW_BYTES_S)
+    made = bench()
     made.save(1).result(ENDS_S)
-    save, pid = made.save(2), made.writer.pid
-    if files:
-        until(lambda: len(files_of(made.folder, 2)) >= files)
+    (save, pipe), pid = made.blocked_save(2, files), made.writer.pid
+    take_away(pipe, pid)
     kill(pid)
     save.result(ENDS_S)
     assert made.writer.pid != pid
@@ -89,14 +88,13 @@ def test_whoever_takes_a_save_up_deletes_what_others_left_and_not_what_other_ran
 
 
 def test_a_save_that_three_processes_die_of_fails_and_costs_no_earlier_one(bench):
-    made = bench(max_write_bytes_s=SLOW_BYTES_S)
+    made = bench()
     made.save(1).result(ENDS_S)
-    save, killed = made.save(2), []
+    (save, _), killed = made.blocked_save(2, files=1), []
     while not save.done():
         until(lambda: made.writer.pid not in killed or save.done())
         if not save.done():
             killed.append(made.writer.pid)
-            until(lambda: files_of(made.folder, 2))
             kill(killed[-1])
             assert has_ended(killed[-1])
             time.sleep(0)
@@ -116,9 +114,9 @@ def test_a_save_that_three_processes_die_of_fails_and_costs_no_earlier_one(bench
 
 
 def test_a_save_that_waits_behind_one_that_three_processes_die_of_is_made(bench):
-    made = bench(max_write_bytes_s=SLOW_BYTES_S)
+    made = bench()
     arena = sealed(LAYOUT, 5)
-    deadly = made.save(2)
+    deadly, _ = made.blocked_save(2, files=1)
     waiting = made.writer.save(
         order_of(made.folder, 5),
         arena=made.writer.share_arena(arena),
@@ -129,7 +127,6 @@ def test_a_save_that_waits_behind_one_that_three_processes_die_of_is_made(bench)
     killed = []
     while not deadly.done():
         until(lambda: made.writer.pid not in killed or deadly.done())
-        until(lambda: files_of(made.folder, 2) or deadly.done() or len(killed) == 3)
         if not deadly.done() and len(killed) < 3:
             killed.append(made.writer.pid)
             kill(killed[-1])
@@ -144,13 +141,9 @@ def test_a_save_that_waits_behind_one_that_three_processes_die_of_is_made(bench)
 def test_of_a_save_that_three_processes_die_of_the_other_ranks_hear(bench, monkeypatch, rank):
     """They would wait for this rank until a save's time limit."""
     monkeypatch.setattr(writer_module, "_STARTS_A_SAVE", 1)
-    made = bench(
-        layout=hand_made(rank=rank, world_size=2, sizes=TEN_FILES), max_write_bytes_s=SLOW_BYTES_S
-    )
+    made = bench(layout=hand_made(rank=rank, world_size=2, sizes=TEN_FILES))
     order = order_of(made.folder, 1)
-    order.staging.mkdir()
-    save = made.save(1, order)
-    until(lambda: files_of(made.folder, 1))
+    save, _ = made.blocked_save(1, files=1, order=order)
     kill(made.writer.pid)
     with pytest.raises(SaveFailed):
         save.result(ENDS_S)
@@ -164,14 +157,11 @@ def test_of_a_save_that_three_processes_die_of_the_other_ranks_hear(bench, monke
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_other_ranks_are_told_before_the_trainer_which_may_end_then(bench, monkeypatch, rank):
     monkeypatch.setattr(writer_module, "_STARTS_A_SAVE", 1)
-    made = bench(
-        layout=hand_made(rank=rank, world_size=2, sizes=TEN_FILES), max_write_bytes_s=SLOW_BYTES_S
-    )
+    made = bench(layout=hand_made(rank=rank, world_size=2, sizes=TEN_FILES))
     order, seen = order_of(made.folder, 1), []
     told = order.staging / "rank-1.note" if rank else failure_path(made.folder, 1, order.save)
-    save = made.save(1, order)
+    save, _ = made.blocked_save(1, files=1, order=order)
     save.add_done_callback(lambda _: seen.append(told.exists()))
-    until(lambda: files_of(made.folder, 1))
     kill(made.writer.pid)
     until(lambda: seen)
     assert seen == [True]
@@ -180,10 +170,9 @@ def test_the_other_ranks_are_told_before_the_trainer_which_may_end_then(bench, m
 def test_one_that_dies_after_it_gave_up_the_arena_fails_the_save(bench, monkeypatch):
     """The process could not write, freed the arena, and died before its report."""
     monkeypatch.setattr(writer_module, "_STARTS_A_SAVE", 1)
-    made = bench(max_write_bytes_s=SLOW_BYTES_S)
-    save = made.save(1)
-    until(lambda: made.arena.state is State.WRITING)
-    kill(made.writer.pid, signal.SIGSTOP)
+    made = bench()
+    save, _ = made.blocked_save(1, files=1)
+    assert made.arena.state is State.WRITING
     made.arena.move(State.FREE, made.arena.generation)
     kill(made.writer.pid)
     with pytest.raises(SaveFailed):
@@ -192,10 +181,9 @@ def test_one_that_dies_after_it_gave_up_the_arena_fails_the_save(bench, monkeypa
 
 def test_one_that_dies_after_the_commit_and_before_it_said_so_has_saved(bench, monkeypatch):
     monkeypatch.setattr(writer_module, "_STARTS_A_SAVE", 1)
-    made = bench(max_write_bytes_s=SLOW_BYTES_S)
-    save = made.save(1)
-    until(lambda: made.arena.state is State.WRITING)
-    kill(made.writer.pid, signal.SIGSTOP)
+    made = bench()
+    save, _ = made.blocked_save(1, files=1)
+    assert made.arena.state is State.WRITING
     made.arena.move(State.COMMITTED, made.arena.generation)
     kill(made.writer.pid)
     save.result(ENDS_S)
@@ -214,9 +202,8 @@ def test_one_that_is_killed_while_it_follows_the_copy_is_replaced_by_one_that_do
 
 def test_one_that_cannot_be_started_again_fails_the_save(bench, monkeypatch, tmp_path):
     """No caller may wait for ever."""
-    made = bench(max_write_bytes_s=SLOW_BYTES_S)
-    save = made.save(1)
-    until(lambda: files_of(made.folder, 1))
+    made = bench()
+    save, _ = made.blocked_save(1, files=1)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "gone"))
     kill(made.writer.pid)
     with pytest.raises(SaveFailed):
@@ -230,9 +217,8 @@ def refuse(*_):
 
 def test_where_no_thread_can_be_started_either_the_save_fails(bench, monkeypatch):
     """From Python 3.12 on, this also happens at the interpreter's end. No caller may wait for ever."""
-    made = bench(max_write_bytes_s=SLOW_BYTES_S)
-    save = made.save(1)
-    until(lambda: files_of(made.folder, 1))
+    made = bench()
+    save, _ = made.blocked_save(1, files=1)
     monkeypatch.setattr(threading.Thread, "start", refuse)
     kill(made.writer.pid)
     with pytest.raises(SaveFailed, match=r"cannot be started \(can't start new thread\)"):
@@ -282,9 +268,8 @@ class Overtaken:
 
 
 def test_who_saves_while_a_dead_process_is_replaced_starts_no_second_one(bench, monkeypatch):
-    made = bench(max_write_bytes_s=SLOW_BYTES_S)
-    first = made.save(1)
-    until(lambda: files_of(made.folder, 1))
+    made = bench()
+    first, pipe = made.blocked_save(1, files=1)
     arena, layout = made.writer.share_arena(sealed(LAYOUT, 2)), made.writer.share_layout(LAYOUT)
     started, start, saves = [], made.writer._start, []
     monkeypatch.setattr(made.writer, "_start", lambda: (started.append(1), start()))
@@ -295,6 +280,7 @@ def test_who_saves_while_a_dead_process_is_replaced_starts_no_second_one(bench, 
             made.writer.save(order, arena=arena, generation=1, layout=layout, attested_bytes=8 * 10)
         )
 
+    take_away(pipe, made.writer.pid)
     made.writer._lock = Overtaken(made.writer._lock, save_meanwhile)
     kill(made.writer.pid)
     first.result(ENDS_S)
@@ -338,7 +324,7 @@ def test_one_whose_trainer_is_gone_goes_on_where_a_child_holds_the_line_and_nobo
         saying.join(0.1)
         assert saying.is_alive(), "a trainer that lives is to hear it"
         trainer.kill()
-        saying.join(5)
+        saying.join(ENDS_S)
         assert not saying.is_alive()
 
 
@@ -346,7 +332,7 @@ def test_a_trainer_that_is_killed_while_it_copies_leaves_nothing(bench):
     made = bench()
     made.save(1).result(ENDS_S)
     script = Path(__file__).parent / "ordered_then_killed.py"
-    command = [sys.executable, script, made.folder, str(1 << 30), "alone", "6"]
+    command = [sys.executable, script, made.folder, "alone", "6"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trainer:
         pid, _ = map(int, trainer.stdout.readline().split())
         until(lambda: len(list(made.folder.glob(".step-*/*.xxh3"))) == 6)
@@ -364,14 +350,17 @@ def test_what_a_trainer_ordered_is_saved_though_it_is_killed_and_its_writer_ends
     made = bench()
     made.save(1).result(ENDS_S)
     script = Path(__file__).parent / "ordered_then_killed.py"
-    command = [sys.executable, script, made.folder, str(4096 * 10), forks, "10"]
+    command = [sys.executable, script, made.folder, forks, "10"]
+    pipe = block(order_of(made.folder, 2), LAYOUT, files=1)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trainer:
         pid, child = map(int, trainer.stdout.readline().split())
         try:
-            until(lambda: files_of(made.folder, 2))
+            until(lambda: list(pipe.parent.glob("*.xxh3")))
             trainer.kill()
             trainer.wait()
             assert not (made.folder / "step-0000000002").exists()
+            take_away(pipe, pid)
+            kill(pid, signal.SIGCONT)
             assert has_ended(pid)
         finally:
             if child:

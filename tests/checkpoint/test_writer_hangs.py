@@ -9,7 +9,7 @@ import threading
 import pytest
 from images import half_copied, hand_made, order_of, sealed
 from waiting import ENDS_S, until
-from writer_bench import LAYOUT, SLOW_BYTES_S, copy_the_rest, files_of, has_ended, kill
+from writer_bench import LAYOUT, block, copy_the_rest, following, has_ended, kill, take_away
 
 from holdfast.checkpoint.ipc.messages import receive, send
 from holdfast.checkpoint.ipc.shared_buffer import State
@@ -21,10 +21,9 @@ from holdfast.testing import FakeClock
 
 def test_one_that_hangs_is_found_and_replaced(bench, monkeypatch, caplog):
     monkeypatch.setattr(writer_module, "_SILENT_S", 2.0)
-    made = bench(max_write_bytes_s=SLOW_BYTES_S)
-    save, pid = made.save(1), made.writer.pid
-    until(lambda: files_of(made.folder, 1))
-    kill(pid, signal.SIGSTOP)
+    made = bench()
+    (save, pipe), pid = made.blocked_save(1, files=1), made.writer.pid
+    take_away(pipe, pid)  # stops the process
     save.result(ENDS_S)
     assert made.writer.pid != pid
     assert has_ended(pid)
@@ -36,12 +35,14 @@ def test_one_that_is_stopped_is_replaced_also_where_a_save_fails_sooner_than_tha
     bench, monkeypatch
 ):
     monkeypatch.setattr(writer_module, "_SILENT_S", 2.0)
-    made = bench(max_write_bytes_s=SLOW_BYTES_S, timeout_s=0.6)
-    save, pid = made.save(1), made.writer.pid
-    until(lambda: files_of(made.folder, 1))
+    made = bench()
+    generation, save = following(made, files=4)
+    pid = made.writer.pid
     kill(pid, signal.SIGSTOP)
+    made.limit_this_process(0.6)
+    until(lambda: made.writer.pid != pid)
+    copy_the_rest(made, generation)
     save.result(ENDS_S)
-    assert made.writer.pid != pid
     assert made.is_whole(1)
 
 
@@ -96,13 +97,10 @@ def test_a_trainer_that_was_stopped_itself_does_not_take_its_process_for_one_tha
 
 
 def test_storage_that_hangs_fails_the_save_that_waits_for_it_and_no_other_one(bench):
-    """A pipe without a reader blocks a process that opens it for writing, also the next process."""
-    made = bench(timeout_s=0.5)
-    order = order_of(made.folder, 1)
-    order.staging.mkdir()
-    os.mkfifo(order.staging / LAYOUT.shards[0].name)
+    """The next process would hang as well."""
+    made = bench()
+    (hangs, _), pid = made.blocked_save(1, files=0), made.writer.pid
     second = sealed(LAYOUT, 2)
-    hangs, pid = made.save(1, order), made.writer.pid
     waits = made.writer.save(
         order_of(made.folder, 2),
         arena=made.writer.share_arena(second),
@@ -110,6 +108,8 @@ def test_storage_that_hangs_fails_the_save_that_waits_for_it_and_no_other_one(be
         layout=made.writer.share_layout(LAYOUT),
         attested_bytes=8 * 10,
     )
+    until(lambda: made.writer._outstanding[1, 1].has_begun)
+    made.limit_this_process(0.5)
     with pytest.raises(SaveFailed, match=r"Step 1 was not saved: nothing was written for 0.5 s\. "):
         hangs.result(ENDS_S)
     assert made.arena.state is State.FREE
@@ -126,9 +126,8 @@ def test_where_the_other_ranks_cannot_be_told_for_storage_that_hangs_the_save_fa
     monkeypatch.setattr(writer_module, "discard_abandoned", lambda *_: None)
     hangs = threading.Event()
     monkeypatch.setattr(writer_module, "abandon", lambda *_: hangs.wait())
-    made = bench(max_write_bytes_s=SLOW_BYTES_S)
-    save = made.save(1)
-    until(lambda: files_of(made.folder, 1))
+    made = bench()
+    save, _ = made.blocked_save(1, files=1)
     kill(made.writer.pid)
     with pytest.raises(SaveFailed, match="it died"):
         save.result(ENDS_S)
@@ -138,11 +137,12 @@ def test_where_the_other_ranks_cannot_be_told_for_storage_that_hangs_the_save_fa
 def test_storage_that_hangs_a_deletion_fails_no_save_that_nobody_has_begun(bench, monkeypatch):
     """A pipe without a writer blocks a process that opens it for reading, as the deletion does."""
     monkeypatch.setattr(writer_module, "_ENDING_S", 0.0)
-    made = bench(timeout_s=0.5)
+    made = bench()
     old = made.folder / "step-0000000000"
     old.mkdir()
     os.mkfifo(old / "holdfast.json")
     made.save(1).result(ENDS_S)
+    made.limit_this_process(0.5)
     pid = made.writer.pid
     made.save(2).result(ENDS_S)
     assert made.writer.pid != pid
@@ -153,8 +153,7 @@ def test_storage_that_hangs_a_deletion_fails_no_save_that_nobody_has_begun(bench
 def test_storage_that_hangs_while_the_state_is_still_copied_fails_that_save_once(bench):
     made = bench(timeout_s=2.0)
     order = order_of(made.folder, 1)
-    order.staging.mkdir()
-    os.mkfifo(order.staging / LAYOUT.shards[0].name)
+    block(order, LAYOUT, files=0)
     made.arena.move(State.FREE, made.arena.generation)
     generation = half_copied(made.arena, LAYOUT, 1, files=4)
     save, pid = made.again(order), made.writer.pid
@@ -210,7 +209,7 @@ def test_closing_does_not_wait_for_a_process_that_storage_holds_for_ever(bench, 
         patch.setattr(process, "wait", wait)
         closing = threading.Thread(target=made.writer.close)
         closing.start()
-        closing.join(5)
+        closing.join(ENDS_S)
         has_closed = not closing.is_alive()
         is_over.set()
         closing.join()

@@ -1,9 +1,9 @@
 """Drive a real writing process from a test, without a training."""
 
-import glob
 import os
 import select
 import signal
+from pathlib import Path
 
 from images import TEN_FILES, half_copied, hand_made, is_whole, order_of, seal, sealed
 from waiting import ENDS_S, until
@@ -11,8 +11,6 @@ from waiting import ENDS_S, until
 from holdfast.checkpoint.ipc.shared_buffer import State
 from holdfast.checkpoint.writer.client import Writer
 
-SLOW_BYTES_S = 4096 * 20
-"""A rate of one file of the layout below every 50 ms."""
 LAYOUT = hand_made(sizes=TEN_FILES)
 
 
@@ -33,6 +31,28 @@ class Bench:
         self._is_new = False
         return self.again(order or order_of(self.folder, step))
 
+    def blocked_save(self, step, files, order=None):
+        """Request a save, and wait until `files` files are written; it writes no further one.
+
+        Returns:
+            The future of the save, and the pipe to `take_away` for the save to go on.
+        """
+        order = order or order_of(self.folder, step)
+        pipe = block(order, self.layout, files)
+        save = self.save(step, order)
+        until(lambda: len(list(order.staging.glob("*.xxh3"))) == files)
+        return save, pipe
+
+    def limit_this_process(self, timeout_s):
+        """Set the time limit for the running process; later processes have the one of before."""
+        writer, former_s, start = self.writer, self.writer._timeout_s, self.writer._start
+
+        def start_with_former():
+            writer._timeout_s = former_s
+            start()
+
+        writer._timeout_s, writer._start = timeout_s, start_with_former
+
     def again(self, order):
         arena, layout = self._numbers
         return self.writer.save(
@@ -47,12 +67,26 @@ class Bench:
         return is_whole(self.folder, step, step, [self.layout])
 
 
-def files_of(folder, step):
-    """Return the files of a step's unfinished save.
+def block(order, layout, files):
+    """Make a pipe in place of a file of a save; return its path.
 
-    The folder may vanish meanwhile, for which `Path.glob` would raise.
+    A pipe without a reader blocks every process that opens it for writing.
     """
-    return glob.glob(f"{folder}/.step-{step:010d}.*.tmp/*.distcp")  # noqa: PTH207
+    order.staging.mkdir(exist_ok=True)
+    pipe = order.staging / layout.shards[files].name
+    os.mkfifo(pipe)
+    return pipe
+
+
+def take_away(pipe, pid):
+    """Stop a process, and remove the pipe that blocks it, or soon would.
+
+    If the process is continued, the kernel repeats the call that opens the pipe, which then makes a
+    file; so does the next process.
+    """
+    kill(pid, signal.SIGSTOP)
+    until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+    pipe.unlink()
 
 
 def kill(pid, number=signal.SIGKILL):
