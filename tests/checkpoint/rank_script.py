@@ -11,7 +11,6 @@ import resource
 import sys
 import time
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from checkpoint_training import Training, assert_same
+from waiting import until
 
 from holdfast.checkpoint import Checkpointer, scan
 from holdfast.checkpoint.distributed import collectives
@@ -132,14 +132,25 @@ def different_parts(folder, rank, world_size):
 
 def what_one_rank_does_at_length_is_waited_for(folder, rank, world_size):
     """The work may last longer than a collective's limit, for example a fetch from storage."""
-    limit_s = 1.0
-    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=limit_s))
-    collectives._LOOK_EVERY_S = limit_s / 10
-    ranks = collectives.Ranks(group)
-    assert ranks.first_at_length(lambda: time.sleep(2.5 * limit_s) or rank) == 0
+    collectives._LOOK_EVERY_S = 0.1
+    ranks, ended = collectives.Ranks(), []
+    gather = ranks._gather
 
-    told = ranks.together_at_length(lambda: time.sleep(2.5 * limit_s if rank else 0) or rank)
-    assert told == list(range(world_size))
+    def counted(own):
+        gathered = gather(own)
+        ended.append(1)
+        return gathered
+
+    ranks._gather = counted
+
+    def work():
+        """Outlast three collectives: none of them may last as long as the work."""
+        before = len(ended)
+        until(lambda: len(ended) >= before + 3)
+        return rank
+
+    assert ranks.first_at_length(work) == 0
+    assert ranks.together_at_length(work if rank else lambda: rank) == list(range(world_size))
 
     def fail():
         raise CheckpointError("no room")
@@ -149,9 +160,12 @@ def what_one_rank_does_at_length_is_waited_for(folder, rank, world_size):
 
 def writing_may_take_longer_than_waiting(folder, rank, world_size):
     """`timeout_s` limits a standstill, not the time of writing."""
-    state = {f"of-{rank}": torch.ones(33 << 18)}  # 33 MiB in chunks of 16: the last after 4 s
-    with Checkpointer(folder, timeout_s=3, max_write_mib_s=8) as ckpt:
+    state = {f"{rank}-{number}": torch.ones(1 << 18) for number in range(24)}
+    with Checkpointer(folder, timeout_s=5, max_write_mib_s=4) as ckpt:
+        ckpt._engine._shape.shard_bytes = 1 << 20  # a file each 0.25 s, the last after 5.75 s
+        began_s = time.monotonic()
         ckpt.save(1, state).result()
+        assert time.monotonic() - began_s > 5
     assert [info.state for info in scan(folder)] == ["written"]
 
 
