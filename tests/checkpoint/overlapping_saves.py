@@ -1,5 +1,9 @@
 """Make saves that last while the test goes on, and read their checkpoints."""
 
+import os
+import signal
+from contextlib import contextmanager
+
 import torch
 
 from holdfast.checkpoint import Checkpointer, scan
@@ -24,6 +28,25 @@ def large(value, mib=33):
 def slow(folder, seconds, **options):
     """Return a Checkpointer that takes at least `seconds` for each save of `large`."""
     return Checkpointer(folder, max_write_mib_s=16 / seconds, **options)
+
+
+@contextmanager
+def writing_stopped(ckpt):
+    """Stop the writing process, which `ckpt` has yet to start, until the end of the block."""
+    writer, start = ckpt._engine._writer, ckpt._engine._writer._start
+
+    def start_stopped():
+        start()
+        os.kill(writer.pid, signal.SIGSTOP)  # before any save is requested of it
+
+    writer._start = start_stopped
+    try:
+        yield
+    finally:
+        with writer._lock:
+            writer._start = start
+            if writer.pid is not None:
+                os.kill(writer.pid, signal.SIGCONT)
 
 
 def overlapping(folder, **options):
