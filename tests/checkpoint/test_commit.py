@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from images import Enough, again, hand_made, is_whole, order_of, part_of, sealed
-from waiting import until
+from waiting import ENDS_S, until
 
 from holdfast.checkpoint import verify
 from holdfast.checkpoint.catalog.writer_lease import WRITER_NAME
@@ -337,7 +337,7 @@ def test_rank_0_may_be_killed_before_any_change_of_a_name_and_take_it_up_again(
 
     def other(rank):
         try:
-            parts[rank].persist(order, wait=patience(3))
+            parts[rank].persist(order, wait=patience(ENDS_S))
         except Exception as error:
             raised.append(error)
 

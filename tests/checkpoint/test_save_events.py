@@ -97,7 +97,7 @@ def test_a_checkpoint_that_is_gone_before_it_is_told_of_was_saved_all_the_same(
         )
     )
     gate.set()
-    assert [handle.result(5).name[-1] for handle in handles] == ["1", "2", "3"]
+    assert [handle.result(ENDS_S).name[-1] for handle in handles] == ["1", "2", "3"]
     assert all(
         event["digest"] for event in link.of("checkpoint")
     )  # reported, not read: storage may hang
@@ -108,4 +108,4 @@ def test_a_listener_that_breaks_does_not_keep_the_handle_waiting(tmp_path, link,
         raise OSError("the line is dead")
 
     monkeypatch.setattr(link, "emit", breaks)
-    assert Checkpointer(tmp_path).save(1, {"a": 1}).result(5)
+    assert Checkpointer(tmp_path).save(1, {"a": 1}).result(ENDS_S)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from pushed_steps import flip, pushing, steps_of
@@ -27,6 +28,7 @@ from holdfast.checkpoint.storage.remote import Remote
 from holdfast.checkpoint.storage.uploader import PUSHING_MODULE
 from holdfast.core.errors import StorageFailed
 from holdfast.core.sockets import readable
+from holdfast.testing import FakeClock
 
 pytestmark = pytest.mark.usefixtures("no_pusher_is_left")
 
@@ -101,23 +103,36 @@ def test_one_that_cannot_be_read_for_a_while_is_tried_again(
     assert steps_of(there.as_uri()) == [pushed]
 
 
-def test_what_a_dead_trainer_had_ordered_may_begin_a_little_later(tmp_path, there):
+def test_what_a_dead_trainer_had_ordered_may_begin_a_little_later(tmp_path, there, monkeypatch):
     """The writing process may have other work first."""
-    script = (
-        "import subprocess, sys\n"
-        "pusher = subprocess.Popen([sys.executable, '-m', sys.argv[1], str(__import__('os').getpid()), *sys.argv[2:]],"
-        " stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)\n"
-        "sys.stdin.read()\n"
-    )
-    command = [sys.executable, "-c", script, PUSHING_MODULE, str(tmp_path / "here"), there.as_uri()]
     (tmp_path / "here").mkdir()
-    made = make_checkpoint(tmp_path / "made", 1)
-    with subprocess.Popen(command, stdin=subprocess.PIPE) as trainer:
-        until(lambda: len(pushing(tmp_path / "here")) == 2)  # the trainer's words name it, too
+    made, clock = make_checkpoint(tmp_path / "made", 1), FakeClock()
+
+    def sleep(seconds):
+        clock.advance(seconds)
+        if clock.monotonic_s() > 4 and made.exists():
+            made.rename(tmp_path / "here" / made.name)
+
+    times = SimpleNamespace(sleep=sleep, monotonic=clock.monotonic_s, time=time.time)
+    monkeypatch.setattr(upload_process, "time", times)
+    monkeypatch.setattr(upload_process, "_release", lambda *_: None)
+    line, trainers_end = os.pipe()
+    with (
+        os.fdopen(line) as stdin,
+        subprocess.Popen(["sleep", "600"], pass_fds=[trainers_end]) as trainer,
+    ):
+        os.close(trainers_end)
+        monkeypatch.setattr(sys, "stdin", stdin)
+        pushing = upload_process.Pushing(
+            tmp_path / "here",
+            Remote(there.as_uri()),
+            trainer_pid=trainer.pid,
+            keep=None,
+            give_up_s=60,
+        )
         trainer.kill()
-    time.sleep(2)
-    made.rename(tmp_path / "here" / made.name)
-    until(lambda: pushing(tmp_path / "here") == [])
+        assert pushing.run() == 0
+    assert not made.exists()
     assert steps_of(there.as_uri()) == [1]
 
 

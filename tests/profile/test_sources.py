@@ -197,7 +197,7 @@ def test_dcgmi_is_read_by_the_fields_numbers(tmp_path: Path) -> None:
     row[list(FIELDS).index(1002)] = "0.731"
     row[list(FIELDS).index(155)] = "412.5"
     row[list(FIELDS).index(156)] = "9223372036854775792"
-    source = Dcgmi(command=str(fake_dcgmi(tmp_path / "dcgmi", [row, row])))
+    source = Dcgmi(command=str(fake_dcgmi(tmp_path / "dcgmi", [row, row])), answer_s=60)
     try:
         found: dict[SeriesId, float] = {}
         while len(found) < 4:

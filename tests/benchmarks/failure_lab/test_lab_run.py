@@ -1,6 +1,8 @@
 """Programs of the laboratory that really run."""
 
+import contextlib
 import os
+import subprocess
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -48,14 +50,26 @@ def test_the_place_is_disguised():
         assert own not in recording.log
 
 
-def test_a_program_that_goes_on_is_ended_with_all_it_started():
+def test_a_program_that_goes_on_is_ended_with_all_it_started(tmp_path, monkeypatch):
     script = """
     import subprocess, sys
-    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     print("waiting", flush=True)
-    import time; time.sleep(60)
+    import time; time.sleep(600)
     """
-    recording = run(program(script=script, limit_s=6))
+    real = subprocess.Popen.wait
+
+    def wait(process, timeout=None):
+        """Wait until the program has started all, and no longer, instead of for its limit."""
+        if timeout != 6:
+            return real(process, timeout)
+        while not (tmp_path / "console").read_bytes():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return real(process, 0.01)
+        return real(process, 0)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", wait)
+    recording = run(program(script=script, limit_s=6), tmp_path)
     assert (recording.timed_out, recording.log) == (True, "waiting\n")
     assert not [one for one in psutil.Process().children(recursive=True) if MARK in one.environ()]
 
