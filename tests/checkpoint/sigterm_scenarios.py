@@ -249,11 +249,13 @@ def a_forked_worker_is_ended_by_it_and_its_parent_is_not(folder):
     child = os.fork()
     if child == 0:
         with suppress(BaseException), Checkpointer(folder / "ckpt", sigterm_grace_s=LONG_S) as ckpt:
+            runs, report = os.pipe()
             worker = os.fork()
             if worker == 0:
+                os.write(report, b".")
                 time.sleep(LONG_S)
                 os._exit(1)
-            time.sleep(0.1)
+            os.read(runs, 1)
             os.kill(worker, signal.SIGTERM)
             assert os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) == -signal.SIGTERM
             ckpt.save(1, {"a": 1}).result(LONG_S)

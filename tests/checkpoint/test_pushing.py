@@ -13,6 +13,7 @@ import pytest
 from pushed_steps import pushing, state_of, steps_of
 from started_ranks import run_program
 from waiting import ENDS_S, until
+from writer_bench import has_ended
 
 from holdfast.checkpoint import Checkpointer, scan
 from holdfast.checkpoint.catalog.annotations import read_marks
@@ -80,6 +81,7 @@ def test_one_that_is_killed_is_started_again_and_sends_what_is_missing(tmp_path,
         until(lambda: steps_of(url) == [1])
         [pid] = pushing(folder)
         os.kill(pid, signal.SIGKILL)
+        assert has_ended(pid)
         ckpt.save(2, state_of(2)).result()
     assert steps_of(url)[0] == 2
 
