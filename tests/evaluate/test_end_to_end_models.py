@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from end_to_end_world import HOLDFAST, World, answers, entry, leftovers
 
 from holdfast.cli.main import cli
 from holdfast.core.errors import BadUse
+from holdfast.evaluate.weights.stamp import SETTLED_AFTER_S
 
 sys.path.insert(0, str(Path(__file__).parent / "weights"))  # the storage of its tests
 from weights_world import storage_over_http
@@ -206,6 +208,10 @@ def adapter(e2e, tmp_path_factory):
             torch.nn.init.normal_(parameter, std=0.3)
     folder = tmp_path_factory.mktemp("adapter")
     adapted.save_pretrained(folder)
+    # Files that were just written cannot be recognised by their times.
+    newest_s = max(file.stat().st_ctime for file in folder.iterdir())
+    while time.time() < newest_s + SETTLED_AFTER_S:
+        time.sleep(0.1)
     return folder
 
 
