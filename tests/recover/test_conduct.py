@@ -234,3 +234,37 @@ def test_a_rollback_that_is_not_possible_is_recorded_and_not_tried_again(supervi
         ("rollback_asked", 7, "ada"),
         ("not_rolled_back", 7, "ada"),
     ]
+
+
+@pytest.mark.parametrize("every", [1, 100], ids=["each-step", "each-100-steps"])
+def test_a_loss_that_stays_broken_over_a_takeover_is_proposed_once(supervisor, every):
+    """No supervisor looks at the losses in between; a loss that breaks later is proposed anew."""
+    rank, broken = Peer(role="rank", attempt=0, rank=0, local_rank=0, world_size=1, pid=1), math.nan
+
+    def begin():
+        one = supervisor(mode="propose")
+        one._conduct.state = replace(one._conduct.state, phase=Phase.RUNNING)
+        for kind in ("hello", "watch"):
+            one.received(rank, {"kind": kind}, 0.0, again=False)
+        return one
+
+    def train(one, first_step, loss):
+        for number in range(30):
+            step = first_step + number * every
+            report = {"step": step, "step_s": 0.1, "loss": loss, "metrics": {}, "at_s": 0.0}
+            one.received(rank, {"kind": "step", **report}, 0.0, again=False)
+
+    def proposals(one):
+        return [data["anomaly"]["first_step"] for _, _, data in one._recorder.events("proposal")]
+
+    former = begin()
+    train(former, 1, 1.0)
+    train(former, 10_000, broken)
+    assert proposals(former) == [10_000]
+    following = begin()
+    following._conduct.decisions.take_up()
+    train(following, 100_000, broken)
+    assert proposals(following) == [10_000]
+    train(following, 200_000, 1.0)
+    train(following, 300_000, broken)
+    assert proposals(following) == [10_000, 300_000]

@@ -112,11 +112,15 @@ class Losses:
 
     def broken(self, anomaly: Anomaly) -> policy.LossBroken:
         """Convert a broken loss to the event on which the policy decides."""
+        is_spike = anomaly.kind == "spike"
+        # A loss that stays broken is found again and again, each time with a later first step.
+        since = None if is_spike else self.not_finite_since
         return policy.LossBroken(
             step=anomaly.step,
-            is_spike=anomaly.kind == "spike",
+            is_spike=is_spike,
             can_go_back=self._gate.can_go_back(anomaly.first_step),
             batches=anomaly.batches,
+            since=anomaly.first_step if since is None else min(since, anomaly.first_step),
         )
 
     async def go_back(self, anomaly: Anomaly, finding: Finding) -> int | None:

@@ -312,7 +312,7 @@ def test_a_loss_that_stays_broken_over_a_takeover_is_one_finding(
 ):
     """Nobody sees the losses in between; a loss that breaks later is another finding.
 
-    The steps that the earlier supervisor has seen are reported again, without a look at their losses.
+    The steps that the earlier supervisor has seen are reported again; nobody looks at their losses.
     """
     begin, recorder, _, _ = world
     view = view_of()
@@ -326,7 +326,7 @@ def test_a_loss_that_stays_broken_over_a_takeover_is_one_finding(
         following.looked_at(step)
     later.steps = {0: found_at}
     later.anomaly = replace(SPIKE, kind="not finite", first_step=broken_from, step=found_at)
-    tell(following, later, policy.LossBroken(step=found_at, is_spike=False))
+    tell(following, later, policy.LossBroken(step=found_at, is_spike=False, since=broken_from))
     assert len(recorder.events("proposal")) == proposals
 
 

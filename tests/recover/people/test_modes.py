@@ -76,6 +76,7 @@ def test_the_same_finding_is_held_once_and_another_one_anew(mode):
     assert decide(mode, HANG, held=Held(finding=HANG)).actions == ()
     later = policy.LossBroken(step=NAN.step + modes.APART_STEPS + 1, is_spike=False)
     assert len(decide(mode, later, held=held).actions) == 1
+    assert decide(mode, dataclasses.replace(later, since=NAN.step), held=held).actions == ()
     assert len(decide(mode, HANG, held=held).actions) == 1
 
 

@@ -138,9 +138,10 @@ class Decisions:
         held = self._held
         if self._is_taken_up and isinstance(event, policy.LossBroken):
             self._is_taken_up = False
-            broken_from = event.step if view.anomaly is None else view.anomaly.first_step
-            seen_from = broken_from if self._seen_from is None else self._seen_from
-            if self.holds_loss and broken_from <= seen_from + modes.APART_STEPS:
+            since = event.step if event.since is None else event.since
+            seen_from = self._seen_from
+            is_same = seen_from is not None and since <= seen_from + modes.APART_STEPS
+            if self.holds_loss and is_same:
                 # The loss was broken, and nobody saw the steps until now: it is the same finding.
                 held = modes.Held(finding=event)
         verdict = modes.decide(self._spec.mode, self._spec.restarts, state, held, event, now_s)

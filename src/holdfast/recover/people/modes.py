@@ -145,7 +145,7 @@ def _hold(
 
 def _is_same(before: Finding, now: Finding) -> bool:
     if isinstance(before, policy.LossBroken) and isinstance(now, policy.LossBroken):
-        return now.step <= before.step + APART_STEPS
+        return (now.step if now.since is None else now.since) <= before.step + APART_STEPS
     return type(before) is type(now)
 
 

@@ -78,6 +78,10 @@ class LossBroken:
     """The first and the last of the batches that led to the broken loss; None if ranks report no
     batches.
     """
+    since: int | None = None
+    """The first step from which on the loss was broken, as far as the losses were seen; None if
+    `step`.
+    """
 
 
 @dataclass(frozen=True)
