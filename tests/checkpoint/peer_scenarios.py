@@ -12,6 +12,7 @@ import signal
 import sys
 from pathlib import Path
 
+import psutil
 import torch
 import torch.distributed as dist
 from memory_scenarios import HEARD, a_rank, await_end, die, play, run_trainer
@@ -238,7 +239,12 @@ def a_peer_s_process_that_dies_is_replaced_and_holds_the_next_save(folder):
 def a_node_that_is_lost_at_any_instant_leaves_the_newest(folder):
     """At seeded instants; the trainers save as fast as possible, and end together."""
 
+    def is_killed(rank):
+        pid = int(Path(f"{folder}.{rank}.pid").read_text())
+        return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
     def save_for_ever(end_s, rank):
+        Path(f"{folder}.{rank}.pid").write_text(str(os.getpid()))
         ckpt = Checkpointer(folder, peer_memory=True, timeout_s=ENDS_S)
         step = ckpt.restore(small(-1), per_rank={"rank": -1, "own": torch.zeros(COUNT)})
         save(ckpt, rank, step + 1)
@@ -252,10 +258,9 @@ def a_node_that_is_lost_at_any_instant_leaves_the_newest(folder):
             step += 1
             try:
                 ckpt.save(step + 1, small(step + 1), per_rank=own_of(rank, step + 1)).result()
-            except SaveFailed as error:
-                if "by peer" not in str(error):
-                    raise
-                signal.pause()  # the other trainer was killed a moment before this one
+            except SaveFailed:
+                until(lambda: is_killed(1 - rank))  # a moment before this one is
+                signal.pause()
 
     source = random.Random(7)
     for number in range(2):

@@ -129,8 +129,10 @@ def inspect_checkpoint(path: Path) -> CheckpointInfo:
     while True:
         folder = _folder_id(path)
         info = _inspect(path)
-        # If the step is saved again meanwhile, its marks and its manifest may be of two saves.
-        if _folder_id(path) == folder:
+        now = _folder_id(path)
+        # If the step is saved again meanwhile, its marks and its manifest may be of two saves. A
+        # whole checkpoint whose folder has just been renamed was of one save.
+        if now == folder or (now is None and info.state == "written"):
             return info
 
 
