@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -162,6 +162,14 @@ class Place:
                 continue
         return found
 
+    def nothing_is_left(self) -> None:
+        """Assert that no process lives on; one that is being killed may yet have to be scheduled."""
+        self.wait_until(lambda: not any(map(_is_being_killed, self.processes())))
+        left = self.processes()
+        for process in left:
+            process.send_signal(signal.SIGKILL)
+        assert not left, f"left behind: {left}"
+
     def commands(self) -> list[str]:
         """The command line of every such process."""
         return [" ".join(self.command(process)) for process in self.processes()]
@@ -179,21 +187,30 @@ def shared_place(tmp_path_factory):
     yield from _place_in(tmp_path_factory.mktemp("shared"))
 
 
+def _is_being_killed(process):
+    """Return True if SIGKILL is pending, or if the process has ended meanwhile."""
+    try:
+        status = Path(f"/proc/{process.pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    pending = [
+        line.split()[1] for line in status.splitlines() if line.startswith(("SigPnd", "ShdPnd"))
+    ]
+    return any(int(signals, 16) & 1 << (signal.SIGKILL - 1) for signals in pending)
+
+
 def _place_in(folder):
     place = Place(folder)
     yield place
-    # A process that was killed last may not have been scheduled since.
-    with contextlib.suppress(AssertionError):
-        place.wait_until(lambda: not place.processes(), timeout_s=60.0)
-    left = place.processes()
-    for process in left:
-        process.send_signal(signal.SIGKILL)
-    assert not left, f"left behind: {left}"
+    place.nothing_is_left()
 
 
 @pytest.fixture
 def supervisor(tmp_path):
-    """Return a function that makes the next supervisor of one run; the former ones are gone."""
+    """Return a function that makes the next supervisor of one run; the former ones are gone.
+
+    Its keywords replace options of the run.
+    """
     ledger, made = Ledger.open(ledger_url(tmp_path)), []
     run = Run(
         run_id="r",
@@ -208,11 +225,10 @@ def supervisor(tmp_path):
     ledger.add_run(run)
     spec = RunSpec(command=("true",), cwd=str(tmp_path), nnodes=4, min_nodes=2)
 
-    def make():
+    def make(**options):
+        how = {"token": "x", "generation": len(made), "clock": FakeClock()}
         paths = RunPaths(tmp_path, "r")
-        made.append(
-            Supervisor(spec, paths, ledger, token="x", generation=len(made), clock=FakeClock())
-        )
+        made.append(Supervisor(replace(spec, **options), paths, ledger, **how))
         return made[-1]
 
     yield make
