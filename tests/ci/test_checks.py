@@ -108,7 +108,7 @@ def test_what_fails_twice_or_does_not_run_in_the_second_try_is_red(project):
 
 
 def test_a_target_is_ended_at_its_limit_whatever_holds_its_output(project):
-    done = check(project, "--once", "holds", "--limit-s", "3")
+    done = check(project, "--once", "holds", "--limit-s", "10")
     os.kill(int((project / "held").read_text()), signal.SIGKILL)
     assert done.returncode == 1
     assert "held output" in done.stdout

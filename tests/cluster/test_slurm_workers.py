@@ -54,8 +54,8 @@ def test_an_array_with_a_failing_task_and_one_whose_node_dies(slurm, tmp_path):
             tmp_path,
             "victim",
             f"import os, pathlib, time\nnote = pathlib.Path({str(note)!r})\nfirst = not note.exists()\n"
-            "note.write_text(os.environ['SLURMD_NODENAME'] + '\\n')\n"
-            "print('first' if first else 'second', flush=True)\ntime.sleep(600 if first else 0)",
+            "print('first' if first else 'second', flush=True)\n"
+            "note.write_text(os.environ['SLURMD_NODENAME'] + '\\n')\ntime.sleep(600 if first else 0)",
         )
     )
 

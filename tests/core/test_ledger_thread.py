@@ -139,6 +139,8 @@ def test_of_too_many_operations_the_last_are_dropped_and_that_is_reported(
     thread.start()
     for number in range(6):
         thread.later(lambda ledger, number=number: ledger.add_event(number))
+        while thread._began_s is None:  # the first operation waits for the ledger, not in the queue
+            os.sched_yield()
     dropped = thread.take_errors()
     assert {"The ledger has not answered for long. Records of the run are lost."} == set(dropped)
     answering.may.set()

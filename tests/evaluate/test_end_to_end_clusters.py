@@ -124,6 +124,8 @@ class FaultInjectedRun:
         assert MODEL_BYTES <= read_bytes < 1.25 * MODEL_BYTES, "all nodes together read it once"
 
     def check(self) -> None:
+        # Slurm ends the steps of a cancelled job a moment later.
+        wait_until(lambda: not self.evaluation.leftovers())
         self.injector.check(requests=sum(SAMPLES))
         assert self.evaluation.results() == expected_results(self.evaluation.tasks)
 

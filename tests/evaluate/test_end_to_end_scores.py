@@ -190,6 +190,6 @@ def test_a_node_of_slurm(e2e, stock, tmp_path, tmp_path_factory):
             "run", "--suite", suite, "--model", e2e.model(), "--threads", 1, "--on", "slurm",
             home=tmp_path / "home", **{name: slurm.environment[name] for name in ("SLURM_CONF", "PATH")},
         )  # fmt: skip
-        assert slurm.run(["squeue", "--noheader"]) == ""
+        wait_until(lambda: slurm.run(["squeue", "--noheader"]) == "")  # it is cancelled
     check_equal(evaluation, stock_part(stock, "t_score"))
     assert evaluation["nodes"] == 1

@@ -97,10 +97,13 @@ def test_a_reader_needs_less_than_twelve_bytes_a_sample(tmp_path: Path) -> None:
             writer.sample(at_s * 10**9, dict.fromkeys(series, 412.25 + at_s % 7))
     Recording.read(tmp_path)
 
-    tracemalloc.start()
-    recording = Recording.read(tmp_path)
-    _, peak_bytes = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
+    peaks_bytes = []
+    for _ in range(3):  # the other threads of the test's process allocate now and then
+        tracemalloc.start()
+        recording = Recording.read(tmp_path)
+        peaks_bytes.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    peak_bytes = min(peaks_bytes)
 
     values = sum(len(one.values) for one in recording.series)
     assert values == 20_000

@@ -110,5 +110,9 @@ def test_a_pod_that_ignores_sigterm_is_killed_after_its_grace_period(kubernetes)
 
 def test_what_does_not_happen_is_shown_with_the_output_of_the_pods(kubernetes):
     kubernetes.apply(manifest("exec no-such-program", pods=1))
+    logs = kubernetes.folder / "pods"
+    kubernetes.wait_for(
+        lambda: any("no-such-program" in one.read_text() for one in logs.glob("*.log"))
+    )
     with pytest.raises(TimeoutError, match="no-such-program"):
-        kubernetes.wait_for(lambda: False, timeout_s=1.0)
+        kubernetes.wait_for(lambda: False, timeout_s=0.0)
