@@ -338,6 +338,8 @@ def test_with_a_postgresql_another_node_takes_over_though_no_folder_is_shared(pl
                 lambda: all((place.folder / f"rank-{rank}").exists() for rank in (0, 1))
             )
             place.wait_until(lambda: "n1" in {cluster.rank(rank)[0] for rank in (0, 1)})
+            # A node that has yet to join would lead the run as one that was lost.
+            place.wait_until(lambda: len(list(place.folder.glob("n?/runs/r/nodes/*.lock"))) == 2)
             with Ledger.open(url) as ledger:
                 place.wait_until(lambda: ledger.lead("r").beats > 1)
                 place.wait_until(lambda: ledger.attempts("r")[-1].first_step_at_s is not None)
