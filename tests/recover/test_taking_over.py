@@ -96,3 +96,27 @@ def test_a_node_to_which_the_lead_was_handed_over_takes_it_at_once(node, monkeyp
     assert asyncio.run(both()) == [False, True]
     node._supervisor.listening.close()
     node._lock.release()
+
+
+def test_a_node_goes_on_where_another_one_takes_over_while_it_looks(node, monkeypatch):
+    """The agent finds the next supervisor during the look at the last one's signs of life."""
+
+    async def play():
+        looked = asyncio.Event()
+
+        async def found_meanwhile(_watch):
+            node._away = None
+            looked.set()
+
+        monkeypatch.setattr(node, "_follow", found_meanwhile)
+        node._away = (0.0, "refused")
+        watching = asyncio.create_task(node._watch_for_supervisor())
+        await asyncio.wait(
+            [watching, asyncio.ensure_future(looked.wait())], return_when="FIRST_COMPLETED"
+        )
+        assert not watching.done()
+        watching.cancel()
+        node._channel.close()
+        node._held.close()
+
+    asyncio.run(play())

@@ -405,7 +405,8 @@ class NodeProcess:
         began_s, has_complained, watch = time.monotonic(), False, None
         while True:
             await asyncio.sleep(1.0)
-            if self._away is None or self._supervisor is not None:
+            away = self._away
+            if away is None or self._supervisor is not None:
                 watch = None
                 continue
             if self._paths is not None:
@@ -414,7 +415,10 @@ class NodeProcess:
                     await self._follow(watch)
                 except (HoldfastError, OSError) as error:
                     self._complain(f"{self._name} cannot take over from the first node: {error}")
-            now_s, (since_s, why) = time.monotonic(), self._away
+            away = self._away
+            if away is None:  # another node has taken over meanwhile
+                continue
+            now_s, (since_s, why) = time.monotonic(), away
             if not has_complained and now_s - began_s > UNPUBLISHED_S and not self._has_joined:
                 has_complained = True
                 self._complain(self._complaint(why))
