@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -162,10 +163,17 @@ class Place:
                 continue
         return found
 
-    def nothing_is_left(self) -> None:
-        """Assert that no process lives on; one that is being killed may yet have to be scheduled."""
-        self.wait_until(lambda: not any(map(_is_being_killed, self.processes())))
-        left = self.processes()
+    def nothing_is_left(self, among: Collection[psutil.Process] | None = None) -> None:
+        """Assert that no process, or none of those given, lives on.
+
+        A process that is being killed may yet have to be scheduled.
+        """
+
+        def found() -> list[psutil.Process]:
+            return [one for one in self.processes() if among is None or one in among]
+
+        self.wait_until(lambda: not any(map(_is_being_killed, found())))
+        left = found()
         for process in left:
             process.send_signal(signal.SIGKILL)
         assert not left, f"left behind: {left}"

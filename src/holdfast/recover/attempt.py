@@ -1,4 +1,4 @@
-"""Collect what the supervisor knows about one attempt, from the messages of its processes."""
+"""Collect the facts about one attempt from the messages of its processes."""
 
 import signal
 from collections.abc import Collection, Mapping

@@ -210,7 +210,7 @@ class Conduct:
                 raise HandedOver
 
     def roll_back_if_requested(self) -> None:
-        """End the ranks if a person wants the training to go on from an earlier checkpoint."""
+        """End the ranks if a person has requested a rollback to an earlier checkpoint."""
         # Until the first step, the ranks may still restore.
         if self.state.phase is not policy.Phase.RUNNING or self.view.start_step is None:
             return

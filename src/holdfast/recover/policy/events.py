@@ -86,7 +86,7 @@ class LossBroken:
 
 @dataclass(frozen=True)
 class RollbackRequested:
-    """A person wants the training to go on from an earlier checkpoint."""
+    """A person has requested a rollback to an earlier checkpoint."""
 
     to_step: int
 
