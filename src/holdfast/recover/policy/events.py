@@ -79,8 +79,8 @@ class LossBroken:
     batches.
     """
     since: int | None = None
-    """The first step from which on the loss was broken, as far as the losses were seen; None if
-    `step`.
+    """The step since which the loss is broken in every report that the supervisor has received; None
+    if that is `step`.
     """
 
 
