@@ -299,7 +299,7 @@ def test_a_model_that_fits_once_another_is_released(model, root):
 
 
 def test_a_peer_that_died_or_hangs_is_done_without_once_it_had_its_time(model, root, monkeypatch):
-    monkeypatch.setattr(exchange, "SILENCE_S", 0.05)
+    monkeypatch.setattr(exchange, "SILENCE_S", 0.5)
 
     async def run(dead):
         async with nodes(root, 2, sleep=at_once) as (stores, peers):
