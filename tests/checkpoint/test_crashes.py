@@ -1,6 +1,7 @@
 """Test the files after a crash, on a full disk, and on a read-only disk."""
 
 import errno
+import fcntl
 import json
 import logging
 import os
@@ -44,6 +45,29 @@ def test_the_first_save_removes_what_dead_processes_left_and_nothing_else(tmp_pa
     assert sorted(path.name for path in contents(tmp_path)) == [alive.path.name, "step-0000000003"]
     alive.abandon()
     assert [path.name for path in contents(tmp_path)] == ["step-0000000003"]
+
+
+@pytest.mark.parametrize("call", ["open", "flock"])
+def test_a_save_begins_though_another_one_removes_leftovers_just_then(tmp_path, monkeypatch, call):
+    """The folder of a new save looks left by a dead process until the folder is locked."""
+    module = {"open": os, "flock": fcntl}[call]
+    original, found = getattr(module, call), []
+
+    def removed_before(*arguments):
+        if not found:
+            found.append(contents(tmp_path))
+            monkeypatch.setattr(module, call, original)
+            staging_dir.remove_leftovers(tmp_path)
+            assert contents(tmp_path) == []
+        return original(*arguments)
+
+    monkeypatch.setattr(module, call, removed_before)
+    save = staging_dir.Staging(tmp_path, 2)
+    assert found == [contents(tmp_path)] == [[save.path]]
+    staging_dir.remove_leftovers(tmp_path)
+    assert contents(tmp_path) == [save.path], "it is locked"
+    save.commit()
+    assert [path.name for path in contents(tmp_path)] == ["step-0000000002"]
 
 
 @pytest.fixture

@@ -48,14 +48,12 @@ class Staging:
         """
         self._final = step_path(folder, step)
         self.path = staging_path(folder, step, save or os.urandom(4).hex())
-        self.path.mkdir(exist_ok=save is not None)
-        self._fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX)
-        except OSError as error:
-            # Some network file systems cannot lock folders. `remove_leftovers` cannot lock this
-            # folder either then, and does not delete it.
-            _logger.debug("no lock on %s: %s", self.path, error)
+        # Until the folder is locked, the `remove_leftovers` of another save may delete it.
+        fd = None
+        while fd is None:
+            self.path.mkdir(exist_ok=save is not None)
+            fd = _lock(self.path)
+        self._fd = fd
 
     def commit(self, *, final_is_damaged: bool = False, replaces: bool = True) -> Path:
         """Rename the folder to its final name, durably.
@@ -114,6 +112,25 @@ class Staging:
         os.close(self._fd)
         if self.path.exists():
             discard(self.path)
+
+
+def _lock(path: Path) -> int | None:
+    """Lock a folder; return its file descriptor, or None if the folder was deleted meanwhile."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+    except OSError as error:
+        # Some network file systems cannot lock folders. `remove_leftovers` cannot lock this folder
+        # either then, and does not delete it.
+        _logger.debug("no lock on %s: %s", path, error)
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.samestat(os.fstat(fd), path.stat()):
+            return fd
+    os.close(fd)
+    return None
 
 
 def discard(path: Path, progress: Callable[[int], None] = lambda _: None) -> None:
