@@ -126,9 +126,8 @@ def _lock(path: Path) -> int | None:
         # Some network file systems cannot lock folders. `remove_leftovers` cannot lock this folder
         # either then, and does not delete it.
         _logger.debug("no lock on %s: %s", path, error)
-    with contextlib.suppress(FileNotFoundError):
-        if os.path.samestat(os.fstat(fd), path.stat()):
-            return fd
+    if path.exists():
+        return fd
     os.close(fd)
     return None
 
