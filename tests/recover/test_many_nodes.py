@@ -421,6 +421,7 @@ with holdfast.Checkpointer("checkpoints", every=20, keep=2) as ckpt:
         ckpt.save(step, state)
         if ends:
             break
+dist.destroy_process_group()
 """
 
 

@@ -35,6 +35,7 @@ while not last.exists() or step < int(last.read_text()):
     if dist.get_rank() == 0:
         pathlib.Path("progress").write_text(str(step))
 torch.save(weights, f"final-{dist.get_rank()}.pt")
+dist.destroy_process_group()
 """
 FORMS = {
     "attached": ("run = holdfast.attach()", "iter(int, 1)", "run.step(step)"),

@@ -21,6 +21,7 @@ while not over:
     over.fill_(pathlib.Path("finish").exists())
     dist.broadcast(over, 0)
     run.step(step)
+dist.destroy_process_group()
 """
 
 
