@@ -48,7 +48,7 @@ class Staging:
         """
         self._final = step_path(folder, step)
         self.path = staging_path(folder, step, save or os.urandom(4).hex())
-        # Until the folder is locked, the `remove_leftovers` of another save may delete it.
+        # The `remove_leftovers` of another save may delete the folder until the folder is locked.
         fd = None
         while fd is None:
             self.path.mkdir(exist_ok=save is not None)
