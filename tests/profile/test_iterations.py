@@ -105,3 +105,22 @@ def test_phases_show_iterations_before_the_log_and_the_log_before_counters() -> 
     assert iterations_of(Recording(spans=(span("step", 0, 2, 5),)))[1] == "log"
     assert iterations_of(Recording()) == ([], "")
     assert typical_s([]) is None
+
+
+def test_time_between_phases_is_part_of_a_step_but_a_gap_in_the_steps_is_not() -> None:
+    def stall(at: int, step: int) -> Span:
+        return Span(
+            phase="checkpoint_stall",
+            start_ns=at * S,
+            end_ns=at * S + 1,
+            step=step,
+            rank=0,
+            node="n",
+        )
+
+    phases = tuple(stall(at, step) for at, step in [(0, 1), (5, 2), (10, 3), (90, 7), (95, 8)])
+    found, shown_by = iterations_of(Recording(spans=phases))
+
+    assert shown_by == "phases"
+    assert [one.end_ns - one.start_ns for one in found] == [5 * S, 5 * S, 1, 5 * S, 1]
+    assert typical_s(found) == 5

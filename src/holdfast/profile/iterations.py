@@ -137,6 +137,9 @@ def typical_s(iterations: Sequence[Iteration]) -> float | None:
 def _of_spans(spans: Sequence[Span], *, logged: bool) -> Sequence[Iteration]:
     """Return the steps of one rank as iterations.
 
+    A step that phases show lasts until the next step begins, since time between the phases is part
+    of the step. The last step of a stretch ends with its last phase.
+
     Args:
         spans: the recorded spans of one rank.
         logged: True to use only the steps that were found in the log, False to use the phases of
@@ -149,6 +152,8 @@ def _of_spans(spans: Sequence[Span], *, logged: bool) -> Sequence[Iteration]:
         if not logged and steps and steps[-1] == step:
             ends_ns[-1] = max(ends_ns[-1], end_ns)
             continue
+        if not logged and steps and steps[-1] + 1 == step:
+            ends_ns[-1] = start_ns
         starts_ns.append(start_ns)
         ends_ns.append(end_ns)
         steps.append(step)
