@@ -256,6 +256,15 @@ def test_a_step_may_be_reported_in_two_lines():
     assert (found.steps_executed, found.steps_lost) == (5, 0)
 
 
+def test_saves_show_the_final_step_of_a_script_that_reports_no_steps():
+    attempts = [attempt(1, start_step=0), attempt(2, start_step=100)]
+    saves = [checkpoint(1, 100), checkpoint(1, 300), checkpoint(2, 120), checkpoint(2, 200)]
+    assert summary(attempts=attempts, checkpoints=saves).final_step == 200
+    damaged = [*saves[:3], checkpoint(2, 200, state="damaged")]
+    assert summary(attempts=attempts, checkpoints=damaged).final_step == 120
+    assert summary(attempts=attempts, checkpoints=saves[:2]).final_step == 100
+
+
 def test_a_script_may_report_every_tenth_step():
     journal = [
         StepRecord(attempt=1, rank=0, step=10 * n, at_s=10.0 * n, step_s=10.0) for n in range(1, 5)

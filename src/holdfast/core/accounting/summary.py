@@ -16,7 +16,7 @@ from holdfast.core.accounting.records import (
     Point,
     RunSummary,
 )
-from holdfast.core.accounting.survival import ExecutedStep, executed_steps
+from holdfast.core.accounting.survival import UNUSABLE_STATES, ExecutedStep, executed_steps
 from holdfast.core.accounting.wall_time import Outage, wall_time
 from holdfast.core.ledger import Attempt, Checkpoint, Event, Incident, Ledger, Run
 from holdfast.core.paths import RunPaths
@@ -88,7 +88,7 @@ def account(
         attempts=tuple(attempts),
         world_size=world_size,
         wall_s=wall_s,
-        final_step=_final_step(attempts, in_order),
+        final_step=_final_step(attempts, in_order, checkpoints),
         steps_executed=sum(step.covers for step in in_order),
         steps_lost=sum(step.covers for step in in_order if not step.survives),
         median_step_s=statistics.median(later_s) if later_s else None,
@@ -247,8 +247,17 @@ def _nnodes(run: Run) -> int:
     return nnodes if isinstance(nnodes, int) else 1
 
 
-def _final_step(attempts: Sequence[Attempt], steps: Sequence[ExecutedStep]) -> int:
+def _final_step(
+    attempts: Sequence[Attempt], steps: Sequence[ExecutedStep], checkpoints: Sequence[Checkpoint]
+) -> int:
     surviving = [step.record.step for step in steps if step.survives]
+    if not steps and attempts:  # a script that saves without reporting its steps
+        last = attempts[-1].number
+        surviving = [
+            one.step
+            for one in checkpoints
+            if one.attempt == last and one.state not in UNUSABLE_STATES
+        ]
     if surviving:
         return max(surviving)
     return next(
