@@ -268,6 +268,14 @@ def test_storage(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_no_storage_is_measured_below_a_file(tmp_path):
+    file = tmp_path / "train.py"
+    file.touch()
+    for folder in (file, file / "checkpoints"):
+        (finding,) = machine.storage_of(folder, lambda: 0.0)
+        assert (finding.outcome, finding.what) == ("wrong", f"{file} is not a folder.")
+
+
 def test_storage_that_is_full_or_cannot_be_written(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "statvfs", lambda _: space(size=GIB, free=GIB, files=10))
     full, files, unwritable = machine.storage_of(Path("/proc/sys/kernel"), lambda: 0.0)

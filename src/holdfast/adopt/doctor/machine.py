@@ -36,7 +36,10 @@ def storage_of(folder: Path, clock_s: Callable[[], float]) -> Iterator[Finding]:
         folder: the folder for checkpoints.
         clock_s: returns monotonic seconds.
     """
-    there = next(one for one in (folder, *folder.absolute().parents) if one.is_dir())
+    there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+    if not there.is_dir():
+        yield wrong(f"{there} is not a folder.", "holdfast doctor FOLDER")
+        return
     other = "holdfast doctor FOLDER  # with a folder of another file system"
     space = os.statvfs(there)
     free = space.f_bavail * space.f_frsize
