@@ -170,6 +170,7 @@ def test_a_rank_that_dies_at_the_same_step_again_is_not_restarted_for_ever(place
         (["--", "python", "no-such-script.py"], "There is no script 'no-such-script.py'"),
         (["--", "no-such-program"], "There is no program 'no-such-program'"),
         (["--", "a/job.py"], "Run a script by its interpreter: holdfast run -- python a/job.py"),
+        (["--", "./job.sh"], "./job.sh is not executable. Run: chmod +x ./job.sh, or"),
         (["--", ""], "There is no program ''"),
         (["--", "."], "There is no program '.'"),
         ([], "Nothing to run"),
@@ -197,6 +198,7 @@ def test_a_rank_that_dies_at_the_same_step_again_is_not_restarted_for_ever(place
 )
 def test_bad_use_is_one_clear_sentence(place, arguments, said):
     place.job("")
+    (place.folder / "job.sh").touch()
     code, out, err = place.look("run", *arguments)
     assert code == 2
     assert said in err

@@ -124,6 +124,11 @@ class RunSpec:
             hint = "Check its name, or give its full path."
             if program.endswith(".py"):
                 hint = f"Run a script by its interpreter: holdfast run -- python {program}"
+            elif "/" in program and (Path(self.cwd) / program).is_file():
+                raise NotFound(
+                    f"{program} is not executable. Run: chmod +x {program}, or name its interpreter: "
+                    f"holdfast run -- bash {program}"
+                )
             raise NotFound(f"There is no program {program!r} to run. {hint}")
         if self.is_torchrun:
             if self.nproc != 1:
