@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Collection
@@ -206,11 +207,14 @@ def _listen(address: Address) -> socket.socket:
         listening = socket.socket(family, socket.SOCK_STREAM)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((address.host, address.port))
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, TypeError) as error:  # TypeError: no name of a host
         listening.close()
+        next_step = "Name another with --port, or --port 0 for any free one."
+        is_no_address = getattr(error, "errno", None) == errno.EADDRNOTAVAIL
+        if is_no_address or isinstance(error, socket.gaierror | TypeError):
+            next_step = "Name an address of this host with --host."
         raise BadUse(
-            f"The console cannot listen at {address.host} port {address.port}: {error}. Name another with --port, or "
-            "--port 0 for any free one."
+            f"The console cannot listen at {address.host} port {address.port}: {error}. {next_step}"
         ) from error
     listening.listen(128)
     return listening
