@@ -263,6 +263,8 @@ def test_saves_show_the_final_step_of_a_script_that_reports_no_steps():
     damaged = [*saves[:3], checkpoint(2, 200, state="damaged")]
     assert summary(attempts=attempts, checkpoints=damaged).final_step == 120
     assert summary(attempts=attempts, checkpoints=saves[:2]).final_step == 100
+    not_restored = [attempt(1, start_step=0), attempt(2)]
+    assert summary(attempts=not_restored, checkpoints=saves[:2]).final_step == 300
 
 
 def test_a_script_may_report_every_tenth_step():

@@ -251,18 +251,19 @@ def _final_step(
     attempts: Sequence[Attempt], steps: Sequence[ExecutedStep], checkpoints: Sequence[Checkpoint]
 ) -> int:
     surviving = [step.record.step for step in steps if step.survives]
-    if not steps and attempts:  # a script that saves without reporting its steps
-        last = attempts[-1].number
-        surviving = [
-            one.step
-            for one in checkpoints
-            if one.attempt == last and one.state not in UNUSABLE_STATES
-        ]
     if surviving:
         return max(surviving)
-    return next(
-        (attempt.start_step for attempt in reversed(attempts) if attempt.start_step is not None), 0
-    )
+    for attempt in reversed(attempts):  # a script may save without reporting its steps
+        saved = [
+            one.step
+            for one in checkpoints
+            if one.attempt == attempt.number and one.state not in UNUSABLE_STATES
+        ]
+        if saved:
+            return max(saved)
+        if attempt.start_step is not None:
+            return attempt.start_step
+    return 0
 
 
 def _loss_curve(steps: Sequence[ExecutedStep]) -> LossCurve:
