@@ -1,5 +1,6 @@
-"""Addresses at which the console cannot listen, with the option that mends each."""
+"""Refuse addresses at which the console cannot listen, and name the option that mends each."""
 
+import errno
 import socket
 from contextlib import closing
 
@@ -25,3 +26,11 @@ def test_a_taken_port_names_another_port():
 def test_an_address_that_is_not_of_this_host_names_the_host(host):
     said = refusal(Address(host=host, port=0))
     assert said.endswith("Name an address of this host with --host.")
+
+
+def test_a_host_without_ipv6_names_the_host(monkeypatch):
+    def no_socket(*_):
+        raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+
+    monkeypatch.setattr(socket, "socket", no_socket)
+    assert refusal(Address(host="::1", port=0)).endswith("with --host.")

@@ -203,15 +203,17 @@ def _with_port(address: Address, port: int) -> Address:
 
 def _listen(address: Address) -> socket.socket:
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    listening = None
     try:
         listening = socket.socket(family, socket.SOCK_STREAM)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((address.host, address.port))
-    except (OSError, OverflowError, TypeError) as error:  # TypeError: no name of a host
-        listening.close()
+    except (OSError, OverflowError, TypeError) as error:  # TypeError: the name cannot be encoded
+        if listening is not None:
+            listening.close()
         next_step = "Name another with --port, or --port 0 for any free one."
-        is_no_address = getattr(error, "errno", None) == errno.EADDRNOTAVAIL
-        if is_no_address or isinstance(error, socket.gaierror | TypeError):
+        has_no_address = getattr(error, "errno", None) in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+        if has_no_address or isinstance(error, socket.gaierror | TypeError):
             next_step = "Name an address of this host with --host."
         raise BadUse(
             f"The console cannot listen at {address.host} port {address.port}: {error}. {next_step}"
