@@ -138,7 +138,7 @@ def _of_spans(spans: Sequence[Span], *, logged: bool) -> Sequence[Iteration]:
     """Return the steps of one rank as iterations.
 
     A step that phases show lasts until the next step begins, since time between the phases is part
-    of the step. The last step of a stretch ends with its last phase.
+    of the step. The last step before a gap in the step numbers ends with its last phase.
 
     Args:
         spans: the recorded spans of one rank.
